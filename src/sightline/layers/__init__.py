@@ -1,0 +1,8 @@
+"""Attention mechanisms as modules, and the other parts that models are made of."""
+
+from sightline.layers.attention import Attention
+from sightline.layers.core import Core
+from sightline.layers.mechanisms import MECHANISMS, Mechanism, Spec
+from sightline.layers.pattern import format_pattern, parse_pattern
+
+__all__ = ["MECHANISMS", "Attention", "Core", "Mechanism", "Spec", "format_pattern", "parse_pattern"]

@@ -1,0 +1,56 @@
+"""Transformer blocks: attention and MLP with residual connections, norms before or after."""
+
+from functools import partial
+
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+from sightline.layers.core import Grid
+
+
+class PreNormBlock(nn.Module):
+    """x + attn(norm(x)), then x + mlp(norm(x)).
+
+    Args:
+        dim: channels.
+        attn: a module called as attn(tokens, grid, prefix, context=...).
+        mlp_ratio: hidden width of the MLP over dim.
+        eps: of the layer norms.
+        drop: dropout in the MLP.
+        drop_path: stochastic depth of both branches.
+        raw_context: data-dependent weights of the attention are made from the block's input before the norm.
+    """
+
+    def __init__(self, dim: int, attn: nn.Module, mlp_ratio: float = 4.0, eps: float = 1e-6, drop: float = 0.0,
+                 drop_path: float = 0.0, raw_context: bool = False) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps)
+        self.attn = attn
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim, eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=drop)
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.raw_context = raw_context
+
+    def forward(self, x: Tensor, grid: Grid, prefix: int = 0) -> Tensor:
+        context = x if self.raw_context else None
+        x = x + self.drop_path1(self.attn(self.norm1(x), grid, prefix, context=context))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+
+class PostNormBlock(nn.Module):
+    """norm(x + attn(x)), then norm(x + mlp(x)), with the tanh GELU: the blocks of SOFT."""
+
+    def __init__(self, dim: int, attn: nn.Module, mlp_ratio: float = 4.0, drop: float = 0.0,
+                 drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.attn = attn
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.norm1 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=partial(nn.GELU, approximate="tanh"), drop=drop)
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, grid: Grid, prefix: int = 0) -> Tensor:
+        x = self.norm1(x + self.drop_path1(self.attn(x, grid, prefix)))
+        return self.norm2(x + self.drop_path2(self.mlp(x)))

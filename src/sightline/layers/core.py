@@ -1,0 +1,50 @@
+"""The one signature of all attention mechanisms.
+
+A core mixes tokens: it takes queries, keys and values and gives the mixed values. The projections around it, windows,
+stripes and spatial reduction belong to the modules that call it, so a mechanism is written once for every family.
+
+Shape letters: B batch, N tokens, M key tokens, H heads, D head dim, C = H * D channels.
+"""
+
+from torch import Tensor, nn
+
+Grid = tuple[int, int]
+
+
+class Core(nn.Module):
+    """Base of all mechanisms.
+
+    Args:
+        dim: channels C.
+        num_heads: heads H.
+        stride: pixels a token covers along each side; tells landmark methods how coarse the map is already.
+    """
+
+    shared_qk = False  # queries are their own keys: the projection makes q and v only, and k is q
+    windowed = False  # works inside the windows, stripes or reduced maps of its family instead of the whole map
+
+    def __init__(self, dim: int, num_heads: int, stride: int = 16) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"num_heads={num_heads} does not divide dim={dim}; choose heads that do")
+        self.dim = dim
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, context: Tensor, grid: Grid, prefix: int = 0,
+                key_mask: Tensor | None = None, local: Tensor | None = None) -> Tensor:
+        """Mix the values.
+
+        Args:
+            q: (B, N, H, D).
+            k, v: (B, M, H, D).
+            context: (B, N, C), the block's tokens that data-dependent weights are made from.
+            grid: (height, width) of the N tokens after `prefix`.
+            prefix: leading tokens without a place in the grid.
+            key_mask: (B, M) booleans, true where the key counts.
+            local: values on the grid of the queries where k and v are on another one; v by default.
+
+        Returns:
+            (B, N, H, D).
+        """
+        raise NotImplementedError

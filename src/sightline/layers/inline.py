@@ -1,0 +1,64 @@
+"""InLine attention as a core: O(N d^2), with the local residual whose weights every image makes for itself.
+
+Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sightline.layers.core import Core, Grid
+from sightline.layers.feature_map import FeatureMap
+from sightline.ops import inline_attention
+from sightline.ops.inline.reference import local_residual
+
+
+class InlineCore(Core):
+    """InLine attention; `residual=False` leaves the 3x3 neighbourhood out."""
+
+    def __init__(self, dim: int, num_heads: int, stride: int = 16, *, phi: str = "identity",
+                 residual: bool = True) -> None:
+        super().__init__(dim, num_heads, stride)
+        self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
+        self.residual = ResidualWeights(dim, num_heads) if residual else None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, context: Tensor, grid: Grid, prefix: int = 0,
+                key_mask: Tensor | None = None, local: Tensor | None = None) -> Tensor:
+        weights = None if self.residual is None else self.residual(context, key_mask if local is None else None)
+        joint = weights if local is None else None  # the operator adds the residual where it has the values
+        out = inline_attention(
+            q, k, v, phi=self.feature_map.phi, affine=self.feature_map.affine, residual=joint, grid=grid,
+            prefix=prefix, key_mask=key_mask,
+        )  # fmt: skip
+        if local is not None and weights is not None:
+            out = out + F.pad(local_residual(local[:, prefix:], weights, grid), (0, 0, 0, 0, prefix, 0))
+        return out
+
+
+class ResidualWeights(nn.Module):
+    """The mean token of an image -> its 3x3 weights for every channel: two layers, each head on its own."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.num_heads = num_heads
+        # Convolutions only by their parameters' shape, which is that of the published weights.
+        self.fc1 = nn.Conv1d(dim, dim, 1, groups=num_heads)
+        self.fc2 = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, C, 3, 3); masked tokens do not count in the mean."""
+        if mask is None:
+            mean = tokens.mean(1)
+        else:
+            count = mask.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)
+            mean = (tokens * mask.unsqueeze(-1)).sum(1) / count
+        x = mean.view(-1, self.num_heads, self.dim // self.num_heads).permute(1, 2, 0)  # H D B
+        x = self._per_head(self.fc2, F.gelu(self._per_head(self.fc1, x)))  # H 9D B
+        return x.permute(2, 0, 1).reshape(-1, self.dim, 3, 3)
+
+    def _per_head(self, layer: nn.Conv1d, x: Tensor) -> Tensor:
+        """(H, D, B) -> (H, E, B): a batched product, many times faster than a grouped convolution of one token."""
+        weight = layer.weight.view(self.num_heads, -1, x.shape[1])
+        assert layer.bias is not None
+        return torch.baddbmm(layer.bias.view(self.num_heads, -1, 1), weight, x)

@@ -1,0 +1,78 @@
+"""Which mechanism each block of a model uses.
+
+    "inline"                              every block
+    "inline,inline,softmax,softmax"       one a stage
+    "inline*2+softmax*16"                 blocks inside a stage; a part without a count fills what is left
+    ["inline", "softmax", ...]            a sequence: one a stage, or one a block, or a sequence for each stage
+"""
+
+from collections.abc import Sequence
+
+from sightline.layers.mechanisms import Spec
+
+Pattern = str | Sequence[str | Sequence[str]]
+
+
+def parse_pattern(attention: Pattern, depths: Sequence[int]) -> list[list[Spec]]:
+    """The mechanism of every block, stage by stage.
+
+    Example: `parse_pattern("inline,softmax", (1, 2))` gives [[inline], [softmax, softmax]].
+    """
+    entries = _split(attention, ",") if isinstance(attention, str) else list(attention)
+    if len(entries) == 1:
+        entries = entries * len(depths)
+    if len(entries) == sum(depths) != len(depths) and all(isinstance(e, str) for e in entries):
+        specs = iter([Spec.parse(str(e)) for e in entries])
+        return [[next(specs) for _ in range(depth)] for depth in depths]
+    if len(entries) != len(depths):
+        raise ValueError(f"attention={attention!r} has {len(entries)} parts; give one for the model, "
+                         f"{len(depths)} (one a stage) or {sum(depths)} (one a block)")
+    return [_stage(entry, depth, attention) for entry, depth in zip(entries, depths, strict=True)]
+
+
+def format_pattern(pattern: Sequence[Sequence[Spec]]) -> str:
+    """The shortest notation of a pattern: equal stages and equal blocks are written once."""
+    stages = [_format_stage(blocks) for blocks in pattern]
+    return stages[0] if len(set(stages)) == 1 and "+" not in stages[0] else ",".join(stages)
+
+
+def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[Spec]:
+    """The blocks of one stage."""
+    parts = _split(entry, "+") if isinstance(entry, str) else list(entry)
+    counts: list[int | None] = []
+    specs = []
+    for part in parts:
+        name, star, count = part.rpartition("*")
+        if star and not count.strip().isdigit():
+            raise ValueError(f"attention={attention!r}: {part!r} needs a whole number after *")
+        counts.append(int(count) if star else None if isinstance(entry, str) else 1)
+        specs.append(Spec.parse(name if star else part))
+    fixed = sum(c for c in counts if c is not None)
+    open_parts = counts.count(None)
+    rest = depth - fixed
+    if open_parts > 1 or rest < 0 or (open_parts == 0 and rest != 0):
+        raise ValueError(f"attention={attention!r}: {entry!r} does not make the {depth} blocks of its stage; "
+                         f"write counts that add up, as in 'inline*2+softmax*{max(depth - 2, 1)}'")
+    return [spec for spec, count in zip(specs, counts, strict=True) for _ in range(rest if count is None else count)]
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split outside brackets."""
+    parts, level = [""], 0
+    for letter in text:
+        level += (letter == "(") - (letter == ")")
+        if letter == separator and level == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _format_stage(blocks: Sequence[Spec]) -> str:
+    runs: list[tuple[Spec, int]] = []
+    for spec in blocks:
+        if runs and runs[-1][0] == spec:
+            runs[-1] = (spec, runs[-1][1] + 1)
+        else:
+            runs.append((spec, 1))
+    return str(runs[0][0]) if len(runs) == 1 else "+".join(f"{spec}*{count}" for spec, count in runs)

@@ -1,0 +1,79 @@
+"""SOFT and SOFT++ as cores: Gaussian attention through landmarks, O(N m d).
+
+Softmax-free Linear Transformers (NeurIPS 2021; IJCV 2024).
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sightline.layers.conv import depthwise_conv
+from sightline.layers.core import Core, Grid
+from sightline.layers.patch import pad_to_multiple
+from sightline.ops import soft_attention
+
+KERNELS = {8: 9, 4: 5, 2: 3, 1: 3}  # landmark ratio -> side of the depthwise convolution of v
+
+
+class SoftCore(Core):
+    """SOFT. Landmarks lie `ratio` tokens apart; by default so that they are 32 pixels apart at any depth."""
+
+    shared_qk = True
+    normalized = False
+
+    def __init__(self, dim: int, num_heads: int, stride: int = 16, *, ratio: int = 0, iterations: int = 20) -> None:
+        super().__init__(dim, num_heads, stride)
+        self.ratio = ratio or max(1, 32 // stride)
+        self.iterations = iterations
+        self.landmarks = Landmarks(self.head_dim, self.ratio)
+        self.local = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, context: Tensor, grid: Grid, prefix: int = 0,
+                key_mask: Tensor | None = None, local: Tensor | None = None) -> Tensor:
+        if local is not None:
+            raise ValueError("soft attention takes its keys from the queries' tokens; leave sr_ratios at 1")
+        q = q * self.head_dim**-0.25
+        places, values = q[:, prefix:], v[:, prefix:]
+        if key_mask is not None:
+            keep = key_mask[:, prefix:, None, None].to(q.dtype)
+            places, values = places * keep, values * keep
+        out = soft_attention(
+            q, v, self.landmarks(places, grid), normalized=self.normalized, iterations=self.iterations,
+            key_mask=key_mask,
+        )  # fmt: skip
+        neighbours = self.local(values, grid)
+        return out + (F.pad(neighbours, (0, 0, 0, 0, prefix, 0)) if prefix else neighbours)
+
+
+class SoftNormCore(SoftCore):
+    """SOFT++: the inverse between the landmarks is normalised by the square roots of their degrees."""
+
+    normalized = True
+
+
+class Landmarks(nn.Module):
+    """Landmarks by a strided convolution of the queries' map, shared by the heads; then layer norm and GELU."""
+
+    def __init__(self, head_dim: int, ratio: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(head_dim, head_dim, ratio, ratio, bias=False)
+        self.norm = nn.LayerNorm(head_dim)
+
+    def forward(self, q: Tensor, grid: Grid) -> Tensor:
+        """(B, h * w, H, D) -> (B, m, H, D)."""
+        batch, _, heads, dim = q.shape
+        maps = q.reshape(batch, *grid, heads, dim).permute(0, 3, 4, 1, 2).reshape(batch * heads, dim, *grid)
+        maps = self.conv(pad_to_multiple(maps, self.conv.stride))
+        points = maps.reshape(batch, heads, dim, -1).permute(0, 3, 1, 2)  # B m H D
+        return F.gelu(self.norm(points))
+
+
+class HeadwiseConv(nn.Module):
+    """Depthwise convolution of the values whose weights a head's channels share."""
+
+    def __init__(self, num_heads: int, size: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(num_heads, num_heads, size, padding=size // 2, groups=num_heads, bias=False)
+
+    def forward(self, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h * w, H, D) -> the same."""
+        return depthwise_conv(v, self.conv.weight.repeat_interleave(v.shape[-1], 0), None, grid)

@@ -1,0 +1,132 @@
+"""Swin's attention: softmax in shifted windows with a relative position bias; other mechanisms on the whole map."""
+
+import torch
+from timm.layers import register_notrace_module, trunc_normal_
+from torch import Tensor, nn
+
+from sightline.layers.attention import Attention, project
+from sightline.layers.core import Grid
+from sightline.layers.mechanisms import Spec
+from sightline.layers.position import resample_grid
+from sightline.layers.windows import Windows
+
+
+@register_notrace_module
+class WindowAttention(Attention):
+    """Attention inside windows.
+
+    Args:
+        window: side of a window in tokens; 0 for the whole map.
+        shift: shift every window by half its side, keeping apart tokens that were not neighbours.
+
+    Softmax shifts the map cyclically and masks pairs of different regions. The other mechanisms have no pairs to mask:
+    their shifted windows are laid over a padded map, which gives the same regions.
+    """
+
+    def __init__(self, dim: int, num_heads: int, mechanism: Spec, *, window: int, shift: bool, stride: int = 4,
+                 qkv_bias: bool = True, proj_drop: float = 0.0) -> None:
+        super().__init__(dim, num_heads, mechanism, stride=stride, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        self.window = window
+        self.shift = window // 2 if shift else 0
+        self.position_bias = RelativePositionBias(window, num_heads) if mechanism.windowed else None
+
+    def forward(self, x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None,
+                context: Tensor | None = None) -> Tensor:
+        if prefix or key_mask is not None or context is not None:
+            raise ValueError("window attention takes no prefix tokens, no key_mask and no context")
+        if self.position_bias is not None:
+            return self._softmax(x, grid, self.position_bias)
+        if not self.window or max(grid) <= self.window:
+            return super().forward(x, grid)
+        size, shift = self._fit(grid)
+        windows = Windows(grid, size, (shift[0] and size[0] - shift[0], shift[1] and size[1] - shift[1]))
+        out = super().forward(windows.cut(x), size, key_mask=windows.key_mask(x.shape[0], x.device))
+        return windows.join(out)
+
+    def set_window(self, window: int) -> None:
+        """Another side of the softmax windows; the bias table is resampled. Other mechanisms keep theirs."""
+        if self.position_bias is not None:
+            self.shift = window // 2 if self.shift else 0
+            self.window = window
+            self.position_bias.set_window(window)
+
+    def _fit(self, grid: Grid) -> tuple[Grid, Grid]:
+        """Window and shift along each side: a side shorter than the window is one window, not shifted."""
+        side, shift = self.window, self.shift
+        size = (min(side, grid[0]), min(side, grid[1]))
+        return size, (shift if grid[0] > side else 0, shift if grid[1] > side else 0)
+
+    def _softmax(self, x: Tensor, grid: Grid, position_bias: "RelativePositionBias") -> Tensor:
+        batch, _, dim = x.shape
+        size, shift = self._fit(grid)
+        windows = Windows(grid, size)
+        if any(shift):
+            full = (windows.counts[0] * size[0], windows.counts[1] * size[1])
+            x = Windows(grid, full).cut(x)  # pads; the padding travels with the cyclic shift
+            x = x.reshape(batch, *full, dim).roll((-shift[0], -shift[1]), (1, 2)).flatten(1, 2)
+            out = Windows(full, size)
+        else:
+            out = windows
+        tokens = out.cut(x)
+        bias = position_bias(size)  # H n n
+        if any(shift) or windows.padded:
+            same = _same_region(grid, size, shift, x.device)  # windows n n
+            bias = bias + torch.where(same, 0.0, float("-inf")).to(bias.dtype).unsqueeze(1)
+            bias = bias.repeat(batch, 1, 1, 1)
+        q, k, v = project(self.qkv, self.core.num_heads, tokens)
+        mixed = self.core(q, k, v, context=tokens, grid=size, bias=bias)
+        x = out.join(self.proj_drop(self.proj(mixed.flatten(2))))
+        if any(shift):
+            x = x.reshape(batch, *full, dim).roll(shift, (1, 2))[:, : grid[0], : grid[1]].flatten(1, 2)
+        return x
+
+
+class RelativePositionBias(nn.Module):
+    """A bias for every offset between two tokens of a window, one a head: table ((2w - 1)^2, H)."""
+
+    def __init__(self, window: int, num_heads: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(trunc_normal_(torch.empty((2 * window - 1) ** 2, num_heads), std=0.02))
+
+    def forward(self, size: Grid) -> Tensor:
+        """(H, n, n) for the n tokens of a window of `size`, which may be smaller than the table's."""
+        side = self.side
+        y, x = (torch.arange(s, device=self.table.device) for s in size)
+        dy = (y[:, None] - y[None, :] + (side - 1) // 2)[:, None, :, None]  # h 1 h 1
+        dx = (x[:, None] - x[None, :] + (side - 1) // 2)[None, :, None, :]  # 1 w 1 w
+        index = (dy * side + dx).flatten()
+        count = size[0] * size[1]
+        return self.table[index].reshape(count, count, -1).permute(2, 0, 1)
+
+    @property
+    def side(self) -> int:
+        """Offsets along one side, 2w - 1."""
+        return round(self.table.shape[0] ** 0.5)
+
+    def set_window(self, window: int) -> None:
+        """Resample the table for another window."""
+        with torch.no_grad():
+            table = resample_bias(self.table, window)
+        self.table = nn.Parameter(table.clone(), requires_grad=self.table.requires_grad)
+
+
+def resample_bias(table: Tensor, window: int) -> Tensor:
+    """A relative position table ((2v - 1)^2, H) for windows of side v, resampled to those of side `window`."""
+    side = round(table.shape[0] ** 0.5)
+    grid = (2 * window - 1, 2 * window - 1)
+    return resample_grid(table.reshape(1, side, side, -1), grid, "bicubic").reshape(grid[0] * grid[1], -1)
+
+
+def _same_region(grid: Grid, size: Grid, shift: Grid, device: torch.device) -> Tensor:
+    """(windows, n, n): which tokens of a cyclically shifted window belong together. Padding is a region of its own."""
+    labels = []
+    for length, side, by in zip(grid, size, shift, strict=True):
+        full = -(-length // side) * side
+        place = torch.arange(full, device=device)
+        label = (place >= full - side).long() + (place >= full - by).long() if by else torch.zeros_like(place)
+        labels.append(torch.where(place.roll(-by) < length, label, -9))
+    label_map = labels[0][:, None] * 3 + labels[1][None, :]
+    label_map = torch.where((labels[0][:, None] < 0) | (labels[1][None, :] < 0), -1, label_map)
+    full_grid = (label_map.shape[0], label_map.shape[1])
+    cut = Windows(full_grid, size).cut(label_map.reshape(1, -1, 1)).squeeze(-1)
+    return cut[:, :, None] == cut[:, None, :]

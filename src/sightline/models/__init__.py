@@ -1,0 +1,10 @@
+"""Vision models with attention in linear time, registered with timm on import."""
+
+from sightline.models.cswin import CSwin
+from sightline.models.deit import DeiT
+from sightline.models.pvt import PVT
+from sightline.models.soft import Soft
+from sightline.models.swin import Swin
+from sightline.models.zoo import VARIANTS, Variant
+
+__all__ = ["VARIANTS", "CSwin", "DeiT", "PVT", "Soft", "Swin", "Variant"]

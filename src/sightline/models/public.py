@@ -1,0 +1,128 @@
+"""The layouts of the published checkpoints, and their names in sightline.
+
+Only names and shapes are known here. A family is a list of (pattern, replacement) pairs, applied to every key in turn;
+pairs of projections that sightline keeps as one are joined afterwards.
+"""
+
+import re
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+# One key that tells a published family from the others.
+SIGNATURES = {
+    "cswin": r"^stage1_conv_embed\.0\.weight$",
+    "soft": r"^patch_embed1\.proj\.0\.weight$",
+    "pvt": r"^patch_embed1\.proj\.weight$",
+    "swin": r"^layers\.0\.blocks\.0\.norm1\.weight$",
+    "deit": r"^blocks\.0\.attn\.(?:qkv|core)\.",
+}
+# The same for checkpoints that sightline itself wrote.
+NATIVE_SIGNATURES = {
+    "cswin": r"^stages\.0\.blocks\.0\.attn\.branches\.",
+    "soft": r"^stages\.0\.embed\.proj\.0\.weight$",
+    "pvt": r"^stages\.0\.pos_embed\.weight$",
+    "swin": r"^stages\.1\.embed\.reduction\.weight$",
+    "deit": r"^pos_embed\.weight$",
+}
+
+_RESIDUAL = [(r"\.residual\.0\.", ".core.residual.fc1."), (r"\.residual\.2\.", ".core.residual.fc2.")]
+_STAGED = [
+    (r"^patch_embed(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.embed."),
+    (r"^pos_embed(\d)$", lambda m: f"stages.{int(m[1]) - 1}.pos_embed"),
+    (r"^block(\d)\.(\d+)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.{m[2]}."),
+    (r"^cls_token$", "stages.3.cls_token"),
+]
+RULES: dict[str, list] = {
+    "deit": _RESIDUAL,
+    "pvt": [*_STAGED, *_RESIDUAL, (r"\.attn\.norm\.", ".attn.sr_norm.")],
+    "swin": [
+        (r"^patch_embed\.", "stages.0.embed."),
+        (r"^layers\.(\d)\.downsample\.", lambda m: f"stages.{int(m[1]) + 1}.embed."),
+        (r"^layers\.", "stages."),
+        (r"\.relative_position_bias_table$", ".position_bias.table"),
+        *_RESIDUAL,
+    ],
+    "cswin": [
+        (r"^stage1_conv_embed\.0\.", "stages.0.embed.proj."),
+        (r"^stage1_conv_embed\.2\.", "stages.0.embed.norm."),
+        (r"^merge(\d)\.conv\.", r"stages.\1.embed.proj."),
+        (r"^merge(\d)\.norm\.", r"stages.\1.embed.norm."),
+        (r"^stage(\d)\.(\d+)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.{m[2]}."),
+        (r"\.(\d+)\.(qkv|proj)\.(weight|bias)$", r".\1.attn.\2.\3"),
+        (r"\.attns\.(\d)\.get_v\.", r".attn.branches.\1.lepe."),
+        (r"\.attns\.(\d)\.", r".attn.branches.\1."),
+        *_RESIDUAL,
+    ],
+    "soft": [
+        *_STAGED,
+        (r"\.att\.mha\.attn\.Qlandmark_op\.", ".attn.core.landmarks.conv."),
+        (r"\.att\.mha\.attn\.Qnorm_act\.0\.", ".attn.core.landmarks.norm."),
+        (r"\.att\.mha\.attn\.conv\.", ".attn.core.local.conv."),
+        (r"\.att\.mha\.ff\.", ".attn.proj."),
+        (r"\.att\.mha\.", ".attn."),
+        (r"\.att\.ff(\d)\.", r".mlp.fc\1."),
+        (r"\.att\.norm", ".norm"),
+    ],
+}
+# Index and mask buffers follow from the architecture.
+IGNORED = re.compile(r"relative_position_index$|attn_mask$|relative_coords_table$")
+# Projections that sightline keeps as one, in order.
+JOINED = [(("attn.q.", "attn.kv."), "attn.qkv."), (("attn.W_q.", "attn.W_v."), "attn.qkv.")]
+
+
+def family_of(keys: list[str]) -> tuple[str, bool] | None:
+    """(family, whether the keys are sightline's own), or None where nothing fits."""
+    for table, native in ((NATIVE_SIGNATURES, True), (SIGNATURES, False)):
+        for family, pattern in table.items():
+            if any(re.search(pattern, key) for key in keys):
+                return family, native
+    return None
+
+
+def to_native(state: State, family: str) -> State:
+    """A published state dict under sightline's names and shapes."""
+    renamed: State = {}
+    for key, value in state.items():
+        if IGNORED.search(key):
+            continue
+        for pattern, replacement in RULES[family]:
+            key = re.sub(pattern, replacement, key)
+        renamed[key] = value
+    return _split_positions(_join(renamed))
+
+
+def _join(state: State) -> State:
+    """Put split projections together."""
+    out: State = {}
+    for key, value in state.items():
+        for (first, second), whole in JOINED:
+            if first in key and key.replace(first, second) in state:
+                out[key.replace(first, whole)] = torch.cat([value, state[key.replace(first, second)]])
+                break
+            if second in key and key.replace(second, first) in state:
+                break
+        else:
+            out[key] = value
+    return out
+
+
+def _split_positions(state: State) -> State:
+    """Position rows (1, prefix + n * n, C) -> the table (1, n, n, C) and the prefix rows."""
+    out: State = {}
+    for key, value in state.items():
+        if not key.endswith("pos_embed"):
+            out[key] = value
+            continue
+        rows = value.shape[1] if value.ndim == 3 else 0
+        side = int(rows**0.5)
+        prefix = rows - side * side
+        if value.ndim != 3 or prefix > 1 or side == 0:
+            raise ValueError(f"{key} has shape {tuple(value.shape)}; a published table is (1, n * n or 1 + n * n, "
+                             f"channels)")
+        if prefix:
+            out[f"{key}.prefix"] = value[:, :prefix]
+        out[f"{key}.weight"] = value[:, prefix:].reshape(1, side, side, -1)
+    return out

@@ -1,0 +1,160 @@
+"""Models in stages, each on a coarser map than the one before: PVT, Swin, CSwin and SOFT."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers import trunc_normal_
+from timm.models import checkpoint
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from sightline.layers.core import Grid
+from sightline.layers.patch import to_map
+from sightline.layers.position import PositionTable
+from sightline.models.base import Size, VisionModel
+
+
+def stage_values(name: str, values: Sequence[Any] | Any, stages: int) -> tuple[Any, ...]:
+    """One value a stage, from a sequence of that length."""
+    values = tuple(values) if isinstance(values, Sequence) else (values,)
+    if len(values) != stages:
+        raise ValueError(f"{name}={values}: give {stages} values, one a stage")
+    return values
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
+    """Stochastic depth rising linearly from 0 to `rate` over all blocks."""
+    last = max(sum(depths) - 1, 1)
+    flat = iter([rate * i / last for i in range(sum(depths))])
+    return [[next(flat) for _ in range(depth)] for depth in depths]
+
+
+class Stage(nn.Module):
+    """A coarser map as tokens, their positions, and blocks on them.
+
+    Args:
+        embed: (B, C, H, W) -> tokens (B, h * w, dim) and (h, w).
+        blocks: called as block(tokens, grid, prefix).
+        dim: channels.
+        grid: where given, the stage has a position table of this size.
+        class_token: start the sequence with a learned token.
+        pos_drop: dropout after the positions are added.
+    """
+
+    def __init__(self, embed: nn.Module, blocks: Sequence[nn.Module], dim: int, grid: Grid | None = None,
+                 class_token: bool = False, pos_drop: float = 0.0) -> None:
+        super().__init__()
+        self.prefix = int(class_token)
+        self.embed = embed
+        self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, dim), std=0.02)) if class_token else None
+        self.pos_embed = None if grid is None else PositionTable(grid, dim, self.prefix)
+        self.pos_drop = nn.Dropout(pos_drop)
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor, save_memory: bool = False) -> tuple[Tensor, Grid]:
+        """(B, C, H, W) -> tokens (B, prefix + h * w, dim) and (h, w)."""
+        x, grid = self.embed(x)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
+        if self.pos_embed is not None:
+            x = self.pos_drop(x + self.pos_embed(grid))
+        for block in self.blocks:
+            x = checkpoint(block, x, grid, self.prefix) if save_memory else block(x, grid, self.prefix)
+        return x, grid
+
+
+class Pyramid(VisionModel):
+    """Base of the families with stages. `forward_features` gives (batch, height, width, channels)."""
+
+    output_fmt = "NHWC"
+
+    def __init__(self, stages: Sequence[Stage], dims: Sequence[int], norm: nn.Module, **common: Any) -> None:
+        super().__init__(num_features=dims[-1], **common)
+        self.num_prefix_tokens = stages[-1].prefix
+        self.stages = nn.ModuleList(stages)
+        self.norm = norm
+        self.feature_info = [
+            {"num_chs": dim, "reduction": self.stem_stride * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+        ]
+        self.init_weights()
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images -> normed features of the last stage, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""
+        tokens, grid = self._stages(x, len(self.stages), None)
+        return self._finish(tokens, grid)
+
+    def _stages(self, x: Tensor, count: int, outputs: list[tuple[Tensor, Grid]] | None) -> tuple[Tensor, Grid]:
+        """Run the first `count` stages, noting in `outputs` the tokens and grid of each."""
+        save_memory = self.grad_checkpointing and not torch.jit.is_scripting()
+        for i in range(count):
+            tokens, grid = self.stages[i](x, save_memory)
+            if outputs is not None:
+                outputs.append((tokens, grid))
+            if i + 1 < count:
+                x = to_map(tokens, grid)
+        return tokens, grid
+
+    def _finish(self, tokens: Tensor, grid: Grid) -> Tensor:
+        x = self.norm(tokens)
+        return x if self.num_prefix_tokens else x.reshape(x.shape[0], grid[0], grid[1], x.shape[2])
+
+    def forward_intermediates(self, x: Tensor, indices: int | list[int] | None = None, norm: bool = False,
+                              stop_early: bool = False, output_fmt: str = "NCHW",
+                              intermediates_only: bool = False) -> Any:
+        """The features of chosen stages, as maps; with the final features before them unless `intermediates_only`.
+
+        Args:
+            x: images.
+            indices: stages to take: the last n for a number, all for None.
+            norm: apply the final norm to the last stage's map.
+            stop_early: leave out the stages after the last one taken.
+            output_fmt: "NCHW" or "NHWC".
+        """
+        self._check_output_fmt(output_fmt, ("NCHW", "NHWC"))
+        take, last = feature_take_indices(len(self.stages), indices)
+        outputs: list[tuple[Tensor, Grid]] = []
+        self._stages(x, last + 1 if stop_early else len(self.stages), outputs)
+        maps = []
+        for i in take:
+            tokens, grid = outputs[i]
+            if norm and i == len(self.feature_info) - 1:
+                tokens = self.norm(tokens)
+            image = to_map(tokens[:, self.stages[i].prefix :], grid)
+            maps.append(image.contiguous() if output_fmt == "NCHW" else image.permute(0, 2, 3, 1).contiguous())
+        return maps if intermediates_only else (self._finish(*outputs[-1]), maps)
+
+    def prune_intermediate_layers(self, indices: int | list[int] = 1, prune_norm: bool = False,
+                                  prune_head: bool = True) -> list[int]:
+        """Drop what the chosen stages do not need."""
+        take, last = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def grid_of(self, name: str) -> Grid:
+        stride = self.stem_stride * 2 ** int(name.split(".")[1])
+        return stage_grid(self.img_size, stride)
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers from the stem to the head, for layer-wise learning rates."""
+        return {
+            "stem": r"^stages\.0\.(?:embed|pos_embed|cls_token)",
+            "blocks": r"^stages\.(\d+)"
+            if coarse
+            else [
+                (r"^stages\.(\d+)\.(?:embed|pos_embed|cls_token)", (0,)),
+                (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+                (r"^norm", (99999,)),
+            ],
+        }
+
+
+def stage_grid(img_size: Size, stride: int) -> Grid:
+    """Tokens down and across for a token of `stride` pixels; a part of a token counts as one."""
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    return -(-height // stride), -(-width // stride)

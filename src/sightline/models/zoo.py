@@ -1,0 +1,130 @@
+"""Every published model: its arguments, its published figures, and its registration with timm.
+
+A variant is a row of `VARIANTS`. `top1` is the ImageNet-1K accuracy in percent, `params` in millions and `flops` in
+billions of multiply-adds, as published.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from sightline.models.base import FeatureNet, VisionModel
+from sightline.models.cswin import CSwin
+from sightline.models.deit import DeiT
+from sightline.models.pvt import PVT
+from sightline.models.soft import Soft
+from sightline.models.swin import Swin
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A published model."""
+
+    cls: type[VisionModel]
+    params: float
+    flops: float | None
+    top1: float | None
+    size: int = 224
+    crop_pct: float = 0.9
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def cfg(self) -> dict[str, Any]:
+        """timm's description of weights and input."""
+        side = self.size // 16 if self.cls is DeiT else self.size // 32
+        return {
+            "url": "",
+            "num_classes": 1000,
+            "input_size": (3, self.size, self.size),
+            "pool_size": (side, side),
+            "fixed_input_size": False,
+            "crop_pct": self.crop_pct,
+            "interpolation": "bicubic",
+            "mean": IMAGENET_DEFAULT_MEAN,
+            "std": IMAGENET_DEFAULT_STD,
+            "first_conv": self.cls.first_conv,
+            "classifier": "head",
+            "license": "apache-2.0",
+        }
+
+
+def _deit(dim: int, heads: int) -> dict[str, Any]:
+    return {"embed_dims": dim, "num_heads": heads}
+
+
+_SWIN_BASE = {
+    "embed_dims": 128,
+    "num_heads": (4, 8, 16, 32),
+    "depths": (2, 2, 18, 2),
+    "attention": "inline,inline,inline*2+softmax*16,softmax",
+}
+_CSWIN_BASE = {"embed_dims": 96, "num_heads": (4, 8, 16, 32), "depths": (3, 6, 29, 2)}
+_SOFT_MEDIUM = {"embed_dims": (64, 128, 288, 512), "num_heads": (2, 4, 9, 16), "depths": (1, 3, 29, 5)}
+_SOFT_HUGE = {"embed_dims": (64, 128, 352, 512), "num_heads": (2, 4, 11, 16), "depths": (1, 5, 49, 5)}
+_PLUS = {"attention": "soft_norm,soft_norm,soft_norm,softmax"}
+
+VARIANTS: dict[str, Variant] = {
+    "inline_deit_tiny": Variant(DeiT, 6.48, 1.1, 74.5),
+    "inline_deit_small": Variant(DeiT, 16.73, 5.0, 80.2, 288, args=_deit(320, 10)),
+    "inline_deit_base": Variant(DeiT, 23.80, 17.2, 82.3, 448, args=_deit(384, 12)),
+    "inline_pvt_tiny": Variant(PVT, 12.03, 2.0, 78.2),
+    "inline_pvt_small": Variant(PVT, 21.56, 3.9, 82.0, args={"depths": (3, 4, 6, 3)}),
+    "inline_pvt_medium": Variant(PVT, 37.62, 6.9, 83.2, args={"depths": (3, 4, 18, 3)}),
+    "inline_pvt_large": Variant(PVT, 51.15, 10.2, 83.6, args={"depths": (3, 8, 27, 3)}),
+    "inline_swin_tiny": Variant(Swin, 29.22, 4.5, 82.4),
+    "inline_swin_small": Variant(
+        Swin, 49.79, 8.7, 83.6, args={"depths": (2, 2, 18, 2), "attention": "inline,inline,softmax,softmax"}
+    ),
+    "inline_swin_base": Variant(Swin, 88.35, 15.4, 84.1, args=_SWIN_BASE),
+    "inline_swin_base_384": Variant(Swin, 88.47, None, None, 384, 1.0, args={**_SWIN_BASE, "window_size": 12}),
+    "inline_cswin_tiny": Variant(CSwin, 20.60, 4.3, 83.2),
+    "inline_cswin_small": Variant(CSwin, 33.03, 6.8, 83.8, args={"depths": (3, 6, 29, 2)}),
+    "inline_cswin_base": Variant(CSwin, 73.41, 14.9, 84.5, args=_CSWIN_BASE),
+    "inline_cswin_base_384": Variant(CSwin, 73.41, 46.3, 85.7, 384, 1.0, {**_CSWIN_BASE, "stripes": (1, 2, 12, 12)}),
+    "soft_tiny": Variant(Soft, 13.07, 1.9, 79.3),
+    "soft_small": Variant(Soft, 24.1, 3.3, 82.2, args={"depths": (1, 3, 7, 4)}),
+    "soft_medium": Variant(Soft, 45.81, 7.2, 82.9, args=_SOFT_MEDIUM),
+    "soft_large": Variant(Soft, 64.70, 11.0, 83.1, args={"depths": (1, 3, 40, 5)}),
+    "soft_huge": Variant(Soft, 87.11, 16.3, 83.3, args=_SOFT_HUGE),
+    "soft_norm_tiny": Variant(Soft, 13.07, 1.9, 79.4, args=_PLUS),
+    "soft_norm_small": Variant(Soft, 24.1, 3.3, 82.4, args={**_PLUS, "depths": (1, 3, 7, 4)}),
+    "soft_norm_medium": Variant(Soft, 45.81, 7.2, 83.1, args={**_PLUS, **_SOFT_MEDIUM}),
+    "soft_norm_large": Variant(Soft, 64.70, 11.0, 83.3, args={**_PLUS, "depths": (1, 3, 40, 5)}),
+    "soft_norm_huge": Variant(Soft, 87.11, 16.3, 83.4, args={**_PLUS, **_SOFT_HUGE}),
+}
+
+default_cfgs = generate_default_cfgs({name: variant.cfg() for name, variant in VARIANTS.items()})
+
+
+def create(name: str, pretrained: bool = False, device: Any = None, dtype: torch.dtype | None = None,
+           **kwargs: Any) -> nn.Module:
+    """Build the variant `name`; keyword arguments replace those of its row. `timm.create_model` ends here."""
+    variant = VARIANTS[name]
+    features = 3 if variant.cls is DeiT else (0, 1, 2, 3)
+    with torch.device(device) if device is not None else nullcontext():
+        model = build_model_with_cfg(
+            variant.cls,
+            name,
+            pretrained,
+            feature_cfg={"out_indices": features, "feature_cls": FeatureNet, "output_fmt": "NCHW"},
+            **{"img_size": variant.size, **variant.args, **kwargs},
+        )
+    return model if dtype is None else model.to(dtype)
+
+
+def _entrypoint(name: str) -> Callable[..., nn.Module]:
+    def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return create(name, pretrained, **kwargs)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"{name}, published with {VARIANTS[name].params} M parameters at {VARIANTS[name].size} px."
+    return build
+
+
+for _name in VARIANTS:
+    globals()[_name] = register_model(_entrypoint(_name))

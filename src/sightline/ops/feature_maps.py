@@ -1,0 +1,50 @@
+"""Feature maps phi of linear and InLine attention, by name.
+
+The names and the constant in `exp` follow the InLine paper; `elu1` is the map of Katharopoulos et al. (2020).
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Affine = tuple[Tensor, Tensor]  # weight (heads, d, d) or (d, d), bias (heads, d) or (d,)
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "elu1": lambda x: F.elu(x) + 1,
+    "exp": lambda x: torch.exp(0.2 * x),
+}
+AFFINE_MAP = "relu_affine"
+NAMES = (*FEATURE_MAPS, AFFINE_MAP)
+
+
+def check_feature_map(operator: str, phi: str, affine: Affine | None) -> None:
+    """Refuse an unknown name, or an affine map without its matrix and bias."""
+    if phi not in NAMES:
+        raise ValueError(f"{operator}: phi={phi!r} is not a feature map; use one of {', '.join(NAMES)}")
+    if (phi == AFFINE_MAP) != (affine is not None):
+        raise ValueError(f"{operator}: phi={phi!r} with affine={'given' if affine else None}; "
+                         f"affine=(weight, bias) goes with phi={AFFINE_MAP!r} and with no other")
+
+
+def apply_feature_map(x: Tensor, phi: str, affine: Affine | None = None) -> Tensor:
+    """phi(x) for x of shape (batch, tokens, heads, d)."""
+    if phi == AFFINE_MAP:
+        assert affine is not None
+        weight, bias = (t.to(x.dtype) for t in affine)
+        return F.relu(torch.einsum("...hd,hed->...he", x, weight.expand(x.shape[-2], -1, -1)) + bias)
+    return FEATURE_MAPS[phi](x)
+
+
+def hide(x: Tensor, hidden: Tensor | None) -> Tensor:
+    """x with zeros where `hidden` (batch, tokens, 1, 1): a hidden token may hold anything, even inf or nan."""
+    return x if hidden is None else x.masked_fill(hidden, 0.0)
+
+
+def key_features(k: Tensor, phi: str, affine: Affine | None, hidden: Tensor | None) -> Tensor:
+    """phi(k), zero for hidden tokens; they are hidden from phi too, whose derivative could be infinite there."""
+    return hide(apply_feature_map(hide(k, hidden), phi, affine), hidden)

@@ -1,0 +1,54 @@
+"""InLine attention by its covariance form, O(N d^2), and the 3x3 local residual.
+
+Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024), equations 5 and 6. The weights
+    w_ij = (s / M) (phi(q_i).phi(k_j) - phi(q_i).mean_k) + 1 / M
+of all keys j add up, applied to v, to  mean_v + s phi(q_i) C  with  C = mean(phi(k) v^T) - mean_k mean_v^T.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from sightline.ops.checks import Grid, accumulate_dtype
+from sightline.ops.feature_maps import Affine, apply_feature_map, hide, key_features
+
+
+def inline_attention(q: Tensor, k: Tensor, v: Tensor, phi: str, scale: float, residual: Tensor | None,
+                     grid: Grid | None, prefix: int, key_mask: Tensor | None, affine: Affine | None) -> Tensor:
+    """(B, N, H, D), (B, M, H, D), (B, M, H, E) -> (B, N, H, E)."""
+    wide = accumulate_dtype(q.dtype)
+    hidden = None if key_mask is None else ~key_mask[:, :, None, None]
+    fq = apply_feature_map(q.to(wide), phi, affine)
+    fk, fv = key_features(k.to(wide), phi, affine, hidden), hide(v.to(wide), hidden)
+    if key_mask is not None:
+        share = 1 / key_mask.sum(1).clamp(min=1).to(wide)[:, None, None, None]  # B 1 1 1
+    else:
+        share = fk.new_full((1, 1, 1, 1), 1 / max(fk.shape[1], 1))
+    mean_k = fk.sum(1).unsqueeze(-1) * share  # B H D 1
+    mean_v = fv.sum(1).unsqueeze(-2) * share  # B H 1 E
+    moment = fk.permute(0, 2, 3, 1) @ fv.transpose(1, 2)  # B H D E
+    covariance = (moment * share - mean_k * mean_v) * scale
+    out = (fq.transpose(1, 2) @ covariance + mean_v).transpose(1, 2)  # B N H E
+    if residual is not None:
+        assert grid is not None
+        local = local_residual(fv[:, prefix:], residual.to(wide), grid)
+        out = out + F.pad(local, (0, 0, 0, 0, prefix, 0)) if prefix else out + local
+    return out.to(q.dtype)
+
+
+def local_residual(v: Tensor, weight: Tensor, grid: Grid) -> Tensor:
+    """Depthwise convolution of the tokens' map, zero padded, with weights of its own for every image.
+
+    v (B, h * w, H, D), weight (B, C, k, k) -> (B, h * w, H, D). The images become channels of one channels-last map,
+    so that a single depthwise convolution serves the whole batch.
+    """
+    batch, tokens, heads, dim = v.shape
+    height, width = grid
+    if v.numel() == 0:
+        return v
+    channels, size = batch * heads * dim, weight.shape[-1]
+    stacked = v.reshape(batch, tokens, heads * dim).transpose(0, 1).reshape(1, height, width, channels)
+    out = F.conv2d(
+        stacked.permute(0, 3, 1, 2), weight.reshape(channels, 1, size, size), padding=size // 2, groups=channels
+    )
+    out = out.permute(0, 2, 3, 1).reshape(tokens, batch, heads, dim)
+    return out.transpose(0, 1)
