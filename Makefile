@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test demo lint types pytest format clean
+.PHONY: test demo lint types pytest tables format clean
 
 test: lint types pytest
 
@@ -14,12 +14,16 @@ demo: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python docs/make_tables.py --check
 
 types: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
 	$(BIN)/pytest -n auto
+
+tables: $(STAMP)
+	$(BIN)/python docs/make_tables.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

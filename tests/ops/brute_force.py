@@ -1,7 +1,7 @@
-"""The operators by their definition: a full N x N matrix of weights, in float64, and the means to compare with it.
+"""The operators by their definition: a full N x N matrix of weights, in float64, and how to compare with it.
 
-Nothing here is shared with the library, and nothing is fast. Shape letters: B batch, N query tokens, M key tokens,
-H heads, D head dim, E head dim of v.
+Nothing here is shared with the library, and nothing is fast. Shape letters: B batch, N query tokens, M key
+tokens, H heads, D head dim, E head dim of v.
 """
 
 from collections.abc import Callable
@@ -97,7 +97,12 @@ def linear_weights(
 
 
 def inline_weights(
-    q: Tensor, k: Tensor, phi: str = "identity", *params: Tensor, scale: float | None = None, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    phi: str = "identity",
+    *params: Tensor,
+    scale: float | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     keep, count = keep_and_count(mask, k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -106,8 +111,10 @@ def inline_weights(
     return ((scale / count) * (scores - mean) + 1 / count) * keep
 
 
-def neighbours(v: Tensor, residual: Tensor, grid: tuple[int, int], prefix: int = 0, mask: Tensor | None = None) -> Tensor:
-    """The 3x3 residual, token by token and neighbour by neighbour: v (B, N, H, E), residual (B, H * E, 3, 3)."""
+def neighbours(
+    v: Tensor, residual: Tensor, grid: tuple[int, int], prefix: int = 0, mask: Tensor | None = None
+) -> Tensor:
+    """The 3x3 residual, neighbour by neighbour: v (B, N, H, E), residual (B, H * E, 3, 3)."""
     height, width = grid
     batch, _, heads, dim = v.shape
     weights = residual.reshape(batch, heads, dim, 3, 3)
@@ -189,7 +196,10 @@ def assert_close(got: Tensor, want: Tensor, tolerance: float, what: str = "outpu
 
 
 def assert_same(
-    function: Callable[..., Tensor], definition: Callable[..., Tensor], *inputs: Tensor, tolerance: float = EXACT
+    function: Callable[..., Tensor],
+    definition: Callable[..., Tensor],
+    *inputs: Tensor,
+    tolerance: float = EXACT,
 ) -> None:
     """`function` gives the output of `definition` (taken in float64) and its gradient for every input."""
     got = value_and_grads(function, *inputs)
@@ -198,13 +208,29 @@ def assert_same(
         assert_close(g, w, tolerance, "output" if i == 0 else f"gradient of input {i - 1}")
 
 
-def assert_half_follows_single(function: Callable[..., Tensor], *inputs: Tensor, ulps: float = 1.0) -> None:
-    """Output and gradients in half precision are those of float32 on the same rounded numbers, up to the last bits."""
+def assert_autocast_changes_nothing(function: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Output and gradients of float16 inputs are the same bits under autocast, eager and compiled."""
+    plain = value_and_grads(function, *inputs)
+
+    def under_autocast(*x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return function(*x)
+
+    compiled = torch.compile(under_autocast, fullgraph=True, backend="aot_eager")
+    for run in (under_autocast, compiled):
+        for a, b in zip(plain, value_and_grads(run, *inputs), strict=True):
+            assert a.isfinite().all()
+            assert torch.equal(a, b)
+
+
+def assert_half_follows_single(function: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Output and gradients in half precision are those of float32 on the same numbers, to one last bit."""
     half = value_and_grads(function, *inputs)
     single = value_and_grads(function, *(t.float() for t in inputs))
     for i, (h, s) in enumerate(zip(half, single, strict=True)):
         assert h.dtype == inputs[0].dtype
         assert h.isfinite().all()
-        unit = torch.finfo(h.dtype).eps * ulps
-        limit = unit * s.abs() + unit * 1e-2 * s.abs().max()
-        assert ((h.float() - s).abs() <= limit).all(), f"item {i} is {((h.float() - s).abs() / limit).max():.2f}x off"
+        info = torch.finfo(h.dtype)
+        bit = info.eps * (s.abs() + 1e-2 * s.abs().max() + info.smallest_normal)
+        excess = ((h.float() - s).abs() / bit).max()
+        assert excess <= 1, f"item {i} is off by {excess:.2f} last bits"

@@ -14,6 +14,7 @@ from .brute_force import (
     PHIS,
     SINGLE,
     affine,
+    assert_autocast_changes_nothing,
     assert_close,
     assert_half_follows_single,
     assert_same,
@@ -30,12 +31,20 @@ GRIDS = [(3, 5), (1, 7), (7, 1), (1, 1)]
 GRID_OF = {1: (1, 1), 49: (7, 7), 63: (9, 7), 196: (14, 14), 197: (14, 14)}
 
 
-def definition(q: Tensor, k: Tensor, v: Tensor, phi: str = "identity", *params: Tensor, **options: object) -> Tensor:
+def definition(
+    q: Tensor, k: Tensor, v: Tensor, phi: str = "identity", *params: Tensor, **options: object
+) -> Tensor:
     return attend(inline_weights(q, k, phi, *params, **options), v)
 
 
 def with_residual(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, grid: tuple[int, int], prefix: int = 0, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    mask: Tensor | None = None,
 ) -> Tensor:
     return definition(q, k, v, mask=mask) + neighbours(v, r, grid, prefix, mask)
 
@@ -48,9 +57,7 @@ def test_matches_definition(n: int, dim: int) -> None:
 
 @pytest.mark.parametrize("phi", [p for p in PHIS if p != "relu_affine"])
 def test_every_feature_map(phi: str) -> None:
-    assert_same(
-        lambda *x: inline_attention(*x, phi=phi), lambda *x: definition(*x, phi), *qkv(2, 49, 3, 24)
-    )
+    assert_same(lambda *x: inline_attention(*x, phi=phi), lambda *x: definition(*x, phi), *qkv(2, 49, 3, 24))
 
 
 def test_affine_feature_map() -> None:
@@ -64,7 +71,9 @@ def test_affine_feature_map() -> None:
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_scale(scale: float) -> None:
     assert_same(
-        lambda *x: inline_attention(*x, scale=scale), lambda *x: definition(*x, scale=scale), *qkv(2, 9, 3, 24)
+        lambda *x: inline_attention(*x, scale=scale),
+        lambda *x: definition(*x, scale=scale),
+        *qkv(2, 9, 3, 24),
     )
 
 
@@ -168,7 +177,10 @@ def test_masked_tokens_do_not_matter(phi: str, garbage: float) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> Tensor:
         return inline_attention(q, k, v, phi=phi, residual=r, grid=(3, 5), key_mask=mask)
 
-    clean, again = value_and_grads(function, q, k, v, residual), value_and_grads(function, q, *dirty, residual)
+    clean, again = (
+        value_and_grads(function, q, k, v, residual),
+        value_and_grads(function, q, *dirty, residual),
+    )
     for a, b in zip(clean, again, strict=True):
         assert torch.equal(a, b)
 
@@ -211,7 +223,12 @@ def test_packed_with_an_empty_image() -> None:
         return torch.cat([with_residual(*first, r[:1], (2, 3)), with_residual(*last, r[2:], (1, 4))], 1)
 
     assert_same(
-        lambda *x: inline_attention(*x[:3], residual=x[3], cu_seqlens=ends, grids=grids), without_it, q, k, v, r
+        lambda *x: inline_attention(*x[:3], residual=x[3], cu_seqlens=ends, grids=grids),
+        without_it,
+        q,
+        k,
+        v,
+        r,
     )
 
 
@@ -286,6 +303,14 @@ def test_half_precision_does_not_overflow_at_65536_tokens() -> None:
     assert_close(half, function(*(t.double() for t in (q, k, v, residual))), torch.finfo(torch.float16).eps)
 
 
+def test_autocast_does_not_lower_the_sums() -> None:
+    inputs = [(30 + 5 * t).half() for t in qkv(1, 4096, 1, 24)]  # sums of 30 * 30 over 4096 tokens
+    assert_autocast_changes_nothing(
+        lambda q, k, v, r: inline_attention(q, k, v, residual=r, grid=(64, 64)),
+        *(*inputs, tokens(1, 24, 3, 3).half()),
+    )
+
+
 def test_figure_one() -> None:
     scores = inline_attention(toy.QUERIES, toy.KEYS, toy.IDENTITY, scale=toy.SCALE)
     toy.assert_shows(scores, toy.INLINE)
@@ -307,7 +332,9 @@ class WithResidual(nn.Module):
 def test_compiles_without_graph_breaks() -> None:
     inputs = (*qkv(2, 13, 3, 8, torch.float32), tokens(2, 24, 3, 3, dtype=torch.float32))
     compiled = torch.compile(WithResidual(), fullgraph=True, backend="aot_eager")
-    for a, b in zip(value_and_grads(compiled, *inputs), value_and_grads(WithResidual(), *inputs), strict=True):
+    for a, b in zip(
+        value_and_grads(compiled, *inputs), value_and_grads(WithResidual(), *inputs), strict=True
+    ):
         assert_close(a, b, 1e-6)
 
 

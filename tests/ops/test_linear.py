@@ -14,6 +14,7 @@ from .brute_force import (
     PHIS,
     SINGLE,
     affine,
+    assert_autocast_changes_nothing,
     assert_close,
     assert_half_follows_single,
     assert_same,
@@ -28,7 +29,9 @@ from .brute_force import (
 POSITIVE = ("relu", "elu1", "exp")  # the row sum cannot cross zero
 
 
-def definition(q: Tensor, k: Tensor, v: Tensor, phi: str = "relu", *params: Tensor, **options: Tensor) -> Tensor:
+def definition(
+    q: Tensor, k: Tensor, v: Tensor, phi: str = "relu", *params: Tensor, **options: Tensor
+) -> Tensor:
     return attend(linear_weights(q, k, phi, *params, **options), v)
 
 
@@ -165,7 +168,9 @@ def test_empty(batch: int, n: int, m: int) -> None:
 
 
 def test_an_image_does_not_see_its_batch() -> None:
-    batch = [t * torch.tensor([1.0, 1e3, 1e-2])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)]
+    batch = [
+        t * torch.tensor([1.0, 1e3, 1e-2])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)
+    ]
     together = linear_attention(*batch)
     for i in range(3):
         assert_close(linear_attention(*(t[i : i + 1] for t in batch)), together[i : i + 1], 1e-6)
@@ -185,6 +190,11 @@ def test_half_precision_does_not_overflow_at_65536_tokens() -> None:
     assert got[0].dtype == torch.float16
     assert_close(got[0], want[0], torch.finfo(torch.float16).eps)
     assert all(g.isfinite().all() for g in got)
+
+
+def test_autocast_does_not_lower_the_sums() -> None:
+    inputs = [(30 + 5 * t).half() for t in qkv(1, 4096, 1, 24)]  # sums of 30 * 30 over 4096 tokens
+    assert_autocast_changes_nothing(linear_attention, *inputs)
 
 
 def test_figure_one() -> None:

@@ -52,13 +52,17 @@ def test_views_of_a_packed_projection(n: int) -> None:
 
 
 def test_cross_attention_with_its_own_value_dim() -> None:
-    assert_same(softmax_attention, definition, tokens(2, 7, 3, 24), tokens(2, 13, 3, 24), tokens(2, 13, 3, 10))
+    assert_same(
+        softmax_attention, definition, tokens(2, 7, 3, 24), tokens(2, 13, 3, 24), tokens(2, 13, 3, 10)
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_scale(scale: float) -> None:
     assert_same(
-        lambda *x: softmax_attention(*x, scale=scale), lambda *x: definition(*x, scale=scale), *qkv(2, 9, 3, 24)
+        lambda *x: softmax_attention(*x, scale=scale),
+        lambda *x: definition(*x, scale=scale),
+        *qkv(2, 9, 3, 24),
     )
 
 
@@ -77,7 +81,9 @@ def test_bias_of_any_broadcastable_shape(shape: tuple[int, ...], masked: bool) -
 def test_key_mask(n: int) -> None:
     mask = some_keys(3, n)
     assert_same(
-        lambda *x: softmax_attention(*x, key_mask=mask), lambda *x: definition(*x, mask=mask), *qkv(3, n, 2, 24)
+        lambda *x: softmax_attention(*x, key_mask=mask),
+        lambda *x: definition(*x, mask=mask),
+        *qkv(3, n, 2, 24),
     )
 
 
@@ -126,7 +132,9 @@ def test_empty(batch: int, n: int, m: int) -> None:
 
 
 def test_an_image_does_not_see_its_batch() -> None:
-    batch = [t * torch.tensor([1.0, 1e3, 1e-3])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)]
+    batch = [
+        t * torch.tensor([1.0, 1e3, 1e-3])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)
+    ]
     together = softmax_attention(*batch)
     for i in range(3):
         assert_close(softmax_attention(*(t[i : i + 1] for t in batch)), together[i : i + 1], 1e-6)

@@ -1,8 +1,9 @@
 """The toy of Fig. 1 of the InLine paper: d = 2, four keys, four collinear queries, and the scores it shows.
 
-Every printed score of softmax and InLine is met to 0.01 by the scales between 0.670 and 0.692. The default scale of the
-operators, d ** -0.5 = 0.707, meets those of the first three queries and is off by up to 0.015 on the fourth, so the
-figure was made with some other scale or its fourth query is printed too long. Linear attention has no scale.
+Every printed score of softmax and InLine is met to 0.01 by the scales between 0.670 and 0.692. The default
+scale of the operators, d ** -0.5 = 0.707, meets those of the first three queries and is off by up to 0.015
+on the fourth: the figure was made with some other scale, or from a fourth query other than the one printed. Linear
+attention has no scale.
 """
 
 import torch

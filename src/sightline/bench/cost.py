@@ -23,7 +23,7 @@ def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     The model is traced on the meta device, so that no memory is taken and any size can be asked for. Matrix products,
     convolutions and softmax attention are counted by torch; linear mechanisms are made of these on that device.
     """
-    shadow = copy.deepcopy(model).to("meta").eval()
+    shadow = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
     image = torch.empty(1, *input_size, device="meta", dtype=next(shadow.parameters()).dtype)
     sizes: list[int] = []
 
@@ -33,7 +33,7 @@ def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     for module in shadow.modules():
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
             module.register_forward_hook(note)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter:
         shadow(image)
     params = sum(p.numel() for p in model.parameters())
     return Cost(params, counter.get_total_flops() // 2, sum(sizes))

@@ -1,5 +1,7 @@
 """Projections around a core: tokens in, tokens out."""
 
+from typing import Any
+
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
@@ -52,14 +54,17 @@ class Attention(nn.Module):
             key_mask: (B, N) booleans, true where the token counts.
             context: tokens that data-dependent weights are made from; x by default.
         """
-        place = {"grid": grid, "prefix": prefix, "context": x if context is None else context}
-        if self.sr is None:
-            q, k, v = project(self.qkv, self.core.num_heads, x)
-            out = self.core(q, k, v, key_mask=key_mask, **place)
-        else:
+        place: dict[str, Any] = {"grid": grid, "prefix": prefix, "context": x if context is None else context}
+        out = None
+        if self.sr is not None:
             q, k, v, local = self._reduced(x, grid, prefix, key_mask)
-            out = self.core(q, k, v, local=local, **place)
-        return self.proj_drop(self.proj(out.flatten(2)))
+            out = self.core(q, k, v, local=local, **place).flatten(2)
+        elif key_mask is None:
+            out = self.core.from_tokens(x, self.qkv, **place)
+        if out is None:
+            q, k, v = project(self.qkv, self.core.num_heads, x)
+            out = self.core(q, k, v, key_mask=key_mask, **place).flatten(2)
+        return self.proj_drop(self.proj(out))
 
     def _reduced(self, x: Tensor, grid: Grid, prefix: int,
                  key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

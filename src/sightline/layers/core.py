@@ -48,3 +48,11 @@ class Core(nn.Module):
             (B, N, H, D).
         """
         raise NotImplementedError
+
+    def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
+        """The same from the tokens (B, N, C) themselves, where there is a faster way than projecting them first.
+
+        Returns:
+            (B, N, C), or None where there is no such way.
+        """
+        return None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sightline.layers.core import Core, Grid
 from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
+from sightline.ops.inline.projected import inline_from_tokens
 from sightline.ops.inline.reference import local_residual
 
 
@@ -33,6 +34,13 @@ class InlineCore(Core):
         if local is not None and weights is not None:
             out = out + F.pad(local_residual(local[:, prefix:], weights, grid), (0, 0, 0, 0, prefix, 0))
         return out
+
+    def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
+        direct = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        if not direct or self.feature_map.phi != "identity" or x.shape[1] < self.dim:
+            return None
+        weights = None if self.residual is None else self.residual(context)
+        return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)
 
 
 class ResidualWeights(nn.Module):

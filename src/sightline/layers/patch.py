@@ -48,7 +48,7 @@ class ConvEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        x, grid = to_tokens(self.proj(x))
+        x, grid = to_tokens(self.proj(pad_to_multiple(x, self.proj.stride)))
         return self.norm(x), grid
 
 

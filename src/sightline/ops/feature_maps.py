@@ -27,8 +27,10 @@ def check_feature_map(operator: str, phi: str, affine: Affine | None) -> None:
     if phi not in NAMES:
         raise ValueError(f"{operator}: phi={phi!r} is not a feature map; use one of {', '.join(NAMES)}")
     if (phi == AFFINE_MAP) != (affine is not None):
-        raise ValueError(f"{operator}: phi={phi!r} with affine={'given' if affine else None}; "
-                         f"affine=(weight, bias) goes with phi={AFFINE_MAP!r} and with no other")
+        raise ValueError(
+            f"{operator}: phi={phi!r} with affine={'given' if affine else None}; "
+            f"affine=(weight, bias) goes with phi={AFFINE_MAP!r} and with no other"
+        )
 
 
 def apply_feature_map(x: Tensor, phi: str, affine: Affine | None = None) -> Tensor:
@@ -41,10 +43,10 @@ def apply_feature_map(x: Tensor, phi: str, affine: Affine | None = None) -> Tens
 
 
 def hide(x: Tensor, hidden: Tensor | None) -> Tensor:
-    """x with zeros where `hidden` (batch, tokens, 1, 1): a hidden token may hold anything, even inf or nan."""
+    """x with zeros where `hidden` (batch, tokens, 1, 1): a hidden token may hold anything, even inf."""
     return x if hidden is None else x.masked_fill(hidden, 0.0)
 
 
 def key_features(k: Tensor, phi: str, affine: Affine | None, hidden: Tensor | None) -> Tensor:
-    """phi(k), zero for hidden tokens; they are hidden from phi too, whose derivative could be infinite there."""
+    """phi(k), zero for hidden tokens; hidden from phi too, whose derivative could be infinite there."""
     return hide(apply_feature_map(hide(k, hidden), phi, affine), hidden)

@@ -14,6 +14,7 @@ from sightline.ops.checks import (
     check_residual,
     check_same,
     check_tokens,
+    full_precision,
     lengths,
     per_sequence,
 )
@@ -23,25 +24,37 @@ from sightline.ops.inline import reference
 NAME = "inline_attention"
 
 
-def inline_attention(q: Tensor, k: Tensor, v: Tensor, *, phi: str = "identity", residual: Tensor | None = None,
-                     grid: Grid | None = None, prefix: int = 0, scale: float | None = None,
-                     key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
-                     grids: Sequence[Grid] | None = None, affine: Affine | None = None,
-                     backend: str | None = None) -> Tensor:
+def inline_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    phi: str = "identity",
+    residual: Tensor | None = None,
+    grid: Grid | None = None,
+    prefix: int = 0,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    grids: Sequence[Grid] | None = None,
+    affine: Affine | None = None,
+    backend: str | None = None,
+) -> Tensor:
     """InLine attention, linear in the number of tokens: rows sum to one, weights may be negative.
 
     Args:
         q: (batch, tokens, heads, head_dim), any strides.
         k, v: (batch, key tokens, heads, head_dim); v may have a head dim of its own.
         phi: identity, relu, leaky_relu, elu1, exp or relu_affine.
-        residual: (batch, channels, 3, 3): weights of the 3x3 neighbourhood of v added to every token after `prefix`.
+        residual: (batch, channels, 3, 3): weights of the 3x3 neighbourhood of v added to every token after
+            `prefix`.
         grid: (height, width) of the tokens after `prefix`; needed with `residual`.
         prefix: leading tokens (class token) that take part in the global term but not in the residual.
         scale: factor on the scores; head_dim ** -0.5 by default.
-        key_mask: (batch, key tokens) booleans, true where the key counts; a masked token is no neighbour either.
-            A row without any key gives zero.
-        cu_seqlens: packed form: q, k, v are (1, total, heads, head_dim) and this is [0, n1, n1 + n2, ...]; `grids`
-            then holds (height, width) of every image, and `residual` one row an image.
+        key_mask: (batch, key tokens) booleans, true where the key counts; a masked token is no neighbour
+            either. A row without any key gives zero.
+        cu_seqlens: packed form: q, k, v are (1, total, heads, head_dim) and this is [0, n1, n1 + n2, ...];
+            `grids` then holds (height, width) of every image, and `residual` one row an image.
         affine: (weight, bias) of relu_affine: relu(weight x + bias), weight (d, d) or (heads, d, d).
         backend: "auto", "torch"; see `sightline.backend`.
 
@@ -59,14 +72,17 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor, *, phi: str = "identity", 
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine)
     if prefix < 0:
-        raise ValueError(f"{NAME}: prefix={prefix} is negative; give the number of leading tokens without a place")
+        raise ValueError(
+            f"{NAME}: prefix={prefix} is negative; give the number of leading tokens without a place"
+        )
     backends.choose(NAME, q.device, backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if residual is not None:
         check_same(NAME, 1, q=q, v=v)
 
     def one(q: Tensor, k: Tensor, v: Tensor, **place: Any) -> Tensor:
-        return reference.inline_attention(q, k, v, phi, scale, prefix=prefix, affine=affine, **place)
+        with full_precision(q.device):
+            return reference.inline_attention(q, k, v, phi, scale, prefix=prefix, affine=affine, **place)
 
     if cu_seqlens is None:
         if residual is not None:
@@ -81,7 +97,9 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor, *, phi: str = "identity", 
     if residual is not None:
         check_residual(NAME, residual, len(sizes), v)
         if grids is None or len(grids) != len(sizes):
-            raise ValueError(f"{NAME}: grids={grids!r} for {len(sizes)} packed images; give one (height, width) each")
+            raise ValueError(
+                f"{NAME}: grids={grids!r} for {len(sizes)} packed images; give one (height, width) each"
+            )
         for i, (size, image_grid) in enumerate(zip(sizes, grids, strict=True)):
             check_grid(NAME, image_grid, size, prefix, what=f"grids[{i}]")
             places[i].update(residual=residual[i : i + 1], grid=image_grid)

@@ -12,8 +12,18 @@ from sightline.ops.checks import Grid, accumulate_dtype
 from sightline.ops.feature_maps import Affine, apply_feature_map, hide, key_features
 
 
-def inline_attention(q: Tensor, k: Tensor, v: Tensor, phi: str, scale: float, residual: Tensor | None,
-                     grid: Grid | None, prefix: int, key_mask: Tensor | None, affine: Affine | None) -> Tensor:
+def inline_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    phi: str,
+    scale: float,
+    residual: Tensor | None,
+    grid: Grid | None,
+    prefix: int,
+    key_mask: Tensor | None,
+    affine: Affine | None,
+) -> Tensor:
     """(B, N, H, D), (B, M, H, D), (B, M, H, E) -> (B, N, H, E)."""
     wide = accumulate_dtype(q.dtype)
     hidden = None if key_mask is None else ~key_mask[:, :, None, None]
@@ -38,8 +48,8 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor, phi: str, scale: float, re
 def local_residual(v: Tensor, weight: Tensor, grid: Grid) -> Tensor:
     """Depthwise convolution of the tokens' map, zero padded, with weights of its own for every image.
 
-    v (B, h * w, H, D), weight (B, C, k, k) -> (B, h * w, H, D). The images become channels of one channels-last map,
-    so that a single depthwise convolution serves the whole batch.
+    v (B, h * w, H, D), weight (B, C, k, k) -> (B, h * w, H, D). The images become channels of one
+    channels-last map, so that a single depthwise convolution serves the whole batch.
     """
     batch, tokens, heads, dim = v.shape
     height, width = grid
@@ -48,7 +58,10 @@ def local_residual(v: Tensor, weight: Tensor, grid: Grid) -> Tensor:
     channels, size = batch * heads * dim, weight.shape[-1]
     stacked = v.reshape(batch, tokens, heads * dim).transpose(0, 1).reshape(1, height, width, channels)
     out = F.conv2d(
-        stacked.permute(0, 3, 1, 2), weight.reshape(channels, 1, size, size), padding=size // 2, groups=channels
+        stacked.permute(0, 3, 1, 2),
+        weight.reshape(channels, 1, size, size),
+        padding=size // 2,
+        groups=channels,
     )
     out = out.permute(0, 2, 3, 1).reshape(tokens, batch, heads, dim)
     return out.transpose(0, 1)

@@ -3,16 +3,33 @@
 from torch import Tensor
 
 from sightline import backend as backends
-from sightline.ops.checks import check_key_mask, check_packed, check_same, check_tokens, lengths, per_sequence
+from sightline.ops.checks import (
+    check_key_mask,
+    check_packed,
+    check_same,
+    check_tokens,
+    full_precision,
+    lengths,
+    per_sequence,
+)
 from sightline.ops.feature_maps import Affine, check_feature_map
 from sightline.ops.linear import reference
 
 NAME = "linear_attention"
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, phi: str = "relu", eps: float = 1e-6,
-                     key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, affine: Affine | None = None,
-                     backend: str | None = None) -> Tensor:
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    phi: str = "relu",
+    eps: float = 1e-6,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    affine: Affine | None = None,
+    backend: str | None = None,
+) -> Tensor:
     """Weights phi(q_i).phi(k_j) / sum_j phi(q_i).phi(k_j), in linear time.
 
     Args:
@@ -20,8 +37,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, phi: str = "relu", eps:
         k, v: (batch, key tokens, heads, head_dim); v may have a head dim of its own.
         phi: relu, leaky_relu, elu1, exp, identity or relu_affine. With identity and
             leaky_relu the row sum can cross zero, where the weights are not bounded.
-        eps: the mean of phi(q_i).phi(k_j) over the keys is kept at least this far from zero, with its sign; a query
-            whose scores all vanish gives zero.
+        eps: the mean of phi(q_i).phi(k_j) over the keys that count is kept at least this far from zero, with
+            its sign; a query whose scores all vanish gives zero.
         key_mask: (batch, key tokens) booleans, true where the key counts.
         cu_seqlens: packed form: q, k, v are (1, total, heads, head_dim) and this is [0, n1, n1 + n2, ...].
         affine: (weight, bias) of relu_affine: relu(weight x + bias), weight (d, d) or (heads, d, d).
@@ -41,15 +58,16 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, phi: str = "relu", eps:
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine)
     backends.choose(NAME, q.device, backend)
+
+    def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with full_precision(q.device):
+            return reference.linear_attention(q, k, v, phi, eps, key_mask, affine)
+
     if cu_seqlens is None:
-        return reference.linear_attention(q, k, v, phi, eps, key_mask, affine)
+        return one(q, k, v)
     check_packed(NAME, key_mask, q=q, k=k, v=v)
     check_same(NAME, 1, q=q, k=k)
     sizes = lengths(NAME, cu_seqlens, q.shape[1])
-
-    def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return reference.linear_attention(q, k, v, phi, eps, None, affine)
-
     return per_sequence(one, [sizes] * 3, (q, k, v))
 
 

@@ -7,8 +7,9 @@ from sightline.ops.checks import accumulate_dtype
 from sightline.ops.feature_maps import Affine, apply_feature_map, hide, key_features
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, phi: str, eps: float, key_mask: Tensor | None,
-                     affine: Affine | None) -> Tensor:
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, phi: str, eps: float, key_mask: Tensor | None, affine: Affine | None
+) -> Tensor:
     """out_i = phi(q_i) S / (phi(q_i) . z), with S = sum_j phi(k_j) v_j^T and z = sum_j phi(k_j)."""
     wide = accumulate_dtype(q.dtype)
     hidden = None if key_mask is None else ~key_mask[:, :, None, None]

@@ -1,7 +1,7 @@
 """Newton-Raphson inverse of a symmetric matrix, with the gradient of the inverse taken once.
 
-Softmax-free Linear Transformers (IJCV 2024): X_0 = a A, X <- 2 X - X A X. The step size belongs to each matrix, so an
-image's result does not depend on its batch mates.
+Softmax-free Linear Transformers (IJCV 2024): X_0 = a A, X <- 2 X - X A X. The step size belongs to each
+matrix, so an image's result does not depend on its batch mates.
 """
 
 from typing import Any

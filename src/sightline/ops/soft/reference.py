@@ -10,13 +10,14 @@ from sightline.ops.checks import accumulate_dtype
 from sightline.ops.soft.newton import newton_inverse, step_size
 
 RIDGE = 0.01  # plain SOFT inverts A + RIDGE I
-# Newton's first step times ||A||_1^2, by `normalized`. At exactly 2 the iteration loses the leading eigenvector of a
-# matrix with equal row sums (one landmark, two, or identical ones: a flat image), hence the margin.
+# Newton's first step times ||A||_1^2, by `normalized`. At exactly 2, the paper's, the iteration loses the
+# leading eigenvector of a matrix with equal row sums (one landmark, two, or identical ones: a flat image).
 STEP = {False: 0.9 * 2, True: 2 - 2e-4}
 
 
-def soft_attention(q: Tensor, v: Tensor, landmarks: Tensor, normalized: bool, iterations: int,
-                   key_mask: Tensor | None) -> Tensor:
+def soft_attention(
+    q: Tensor, v: Tensor, landmarks: Tensor, normalized: bool, iterations: int, key_mask: Tensor | None
+) -> Tensor:
     """q (B, N, H, D), v (B, N, H, E), landmarks (B, m, H, D) -> (B, N, H, E)."""
     wide = accumulate_dtype(q.dtype)
     q_, v_, l_ = (t.to(wide).transpose(1, 2) for t in (q, v, landmarks))  # B H N D
@@ -35,7 +36,7 @@ def gaussian(a: Tensor, b: Tensor) -> Tensor:
 
 
 def landmark_inverse(landmarks: Tensor, normalized: bool, iterations: int) -> Tensor:
-    """A^+ of the landmarks' Gaussian matrix (SOFT), or D^-1/2 A^+ D^-1/2 with D the row sums of A (SOFT++)."""
+    """A^+ of the landmarks' Gaussian matrix (SOFT), or D^-1/2 A^+ D^-1/2, D the row sums of A (SOFT++)."""
     eye = torch.eye(landmarks.shape[-2], dtype=landmarks.dtype, device=landmarks.device)
     matrix = torch.where(eye.bool(), 1.0, gaussian(landmarks, landmarks))  # the diagonal is exactly one
     step = step_size(matrix, STEP[normalized])

@@ -9,9 +9,17 @@ from sightline.ops.softmax import reference
 NAME = "softmax_attention"
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, bias: Tensor | None = None,
-                      key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
-                      backend: str | None = None) -> Tensor:
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
     """softmax(scale * q k^T + bias) v, through torch's scaled_dot_product_attention.
 
     Args:

@@ -4,9 +4,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None,
-                      key_mask: Tensor | None) -> Tensor:
-    """(B, N, H, D), (B, M, H, D), (B, M, H, E) -> (B, N, H, E); a row whose keys are all masked gives zero."""
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, key_mask: Tensor | None
+) -> Tensor:
+    """(B, N, H, D), (B, M, H, D), (B, M, H, E) -> (B, N, H, E); a row with all keys masked gives zero."""
     mask = None if key_mask is None else key_mask[:, None, None, :]
     if key_mask is not None:  # a masked score that overflows would make inf - inf
         k, v = (t.masked_fill(~key_mask[:, :, None, None], 0.0) for t in (k, v))

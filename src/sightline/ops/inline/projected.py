@@ -1,0 +1,38 @@
+"""InLine attention taken straight from the tokens, when phi is the identity and q, k, v are projections of them.
+
+The operator then needs neither q nor k. With the centred cross moment S = mean(v x^T) - mean_v mean_x^T of a head,
+    C^T = S Wk^T    and    s q C = x (s C^T Wq)^T + s C^T bq,
+so the two projections are applied to a d x d matrix instead of N tokens, the bias of k cancels, and what is left on the
+tokens are four plain products of size N x C x C: those of a block without attention. Faster on a CPU, where such products
+run at full speed and products of N x d x d do not.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sightline.ops.checks import Grid
+from sightline.ops.inline.reference import local_residual
+
+
+def inline_from_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, residual: Tensor | None,
+                       grid: Grid, prefix: int = 0) -> Tensor:
+    """Tokens (B, N, C) and the packed projection, weight (3C, C) and bias (3C,) -> mixed values (B, N, C)."""
+    batch, tokens, dim = x.shape
+    heads = (num_heads, dim // num_heads)
+    w_q, w_k, w_v = weight.unflatten(0, (3, *heads)).unbind(0)  # H D C
+    v = F.linear(x, weight[2 * dim :], None if bias is None else bias[2 * dim :])
+    mean_x, mean_v = x.mean(1), v.mean(1)
+    moment = torch.baddbmm(mean_v.unsqueeze(2) * mean_x.unsqueeze(1), v.transpose(1, 2), x, beta=-1, alpha=1 / tokens)
+    per_head = moment.view(batch, *heads, dim).transpose(0, 1).reshape(num_heads, -1, dim)  # H BD C
+    covariance = torch.bmm(per_head, (w_k * heads[1] ** -0.5).transpose(1, 2))  # H BD D, scaled and transposed
+    mix = torch.bmm(covariance, w_q).view(num_heads, batch, heads[1], dim).transpose(0, 1).reshape(batch, dim, dim)
+    offset = mean_v
+    if bias is not None:
+        shift = torch.bmm(covariance, bias[:dim].view(*heads, 1)).view(num_heads, batch, heads[1])
+        offset = mean_v + shift.transpose(0, 1).reshape(batch, dim)
+    out = torch.baddbmm(offset.unsqueeze(1), x, mix.transpose(1, 2))
+    if residual is not None:
+        local = local_residual(v[:, prefix:].unflatten(-1, heads), residual, grid).flatten(2)
+        out[:, prefix:] += local
+    return out

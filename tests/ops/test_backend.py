@@ -1,0 +1,69 @@
+"""Which implementation runs."""
+
+import pytest
+import torch
+
+from sightline import backend
+from sightline.backend import choose
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(backend.VARIABLE, raising=False)
+    monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"fused"}))
+
+
+@pytest.mark.parametrize(
+    ("operator", "device", "expected"),
+    [("fused", CPU, "torch"), ("fused", CUDA, "triton"), ("plain", CPU, "torch"), ("plain", CUDA, "torch")],
+)
+@pytest.mark.parametrize("wanted", [None, "auto"])
+def test_auto_takes_the_kernel_where_it_can_run(
+    operator: str, device: torch.device, expected: str, wanted: str | None
+) -> None:
+    assert choose(operator, device, wanted) == expected
+
+
+def test_name_of_the_variable() -> None:
+    assert backend.VARIABLE == "SIGHTLINE_BACKEND"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("torch", "torch"), ("triton", "triton"), ("auto", "triton")]
+)
+def test_variable_replaces_auto(value: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGHTLINE_BACKEND", value)
+    assert choose("fused", CUDA) == expected
+
+
+@pytest.mark.parametrize(("argument", "expected"), [("torch", "torch"), ("triton", "triton")])
+def test_argument_wins_over_the_variable(
+    argument: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGHTLINE_BACKEND", "torch" if argument == "triton" else "triton")
+    assert choose("fused", CUDA, argument) == expected
+
+
+@pytest.mark.parametrize("value", ["nonsense", "", "Triton"])
+def test_unknown_argument(value: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"fused: backend='{value}' is not a backend; use one of auto, triton, torch"
+    ):
+        choose("fused", CPU, value)
+
+
+@pytest.mark.parametrize("value", ["nonsense", ""])
+def test_unknown_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGHTLINE_BACKEND", value)
+    with pytest.raises(ValueError, match=rf"fused: SIGHTLINE_BACKEND='{value}' is not a backend"):
+        choose("fused", CPU)
+
+
+def test_triton_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"plain: backend='triton' but there is no Triton kernel"):
+        choose("plain", CUDA, "triton")
+    monkeypatch.setenv("SIGHTLINE_BACKEND", "triton")
+    with pytest.raises(ValueError, match=r"plain: SIGHTLINE_BACKEND='triton' but there is no Triton kernel"):
+        choose("plain", CUDA)
