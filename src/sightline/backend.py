@@ -25,14 +25,10 @@ def choose(operator: str, device: torch.device, backend: str | None = None) -> s
     source = "backend" if backend is not None else VARIABLE
     wanted = backend if backend is not None else os.environ.get(VARIABLE, "auto")
     if wanted not in BACKENDS:
-        raise ValueError(
-            f"{operator}: {source}={wanted!r} is not a backend; use one of {', '.join(BACKENDS)}"
-        )
+        raise ValueError(f"{operator}: {source}={wanted!r} is not a backend; use one of {', '.join(BACKENDS)}")
     has_kernel = operator in TRITON_OPERATORS
     if wanted == "triton" and not has_kernel:
-        raise ValueError(
-            f"{operator}: {source}='triton' but there is no Triton kernel for it; use 'auto' or 'torch'"
-        )
+        raise ValueError(f"{operator}: {source}='triton' but there is no Triton kernel for it; use 'auto' or 'torch'")
     if wanted == "auto":
         return "triton" if has_kernel and device.type == "cuda" else "torch"
     return wanted

@@ -30,27 +30,21 @@ def test_name_of_the_variable() -> None:
     assert backend.VARIABLE == "SIGHTLINE_BACKEND"
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [("torch", "torch"), ("triton", "triton"), ("auto", "triton")]
-)
+@pytest.mark.parametrize(("value", "expected"), [("torch", "torch"), ("triton", "triton"), ("auto", "triton")])
 def test_variable_replaces_auto(value: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_BACKEND", value)
     assert choose("fused", CUDA) == expected
 
 
 @pytest.mark.parametrize(("argument", "expected"), [("torch", "torch"), ("triton", "triton")])
-def test_argument_wins_over_the_variable(
-    argument: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_argument_wins_over_the_variable(argument: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_BACKEND", "torch" if argument == "triton" else "triton")
     assert choose("fused", CUDA, argument) == expected
 
 
 @pytest.mark.parametrize("value", ["nonsense", "", "Triton"])
 def test_unknown_argument(value: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"fused: backend='{value}' is not a backend; use one of auto, triton, torch"
-    ):
+    with pytest.raises(ValueError, match=rf"fused: backend='{value}' is not a backend; use one of auto, triton, torch"):
         choose("fused", CPU, value)
 
 

@@ -46,9 +46,7 @@ def refuses(name: str, match: str, batch: int = 2, **changed: object) -> None:
 def test_number_of_dimensions(name: str, position: int, shape: tuple[int, ...]) -> None:
     argument = list(arguments(name))[position]
     shown = ", ".join(map(str, shape))
-    refuses(
-        name, rf"{argument} has shape \({shown}\); give it as \(batch, tokens", **{argument: tensor(*shape)}
-    )
+    refuses(name, rf"{argument} has shape \({shown}\); give it as \(batch, tokens", **{argument: tensor(*shape)})
 
 
 @every
@@ -100,9 +98,7 @@ def test_head_dim_of_the_keys(name: str) -> None:
 @every
 def test_number_of_values(name: str) -> None:
     other = "q" if name == "soft_attention" else "k"
-    refuses(
-        name, rf"v has shape \(2, 5, 3, 8\) but {other} has .*same number of tokens", v=tensor(2, 5, 3, 8)
-    )
+    refuses(name, rf"v has shape \(2, 5, 3, 8\) but {other} has .*same number of tokens", v=tensor(2, 5, 3, 8))
 
 
 @every
@@ -135,9 +131,7 @@ def test_shape_of_the_residual(shape: tuple[int, ...]) -> None:
 
 def test_residual_is_floating_point() -> None:
     wrong = tensor(2, 24, 3, 3, dtype=torch.int64)
-    refuses(
-        "inline_attention", "residual is torch.int64 on cpu; give floating-point", residual=wrong, grid=(2, 3)
-    )
+    refuses("inline_attention", "residual is torch.int64 on cpu; give floating-point", residual=wrong, grid=(2, 3))
 
 
 def test_residual_is_on_the_same_device() -> None:
@@ -238,9 +232,7 @@ def test_residual_of_packed_images() -> None:
         "residual": tensor(1, 24, 3, 3),
         "grids": [(2, 1), (2, 2)],
     }
-    refuses(
-        "inline_attention", r"residual has shape \(1, 24, 3, 3\); give .*\(2, 24, 3, 3\)", batch=1, **packed
-    )
+    refuses("inline_attention", r"residual has shape \(1, 24, 3, 3\); give .*\(2, 24, 3, 3\)", batch=1, **packed)
 
 
 def test_no_bias_on_packed_sequences() -> None:
@@ -279,9 +271,7 @@ def test_every_packed_image_has_landmarks(landmark_ends: list[int], counts: str)
 
 @pytest.mark.parametrize("given", ["cu_seqlens", "cu_landmarks"])
 def test_both_ends_or_neither(given: str) -> None:
-    refuses(
-        "soft_attention", "cu_seqlens and cu_landmarks go together", batch=1, **{given: torch.tensor([0, 6])}
-    )
+    refuses("soft_attention", "cu_seqlens and cu_landmarks go together", batch=1, **{given: torch.tensor([0, 6])})
 
 
 @pytest.mark.parametrize("iterations", [0, -1])
@@ -297,17 +287,13 @@ def test_unknown_backend(name: str) -> None:
 @every
 def test_backend_without_a_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset())
-    refuses(
-        name, "backend='triton' but there is no Triton kernel for it; use 'auto' or 'torch'", backend="triton"
-    )
+    refuses(name, "backend='triton' but there is no Triton kernel for it; use 'auto' or 'torch'", backend="triton")
 
 
 @every
 def test_unknown_backend_in_the_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_BACKEND", "nonsense")
-    with pytest.raises(
-        ValueError, match=f"^{name}: SIGHTLINE_BACKEND='nonsense' is not a backend; use one of auto"
-    ):
+    with pytest.raises(ValueError, match=f"^{name}: SIGHTLINE_BACKEND='nonsense' is not a backend; use one of auto"):
         OPERATORS[name](**arguments(name))
     assert OPERATORS[name](**arguments(name), backend="torch").shape == (2, 6, 3, 8)
 

@@ -31,9 +31,7 @@ GRIDS = [(3, 5), (1, 7), (7, 1), (1, 1)]
 GRID_OF = {1: (1, 1), 49: (7, 7), 63: (9, 7), 196: (14, 14), 197: (14, 14)}
 
 
-def definition(
-    q: Tensor, k: Tensor, v: Tensor, phi: str = "identity", *params: Tensor, **options: object
-) -> Tensor:
+def definition(q: Tensor, k: Tensor, v: Tensor, phi: str = "identity", *params: Tensor, **options: object) -> Tensor:
     return attend(inline_weights(q, k, phi, *params, **options), v)
 
 
@@ -332,9 +330,7 @@ class WithResidual(nn.Module):
 def test_compiles_without_graph_breaks() -> None:
     inputs = (*qkv(2, 13, 3, 8, torch.float32), tokens(2, 24, 3, 3, dtype=torch.float32))
     compiled = torch.compile(WithResidual(), fullgraph=True, backend="aot_eager")
-    for a, b in zip(
-        value_and_grads(compiled, *inputs), value_and_grads(WithResidual(), *inputs), strict=True
-    ):
+    for a, b in zip(value_and_grads(compiled, *inputs), value_and_grads(WithResidual(), *inputs), strict=True):
         assert_close(a, b, 1e-6)
 
 

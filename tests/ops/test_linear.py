@@ -29,9 +29,7 @@ from .brute_force import (
 POSITIVE = ("relu", "elu1", "exp")  # the row sum cannot cross zero
 
 
-def definition(
-    q: Tensor, k: Tensor, v: Tensor, phi: str = "relu", *params: Tensor, **options: Tensor
-) -> Tensor:
+def definition(q: Tensor, k: Tensor, v: Tensor, phi: str = "relu", *params: Tensor, **options: Tensor) -> Tensor:
     return attend(linear_weights(q, k, phi, *params, **options), v)
 
 
@@ -79,9 +77,7 @@ def test_gradcheck(phi: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 63, 197])
 def test_views_of_a_packed_projection(n: int) -> None:
-    assert_same(
-        lambda x: linear_attention(*x.unbind(2)), lambda x: definition(*x.unbind(2)), tokens(2, n, 3, 4, 24)
-    )
+    assert_same(lambda x: linear_attention(*x.unbind(2)), lambda x: definition(*x.unbind(2)), tokens(2, n, 3, 4, 24))
 
 
 def test_cross_attention_with_its_own_value_dim() -> None:
@@ -168,9 +164,7 @@ def test_empty(batch: int, n: int, m: int) -> None:
 
 
 def test_an_image_does_not_see_its_batch() -> None:
-    batch = [
-        t * torch.tensor([1.0, 1e3, 1e-2])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)
-    ]
+    batch = [t * torch.tensor([1.0, 1e3, 1e-2])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)]
     together = linear_attention(*batch)
     for i in range(3):
         assert_close(linear_attention(*(t[i : i + 1] for t in batch)), together[i : i + 1], 1e-6)

@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from sightline.ops import soft_attention
 from sightline.ops.soft.newton import convergence, newton_inverse, step_size
+from sightline.ops.soft.reference import gaussian as gaussian_by_products
+from sightline.ops.soft.reference import landmark_inverse
 
 from .brute_force import (
     HALVES,
@@ -165,9 +167,7 @@ def test_step_size_is_each_matrix_s_own() -> None:
 
 def test_convergence_of_each_matrix() -> None:
     matrix = torch.stack([2 * torch.eye(3), torch.eye(3)])
-    torch.testing.assert_close(
-        convergence(matrix, torch.stack([torch.eye(3), torch.eye(3)])), torch.tensor([1.0, 0.0])
-    )
+    torch.testing.assert_close(convergence(matrix, torch.stack([torch.eye(3), torch.eye(3)])), torch.tensor([1.0, 0.0]))
 
 
 @both
@@ -179,9 +179,7 @@ def test_an_image_does_not_see_its_batch(spread: float, iterations: int, normali
     q, landmarks = q * sizes, landmarks * sizes
     together = soft_attention(q, v, landmarks, normalized=normalized, iterations=iterations)
     for i in (0, 2):
-        alone = soft_attention(
-            *(t[i : i + 1] for t in (q, v, landmarks)), normalized=normalized, iterations=iterations
-        )
+        alone = soft_attention(*(t[i : i + 1] for t in (q, v, landmarks)), normalized=normalized, iterations=iterations)
         assert_close(alone, together[i : i + 1], 1e-6)
 
 
@@ -215,6 +213,15 @@ def test_landmarks_in_coinciding_pairs(noise: float, normalized: bool) -> None:
     if noise == 0:
         wide = (t.double() for t in (q, v, landmarks))
         assert_close(out, definition(*wide, normalized, inverse=torch.linalg.pinv), 1e-3)
+
+
+def test_far_from_the_origin_a_point_is_still_at_distance_zero_from_itself() -> None:
+    """There the expansion of the square rounds to either side of zero, in float32."""
+    points = 300 + tokens(64, 1, 1, 24, dtype=torch.float32)
+    assert gaussian_by_products(points, points).max() <= 1
+    ones = torch.ones(64, 1, 1, 1)
+    torch.testing.assert_close(landmark_inverse(points, True, 20), ones)
+    torch.testing.assert_close(landmark_inverse(points, False, 20), ones / 1.01)
 
 
 @both
@@ -258,9 +265,7 @@ def test_masked_tokens_beyond_range_reach_no_other_query(garbage: float) -> None
 @both
 def test_row_without_keys_gives_zero(normalized: bool) -> None:
     mask = torch.tensor([[True, True, False], [False, False, False]])
-    out, *grads = value_and_grads(
-        lambda *x: soft_attention(*x, normalized=normalized, key_mask=mask), *inputs(n=3)
-    )
+    out, *grads = value_and_grads(lambda *x: soft_attention(*x, normalized=normalized, key_mask=mask), *inputs(n=3))
     assert torch.equal(out[1], torch.zeros_like(out[1]))
     assert out[0].abs().min() > 0
     assert all(g.isfinite().all() for g in grads)
@@ -296,9 +301,7 @@ def test_empty(batch: int, n: int, normalized: bool) -> None:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("n", [1, 49, 197])
 def test_half_precision(n: int, dtype: torch.dtype, normalized: bool) -> None:
-    assert_half_follows_single(
-        lambda *x: soft_attention(*x, normalized=normalized), *inputs(n=n, dim=32, dtype=dtype)
-    )
+    assert_half_follows_single(lambda *x: soft_attention(*x, normalized=normalized), *inputs(n=n, dim=32, dtype=dtype))
 
 
 @both
@@ -319,9 +322,7 @@ def test_half_precision_does_not_overflow_at_65536_tokens(normalized: bool) -> N
 
 @both
 def test_autocast_does_not_lower_the_sums(normalized: bool) -> None:
-    assert_autocast_changes_nothing(
-        lambda *x: soft_attention(*x, normalized=normalized), *inputs(dtype=torch.float16)
-    )
+    assert_autocast_changes_nothing(lambda *x: soft_attention(*x, normalized=normalized), *inputs(dtype=torch.float16))
 
 
 class Soft(nn.Module):

@@ -46,15 +46,11 @@ def test_gradcheck() -> None:
 
 @pytest.mark.parametrize("n", [1, 63, 197])
 def test_views_of_a_packed_projection(n: int) -> None:
-    assert_same(
-        lambda x: softmax_attention(*x.unbind(2)), lambda x: definition(*x.unbind(2)), tokens(2, n, 3, 4, 24)
-    )
+    assert_same(lambda x: softmax_attention(*x.unbind(2)), lambda x: definition(*x.unbind(2)), tokens(2, n, 3, 4, 24))
 
 
 def test_cross_attention_with_its_own_value_dim() -> None:
-    assert_same(
-        softmax_attention, definition, tokens(2, 7, 3, 24), tokens(2, 13, 3, 24), tokens(2, 13, 3, 10)
-    )
+    assert_same(softmax_attention, definition, tokens(2, 7, 3, 24), tokens(2, 13, 3, 24), tokens(2, 13, 3, 10))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
@@ -132,9 +128,7 @@ def test_empty(batch: int, n: int, m: int) -> None:
 
 
 def test_an_image_does_not_see_its_batch() -> None:
-    batch = [
-        t * torch.tensor([1.0, 1e3, 1e-3])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)
-    ]
+    batch = [t * torch.tensor([1.0, 1e3, 1e-3])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)]
     together = softmax_attention(*batch)
     for i in range(3):
         assert_close(softmax_attention(*(t[i : i + 1] for t in batch)), together[i : i + 1], 1e-6)
@@ -177,7 +171,5 @@ def test_compiles_without_graph_breaks() -> None:
         return softmax_attention(q, k, v, bias=bias, key_mask=mask)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    for a, b in zip(
-        value_and_grads(compiled, q, k, v, bias), value_and_grads(function, q, k, v, bias), strict=True
-    ):
+    for a, b in zip(value_and_grads(compiled, q, k, v, bias), value_and_grads(function, q, k, v, bias), strict=True):
         assert_close(a, b, 1e-6)

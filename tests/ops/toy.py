@@ -2,8 +2,8 @@
 
 Every printed score of softmax and InLine is met to 0.01 by the scales between 0.670 and 0.692. The default
 scale of the operators, d ** -0.5 = 0.707, meets those of the first three queries and is off by up to 0.015
-on the fourth: the figure was made with some other scale, or from a fourth query other than the one printed. Linear
-attention has no scale.
+on the fourth: the figure was made with some other scale, or from a fourth query other than the one printed.
+Linear attention has no scale.
 """
 
 import torch

@@ -30,12 +30,21 @@ class Attention(nn.Module):
         sr_ratio: keys and values come from a map reduced by this factor (PVT).
     """
 
-    def __init__(self, dim: int, num_heads: int, mechanism: Spec, *, stride: int = 16, qkv_bias: bool = True,
-                 proj_drop: float = 0.0, sr_ratio: int = 1) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mechanism: Spec,
+        *,
+        stride: int = 16,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        sr_ratio: int = 1,
+    ) -> None:
         super().__init__()
         self.mechanism = mechanism
         self.core = mechanism.build(dim, num_heads, stride)
-        self.qkv = nn.Linear(dim, (2 if self.core.shared_qk else 3) * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, mechanism.projections * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.sr: nn.Conv2d | None = None
@@ -45,8 +54,14 @@ class Attention(nn.Module):
             self.sr = nn.Conv2d(dim, dim, sr_ratio, sr_ratio)
             self.sr_norm = nn.LayerNorm(dim)
 
-    def forward(self, x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None,
-                context: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> Tensor:
         """(B, N, C) -> (B, N, C).
 
         Args:
@@ -66,8 +81,9 @@ class Attention(nn.Module):
             out = self.core(q, k, v, key_mask=key_mask, **place).flatten(2)
         return self.proj_drop(self.proj(out))
 
-    def _reduced(self, x: Tensor, grid: Grid, prefix: int,
-                 key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _reduced(
+        self, x: Tensor, grid: Grid, prefix: int, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q on the full map, k and v on the reduced one, and v on the full one for local terms."""
         assert self.sr is not None
         if prefix or key_mask is not None:
@@ -76,4 +92,3 @@ class Attention(nn.Module):
         _, k, v = project(self.qkv, self.core.num_heads, self.sr_norm(reduced))
         q, _, local = project(self.qkv, self.core.num_heads, x)
         return q, k, v, local
-

@@ -21,8 +21,16 @@ class PreNormBlock(nn.Module):
         raw_context: data-dependent weights of the attention are made from the block's input before the norm.
     """
 
-    def __init__(self, dim: int, attn: nn.Module, mlp_ratio: float = 4.0, eps: float = 1e-6, drop: float = 0.0,
-                 drop_path: float = 0.0, raw_context: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        attn: nn.Module,
+        mlp_ratio: float = 4.0,
+        eps: float = 1e-6,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        raw_context: bool = False,
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps)
         self.attn = attn
@@ -41,8 +49,9 @@ class PreNormBlock(nn.Module):
 class PostNormBlock(nn.Module):
     """norm(x + attn(x)), then norm(x + mlp(x)), with the tanh GELU: the blocks of SOFT."""
 
-    def __init__(self, dim: int, attn: nn.Module, mlp_ratio: float = 4.0, drop: float = 0.0,
-                 drop_path: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, attn: nn.Module, mlp_ratio: float = 4.0, drop: float = 0.0, drop_path: float = 0.0
+    ) -> None:
         super().__init__()
         self.attn = attn
         self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()

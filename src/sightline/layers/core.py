@@ -31,8 +31,18 @@ class Core(nn.Module):
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, context: Tensor, grid: Grid, prefix: int = 0,
-                key_mask: Tensor | None = None, local: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+    ) -> Tensor:
         """Mix the values.
 
         Args:

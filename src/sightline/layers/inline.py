@@ -17,14 +17,25 @@ from sightline.ops.inline.reference import local_residual
 class InlineCore(Core):
     """InLine attention; `residual=False` leaves the 3x3 neighbourhood out."""
 
-    def __init__(self, dim: int, num_heads: int, stride: int = 16, *, phi: str = "identity",
-                 residual: bool = True) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, stride: int = 16, *, phi: str = "identity", residual: bool = True
+    ) -> None:
         super().__init__(dim, num_heads, stride)
         self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
         self.residual = ResidualWeights(dim, num_heads) if residual else None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, context: Tensor, grid: Grid, prefix: int = 0,
-                key_mask: Tensor | None = None, local: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+    ) -> Tensor:
         weights = None if self.residual is None else self.residual(context, key_mask if local is None else None)
         joint = weights if local is None else None  # the operator adds the residual where it has the values
         out = inline_attention(

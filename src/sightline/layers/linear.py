@@ -14,6 +14,16 @@ class LinearCore(Core):
         super().__init__(dim, num_heads, stride)
         self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, context: Tensor, grid: Grid, prefix: int = 0,
-                key_mask: Tensor | None = None, local: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+    ) -> Tensor:
         return linear_attention(q, k, v, phi=self.feature_map.phi, affine=self.feature_map.affine, key_mask=key_mask)

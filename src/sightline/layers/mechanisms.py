@@ -1,7 +1,7 @@
 """The table of attention mechanisms, and the notation that selects them.
 
-A mechanism is a name, with options in brackets where it has any: `softmax`, `inline`, `inline(phi=relu,residual=false)`.
-New behaviour is a new row here.
+A mechanism is a name, with options in brackets where it has any: `softmax`, `inline(phi=relu,residual=false)`. New
+behaviour is a new row here.
 """
 
 import inspect
@@ -51,7 +51,7 @@ class Spec:
         name = name.strip()
         if name not in MECHANISMS:
             near = get_close_matches(name, MECHANISMS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise ValueError(f"attention={text!r}: no mechanism {name!r}{hint} There are: {', '.join(MECHANISMS)}")
         if bracket and not rest.rstrip().endswith(")"):
             raise ValueError(f"attention={text!r}: the bracket is not closed")
@@ -62,16 +62,20 @@ class Spec:
         return spec
 
     def check(self) -> None:
-        """Refuse options that the mechanism does not have."""
+        """Refuse options that the mechanism does not have, or that are given twice."""
         signature = inspect.signature(MECHANISMS[self.name].core.__init__)
         known = {n: p.default for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
-        for key, value in self.options:
+        for i, (key, value) in enumerate(self.options):
+            if key in dict(self.options[:i]):
+                raise ValueError(f"attention={self}: {key} is given twice")
             if key not in known:
-                raise ValueError(f"attention={self}: {self.name} has no option {key!r}; "
-                                 f"it has {', '.join(known) or 'none'}")
+                raise ValueError(
+                    f"attention={self}: {self.name} has no option {key!r}; it has {', '.join(known) or 'none'}"
+                )
             if type(value) is not type(known[key]):
-                raise ValueError(f"attention={self}: {key}={value!r} should be {type(known[key]).__name__}, "
-                                 f"such as {known[key]!r}")
+                raise ValueError(
+                    f"attention={self}: {key}={value!r} should be {type(known[key]).__name__}, such as {known[key]!r}"
+                )
 
     def build(self, dim: int, num_heads: int, stride: int) -> Core:
         """The core for `dim` channels in `num_heads` heads, on tokens of `stride` pixels."""
@@ -81,6 +85,11 @@ class Spec:
     def windowed(self) -> bool:
         """Whether it keeps to the windows, stripes or reduced maps of its family."""
         return MECHANISMS[self.name].core.windowed
+
+    @property
+    def projections(self) -> int:
+        """How many projections of the tokens it takes: q, k and v, or q and v where queries are their own keys."""
+        return 2 if MECHANISMS[self.name].core.shared_qk else 3
 
     def __str__(self) -> str:
         options = ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.options)

@@ -1,9 +1,9 @@
 """Which mechanism each block of a model uses.
 
-    "inline"                              every block
-    "inline,inline,softmax,softmax"       one a stage
-    "inline*2+softmax*16"                 blocks inside a stage; a part without a count fills what is left
-    ["inline", "softmax", ...]            a sequence: one a stage, or one a block, or a sequence for each stage
+"inline"                              every block
+"inline,inline,softmax,softmax"       one a stage
+"inline*2+softmax*16"                 blocks inside a stage; a part without a count fills what is left
+["inline", "softmax", ...]            a sequence: one a stage, or one a block, or a sequence for each stage
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ def parse_pattern(attention: Pattern, depths: Sequence[int]) -> list[list[Spec]]
 
     Example: `parse_pattern("inline,softmax", (1, 2))` gives [[inline], [softmax, softmax]].
     """
+    _check_names(attention)
     entries = _split(attention, ",") if isinstance(attention, str) else list(attention)
     if len(entries) == 1:
         entries = entries * len(depths)
@@ -25,8 +26,10 @@ def parse_pattern(attention: Pattern, depths: Sequence[int]) -> list[list[Spec]]
         specs = iter([Spec.parse(str(e)) for e in entries])
         return [[next(specs) for _ in range(depth)] for depth in depths]
     if len(entries) != len(depths):
-        raise ValueError(f"attention={attention!r} has {len(entries)} parts; give one for the model, "
-                         f"{len(depths)} (one a stage) or {sum(depths)} (one a block)")
+        raise ValueError(
+            f"attention={attention!r} has {len(entries)} parts; give one for the model, "
+            f"{len(depths)} (one a stage) or {sum(depths)} (one a block)"
+        )
     return [_stage(entry, depth, attention) for entry, depth in zip(entries, depths, strict=True)]
 
 
@@ -34,6 +37,14 @@ def format_pattern(pattern: Sequence[Sequence[Spec]]) -> str:
     """The shortest notation of a pattern: equal stages and equal blocks are written once."""
     stages = [_format_stage(blocks) for blocks in pattern]
     return stages[0] if len(set(stages)) == 1 and "+" not in stages[0] else ",".join(stages)
+
+
+def _check_names(attention: object) -> None:
+    """A name, a sequence of names, or a sequence of such sequences."""
+    for entry in [attention] if isinstance(attention, str) or not isinstance(attention, Sequence) else attention:
+        names = [entry] if isinstance(entry, str) or not isinstance(entry, Sequence) else entry
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(f"attention={attention!r}: give names of mechanisms, as in 'inline,softmax'")
 
 
 def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[Spec]:
@@ -51,8 +62,10 @@ def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[S
     open_parts = counts.count(None)
     rest = depth - fixed
     if open_parts > 1 or rest < 0 or (open_parts == 0 and rest != 0):
-        raise ValueError(f"attention={attention!r}: {entry!r} does not make the {depth} blocks of its stage; "
-                         f"write counts that add up, as in 'inline*2+softmax*{max(depth - 2, 1)}'")
+        raise ValueError(
+            f"attention={attention!r}: {entry!r} does not make the {depth} blocks of its stage; "
+            f"write counts that add up, as in 'inline*2+softmax*{max(depth - 2, 1)}'"
+        )
     return [spec for spec, count in zip(specs, counts, strict=True) for _ in range(rest if count is None else count)]
 
 

@@ -21,7 +21,8 @@ def resample_grid(table: Tensor, grid: Grid, mode: str) -> Tensor:
 class PositionTable(nn.Module):
     """A table (1, h, w, C), and one row for each prefix token.
 
-    The table keeps its two sides apart, so that 112 x 448 pixels are not taken for 224 x 224, which have as many tokens.
+    The table keeps its two sides apart, so that 112 x 448 pixels are not taken for 224 x 224, which have
+    as many tokens.
     """
 
     def __init__(self, grid: Grid, dim: int, prefix: int = 0, mode: str = "bilinear") -> None:

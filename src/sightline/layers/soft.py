@@ -22,13 +22,28 @@ class SoftCore(Core):
 
     def __init__(self, dim: int, num_heads: int, stride: int = 16, *, ratio: int = 0, iterations: int = 20) -> None:
         super().__init__(dim, num_heads, stride)
+        if ratio < 0 or iterations < 1:
+            raise ValueError(
+                f"soft(ratio={ratio},iterations={iterations}): give a ratio of at least 1, or 0 for "
+                f"landmarks 32 pixels apart, and at least one step"
+            )
         self.ratio = ratio or max(1, 32 // stride)
         self.iterations = iterations
         self.landmarks = Landmarks(self.head_dim, self.ratio)
         self.local = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, context: Tensor, grid: Grid, prefix: int = 0,
-                key_mask: Tensor | None = None, local: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+    ) -> Tensor:
         if local is not None:
             raise ValueError("soft attention takes its keys from the queries' tokens; leave sr_ratios at 1")
         q = q * self.head_dim**-0.25
@@ -63,7 +78,7 @@ class Landmarks(nn.Module):
         batch, _, heads, dim = q.shape
         maps = q.reshape(batch, *grid, heads, dim).permute(0, 3, 4, 1, 2).reshape(batch * heads, dim, *grid)
         maps = self.conv(pad_to_multiple(maps, self.conv.stride))
-        points = maps.reshape(batch, heads, dim, -1).permute(0, 3, 1, 2)  # B m H D
+        points = maps.unflatten(0, (batch, heads)).flatten(3).permute(0, 3, 1, 2)  # B m H D
         return F.gelu(self.norm(points))
 
 

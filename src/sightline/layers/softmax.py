@@ -11,6 +11,17 @@ class SoftmaxCore(Core):
 
     windowed = True
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, context: Tensor, grid: Grid, prefix: int = 0,
-                key_mask: Tensor | None = None, local: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         return softmax_attention(q, k, v, bias=bias, key_mask=key_mask)

@@ -18,26 +18,41 @@ class StripeAttention(nn.Module):
     `stripe=0` is one branch over the whole map.
     """
 
-    def __init__(self, dim: int, num_heads: int, mechanism: Spec, *, stripe: int, stride: int = 4,
-                 qkv_bias: bool = True, proj_drop: float = 0.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mechanism: Spec,
+        *,
+        stripe: int,
+        stride: int = 4,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+    ) -> None:
         super().__init__()
         count = 2 if stripe else 1
         if num_heads % count:
-            raise ValueError(f"num_heads={num_heads} cannot be shared by the two directions of the stripes; "
-                             f"choose an even number")
+            raise ValueError(
+                f"num_heads={num_heads} cannot be shared by the two directions of the stripes; choose an even number"
+            )
         self.mechanism = mechanism
-        self.branches = nn.ModuleList(
-            [Branch(dim // count, num_heads // count, mechanism, stripe, bool(i), stride) for i in range(count)]
-        )
-        core = self.branches[0].core
-        self.parts = 2 if core.shared_qk else 3
+        width, heads = dim // count, num_heads // count
+        branches = [Branch(width, heads, mechanism, stripe, bool(i), stride) for i in range(count)]
+        self.branches = nn.ModuleList(branches)
+        self.parts = 2 if branches[0].core.shared_qk else 3
         self.num_heads = num_heads
         self.qkv = nn.Linear(dim, self.parts * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(self, x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None,
-                context: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> Tensor:
         """(B, N, C) -> (B, N, C); data-dependent weights are made from `context`, x by default."""
         if prefix or key_mask is not None:
             raise ValueError("stripe attention takes no prefix tokens and no key_mask")

@@ -23,15 +23,31 @@ class WindowAttention(Attention):
     their shifted windows are laid over a padded map, which gives the same regions.
     """
 
-    def __init__(self, dim: int, num_heads: int, mechanism: Spec, *, window: int, shift: bool, stride: int = 4,
-                 qkv_bias: bool = True, proj_drop: float = 0.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mechanism: Spec,
+        *,
+        window: int,
+        shift: bool,
+        stride: int = 4,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+    ) -> None:
         super().__init__(dim, num_heads, mechanism, stride=stride, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.window = window
         self.shift = window // 2 if shift else 0
         self.position_bias = RelativePositionBias(window, num_heads) if mechanism.windowed else None
 
-    def forward(self, x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None,
-                context: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> Tensor:
         if prefix or key_mask is not None or context is not None:
             raise ValueError("window attention takes no prefix tokens, no key_mask and no context")
         if self.position_bias is not None:

@@ -45,10 +45,9 @@ class Windows:
     def join(self, x: Tensor) -> Tensor:
         """The reverse of `cut`; padding is dropped."""
         (down, across), (wh, ww), (top, left) = self.counts, self.size, self.offset
-        dim = x.shape[-1]
-        x = x.reshape(-1, down, across, wh, ww, dim).transpose(2, 3).reshape(-1, down * wh, across * ww, dim)
-        x = x[:, top : top + self.grid[0], left : left + self.grid[1]]
-        return x.reshape(x.shape[0], -1, dim)
+        batch, dim = x.shape[0] // (down * across), x.shape[-1]
+        x = x.reshape(batch, down, across, wh, ww, dim).transpose(2, 3).reshape(batch, down * wh, across * ww, dim)
+        return x[:, top : top + self.grid[0], left : left + self.grid[1]].flatten(1, 2)
 
     def key_mask(self, batch: int, device: torch.device) -> Tensor | None:
         """(B * windows, tokens of a window), true for tokens of the map; None without padding."""

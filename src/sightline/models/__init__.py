@@ -7,4 +7,4 @@ from sightline.models.soft import Soft
 from sightline.models.swin import Swin
 from sightline.models.zoo import VARIANTS, Variant
 
-__all__ = ["VARIANTS", "CSwin", "DeiT", "PVT", "Soft", "Swin", "Variant"]
+__all__ = ["PVT", "VARIANTS", "CSwin", "DeiT", "Soft", "Swin", "Variant"]

@@ -32,8 +32,15 @@ class VisionModel(nn.Module):
     num_prefix_tokens = 0  # leading tokens of the last features that are not places of the grid
     pools: tuple[str, ...] = ("avg", "max", "")
 
-    def __init__(self, num_classes: int, num_features: int, in_chans: int, img_size: Size, global_pool: str,
-                 drop_rate: float) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        num_features: int,
+        in_chans: int,
+        img_size: Size,
+        global_pool: str,
+        drop_rate: float,
+    ) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = num_features
@@ -123,7 +130,9 @@ class VisionModel(nn.Module):
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Parameters besides biases and norms that an optimizer must not decay: tokens and position tables."""
-        return {n for n, _ in self.named_parameters() if any(w in n for w in ("pos_embed", "cls_token", "position_bias"))}
+        return {
+            n for n, _ in self.named_parameters() if any(w in n for w in ("pos_embed", "cls_token", "position_bias"))
+        }
 
     def _check_output_fmt(self, output_fmt: str, formats: tuple[str, ...]) -> None:
         if output_fmt not in formats:

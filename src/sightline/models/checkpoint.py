@@ -56,8 +56,9 @@ class Mismatch:
 class MismatchError(CheckpointError):
     """A checkpoint that does not fit the model; `mismatch` names every key."""
 
-    def __init__(self, what: str, mismatch: Mismatch) -> None:
-        super().__init__(f"{what}: {'; '.join(mismatch.lines())}")
+    def __init__(self, what: str, mismatch: Mismatch, remedy: str = "") -> None:
+        super().__init__(f"{what}: {'; '.join(mismatch.lines())}{remedy}")
+        self.what = what
         self.mismatch = mismatch
 
 
@@ -86,15 +87,15 @@ def _fit(state: State, model: "VisionModel") -> State:
     """Resample what depends on the size of images or windows, the number of channels or of classes."""
     state = dict(state)
     for name, module in model.named_modules():
-        if isinstance(module, PositionTable) and _ndim(state, f"{name}.weight") == 4:
+        if isinstance(module, PositionTable) and _is_table(state, f"{name}.weight", 4):
             grid = (module.weight.shape[1], module.weight.shape[2])
             state[f"{name}.weight"] = resample_grid(state[f"{name}.weight"], grid, module.mode)
-        if isinstance(module, RelativePositionBias) and _ndim(state, f"{name}.table") == 2:
+        if isinstance(module, RelativePositionBias) and _is_table(state, f"{name}.table", 2):
             table, side = state[f"{name}.table"], module.side
             if table.shape[0] != side * side and math.isqrt(table.shape[0]) ** 2 == table.shape[0]:
                 state[f"{name}.table"] = resample_bias(table, (side + 1) // 2)
     conv = f"{model.first_conv}.weight"
-    if _ndim(state, conv) == 4 and state[conv].shape[1] != model.in_chans:
+    if _is_table(state, conv, 4) and state[conv].shape[1] == 3 != model.in_chans:
         state[conv] = adapt_input_conv(model.in_chans, state[conv])
     _fit_head(state, model)
     return state
@@ -102,7 +103,7 @@ def _fit(state: State, model: "VisionModel") -> State:
 
 def _fit_head(state: State, model: "VisionModel") -> None:
     """Weights for another number of classes leave the model's own head as it is, and say so."""
-    classes = state["head.weight"].shape[0] if _ndim(state, "head.weight") == 2 else model.num_classes
+    classes = state["head.weight"].shape[0] if _is_table(state, "head.weight", 2) else model.num_classes
     if classes == model.num_classes:
         return
     if model.num_classes:
@@ -116,8 +117,9 @@ def _fit_head(state: State, model: "VisionModel") -> None:
     state.update({f"head.{k}": v for k, v in model.get_classifier().state_dict().items()})
 
 
-def _ndim(state: State, key: str) -> int:
-    return state[key].ndim if key in state else -1
+def _is_table(state: State, key: str, ndim: int) -> bool:
+    """Whether there is something to resample; what has another form is left, to be named as misshapen."""
+    return key in state and state[key].ndim == ndim and state[key].numel() > 0
 
 
 def compare(state: State, model: nn.Module) -> Mismatch:

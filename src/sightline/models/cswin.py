@@ -32,18 +32,39 @@ class CSwin(Pyramid):
     first_conv = "stages.0.embed.proj"
     stem_stride = 4
 
-    def __init__(self, img_size: Size = 224, in_chans: int = 3, num_classes: int = 1000, global_pool: str = "avg",
-                 attention: Pattern = "inline,inline,softmax,softmax", embed_dims: int | Sequence[int] = 64,
-                 num_heads: Sequence[int] = (2, 4, 8, 16), depths: Sequence[int] = (2, 4, 18, 1),
-                 stripes: Sequence[int] = (1, 2, 7, 7), map_stripes: Sequence[int] = (0, 0, 0, 0),
-                 mlp_ratio: float = 4.0, qkv_bias: bool = True, drop_rate: float = 0.0, pos_drop_rate: float = 0.0,
-                 proj_drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        img_size: Size = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        attention: Pattern = "inline,inline,softmax,softmax",
+        embed_dims: int | Sequence[int] = 64,
+        num_heads: Sequence[int] = (2, 4, 8, 16),
+        depths: Sequence[int] = (2, 4, 18, 1),
+        stripes: Sequence[int] = (1, 2, 7, 7),
+        map_stripes: Sequence[int] = (0, 0, 0, 0),
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
         if isinstance(embed_dims, int):
             embed_dims = [embed_dims * 2**i for i in range(4)]
         dims = stage_values("embed_dims", embed_dims, 4)
         heads = stage_values("num_heads", num_heads, 4)
         depths = stage_values("depths", depths, 4)
-        widths = {True: stage_values("stripes", stripes, 4), False: stage_values("map_stripes", map_stripes, 4)}
+        widths = {
+            True: stage_values("stripes", stripes, 4),
+            False: stage_values("map_stripes", map_stripes, 4),
+        }
+        if min(widths[True]) < 1 or min(widths[False]) < 0:
+            raise ValueError(
+                f"stripes={widths[True]}, map_stripes={widths[False]}: give positive widths in tokens "
+                f"(0 for the whole map in map_stripes)"
+            )
         pattern = parse_pattern(attention, depths)
         rates = drop_path_rates(drop_path_rate, depths)
         stages = []
@@ -64,7 +85,7 @@ class CSwin(Pyramid):
                 for mechanism, rate in zip(pattern[i], rates[i], strict=True)
             ]  # fmt: skip
             embed = ConvEmbed(dims[i - 1], dim, 3, 2, 1) if i else ConvEmbed(in_chans, dim, 7, 4, 2)
-            stages.append(Stage(embed, blocks, dim))
+            stages.append(Stage(embed, blocks, dim, pos_drop=0.0 if i else pos_drop_rate))
         super().__init__(
             stages, dims, nn.LayerNorm(dims[-1]), num_classes=num_classes, in_chans=in_chans, img_size=img_size,
             global_pool=global_pool, drop_rate=drop_rate,

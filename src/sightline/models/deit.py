@@ -38,11 +38,24 @@ class DeiT(VisionModel):
     first_conv = "patch_embed.proj"
     pools = ("token", "avg", "max", "")
 
-    def __init__(self, img_size: Size = 224, patch_size: int = 16, in_chans: int = 3, num_classes: int = 1000,
-                 global_pool: str = "token", attention: Pattern = "inline", embed_dims: int | Sequence[int] = 192,
-                 num_heads: int | Sequence[int] = 6, depths: int | Sequence[int] = 12, mlp_ratio: float = 4.0,
-                 qkv_bias: bool = True, drop_rate: float = 0.0, pos_drop_rate: float = 0.0,
-                 proj_drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        img_size: Size = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        attention: Pattern = "inline",
+        embed_dims: int | Sequence[int] = 192,
+        num_heads: int | Sequence[int] = 6,
+        depths: int | Sequence[int] = 12,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
         (dim,), (heads,) = stage_values("embed_dims", embed_dims, 1), stage_values("num_heads", num_heads, 1)
         (depth,) = stage_values("depths", depths, 1)
         self.stem_stride = patch_size
@@ -67,7 +80,7 @@ class DeiT(VisionModel):
                 for mechanism, rate in zip(mechanisms, rates, strict=True)
             ]
         )
-        self.norm = nn.LayerNorm(dim, 1e-6)
+        self.norm: nn.Module = nn.LayerNorm(dim, 1e-6)
         self.feature_info = [{"num_chs": dim, "reduction": patch_size, "module": f"blocks.{i}"} for i in range(depth)]
         self.init_weights()
 
@@ -88,9 +101,16 @@ class DeiT(VisionModel):
             x = self._block(block, x, grid)
         return self.norm(x)
 
-    def forward_intermediates(self, x: Tensor, indices: int | list[int] | None = None,
-                              return_prefix_tokens: bool = False, norm: bool = False, stop_early: bool = False,
-                              output_fmt: str = "NCHW", intermediates_only: bool = False) -> Any:
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
         """The features after chosen blocks; with the final features before them unless `intermediates_only`.
 
         Args:
@@ -113,8 +133,9 @@ class DeiT(VisionModel):
                 features.append((places, tokens[:, :1]) if return_prefix_tokens else places)
         return features if intermediates_only else (self.norm(x), features)
 
-    def prune_intermediate_layers(self, indices: int | list[int] = 1, prune_norm: bool = False,
-                                  prune_head: bool = True) -> list[int]:
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
         """Drop what the chosen blocks do not need."""
         take, last = feature_take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]

@@ -1,22 +1,22 @@
 """The layouts of the published checkpoints, and their names in sightline.
 
-Only names and shapes are known here. A family is a list of (pattern, replacement) pairs, applied to every key in turn;
-pairs of projections that sightline keeps as one are joined afterwards.
+Only names and shapes are known here. A family is a list of (pattern, replacement) pairs, applied to every key
+in turn; pairs of projections that sightline keeps as one are joined afterwards.
 """
 
+import math
 import re
 
 import torch
-from torch import Tensor
 
-State = dict[str, Tensor]
+from sightline.models.reader import CheckpointError, State
 
-# One key that tells a published family from the others.
+# Keys that tell a published family from the others; the first family with one of them is taken.
 SIGNATURES = {
-    "cswin": r"^stage1_conv_embed\.0\.weight$",
-    "soft": r"^patch_embed1\.proj\.0\.weight$",
-    "pvt": r"^patch_embed1\.proj\.weight$",
-    "swin": r"^layers\.0\.blocks\.0\.norm1\.weight$",
+    "cswin": r"^stage1_conv_embed\.0\.weight$|^stage\d\.\d+\.attns\.\d\.get_v\.",
+    "soft": r"^patch_embed1\.proj\.0\.weight$|^block\d\.\d+\.att\.mha\.",
+    "pvt": r"^patch_embed1\.proj\.weight$|^block\d\.\d+\.attn\.kv\.weight$",
+    "swin": r"^layers\.0\.blocks\.0\.norm1\.weight$|^layers\.\d\.blocks\.\d+\.attn\.qkv\.weight$",
     "deit": r"^blocks\.0\.attn\.(?:qkv|core)\.",
 }
 # The same for checkpoints that sightline itself wrote.
@@ -82,31 +82,39 @@ def family_of(keys: list[str]) -> tuple[str, bool] | None:
     return None
 
 
+def rename(key: str, family: str) -> str:
+    """The name in sightline of a key of a published checkpoint, before projections are joined."""
+    for pattern, replacement in RULES[family]:
+        key = re.sub(pattern, replacement, key)
+    return key
+
+
 def to_native(state: State, family: str) -> State:
     """A published state dict under sightline's names and shapes."""
-    renamed: State = {}
-    for key, value in state.items():
-        if IGNORED.search(key):
-            continue
-        for pattern, replacement in RULES[family]:
-            key = re.sub(pattern, replacement, key)
-        renamed[key] = value
+    renamed = {rename(key, family): value for key, value in state.items() if not IGNORED.search(key)}
     return _split_positions(_join(renamed))
 
 
 def _join(state: State) -> State:
-    """Put split projections together."""
+    """Put split projections together; halves that do not match stay apart, to be named as unexpected."""
     out: State = {}
     for key, value in state.items():
-        for (first, second), whole in JOINED:
-            if first in key and key.replace(first, second) in state:
-                out[key.replace(first, whole)] = torch.cat([value, state[key.replace(first, second)]])
-                break
-            if second in key and key.replace(second, first) in state:
-                break
+        parts, whole = _halves(key)
+        if all(part in state for part in parts) and len({state[part].shape[1:] for part in parts}) == 1:
+            if key == parts[0]:
+                out[whole] = torch.cat([state[part] for part in parts])
         else:
             out[key] = value
     return out
+
+
+def _halves(key: str) -> tuple[tuple[str, ...], str]:
+    """The two keys of a split projection that `key` is one of, and the key of the whole."""
+    for halves, whole in JOINED:
+        for half in halves:
+            if half in key:
+                return tuple(key.replace(half, other) for other in halves), key.replace(half, whole)
+    return ("",), key
 
 
 def _split_positions(state: State) -> State:
@@ -117,12 +125,13 @@ def _split_positions(state: State) -> State:
             out[key] = value
             continue
         rows = value.shape[1] if value.ndim == 3 else 0
-        side = int(rows**0.5)
+        side = math.isqrt(rows)
         prefix = rows - side * side
         if value.ndim != 3 or prefix > 1 or side == 0:
-            raise ValueError(f"{key} has shape {tuple(value.shape)}; a published table is (1, n * n or 1 + n * n, "
-                             f"channels)")
+            raise CheckpointError(
+                f"{key} has shape {tuple(value.shape)}; a published table is (1, n * n or 1 + n * n, C)"
+            )
         if prefix:
             out[f"{key}.prefix"] = value[:, :prefix]
-        out[f"{key}.weight"] = value[:, prefix:].reshape(1, side, side, -1)
+        out[f"{key}.weight"] = value[:, prefix:].unflatten(1, (side, side))
     return out

@@ -39,11 +39,18 @@ class Stage(nn.Module):
         dim: channels.
         grid: where given, the stage has a position table of this size.
         class_token: start the sequence with a learned token.
-        pos_drop: dropout after the positions are added.
+        pos_drop: dropout of the tokens before the first block.
     """
 
-    def __init__(self, embed: nn.Module, blocks: Sequence[nn.Module], dim: int, grid: Grid | None = None,
-                 class_token: bool = False, pos_drop: float = 0.0) -> None:
+    def __init__(
+        self,
+        embed: nn.Module,
+        blocks: Sequence[nn.Module],
+        dim: int,
+        grid: Grid | None = None,
+        class_token: bool = False,
+        pos_drop: float = 0.0,
+    ) -> None:
         super().__init__()
         self.prefix = int(class_token)
         self.embed = embed
@@ -58,7 +65,8 @@ class Stage(nn.Module):
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
         if self.pos_embed is not None:
-            x = self.pos_drop(x + self.pos_embed(grid))
+            x = x + self.pos_embed(grid)
+        x = self.pos_drop(x)
         for block in self.blocks:
             x = checkpoint(block, x, grid, self.prefix) if save_memory else block(x, grid, self.prefix)
         return x, grid
@@ -75,7 +83,8 @@ class Pyramid(VisionModel):
         self.stages = nn.ModuleList(stages)
         self.norm = norm
         self.feature_info = [
-            {"num_chs": dim, "reduction": self.stem_stride * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+            {"num_chs": dim, "reduction": self.stem_stride * 2**i, "module": f"stages.{i}"}
+            for i, dim in enumerate(dims)
         ]
         self.init_weights()
 
@@ -99,9 +108,15 @@ class Pyramid(VisionModel):
         x = self.norm(tokens)
         return x if self.num_prefix_tokens else x.reshape(x.shape[0], grid[0], grid[1], x.shape[2])
 
-    def forward_intermediates(self, x: Tensor, indices: int | list[int] | None = None, norm: bool = False,
-                              stop_early: bool = False, output_fmt: str = "NCHW",
-                              intermediates_only: bool = False) -> Any:
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
         """The features of chosen stages, as maps; with the final features before them unless `intermediates_only`.
 
         Args:
@@ -124,8 +139,9 @@ class Pyramid(VisionModel):
             maps.append(image.contiguous() if output_fmt == "NCHW" else image.permute(0, 2, 3, 1).contiguous())
         return maps if intermediates_only else (self._finish(*outputs[-1]), maps)
 
-    def prune_intermediate_layers(self, indices: int | list[int] = 1, prune_norm: bool = False,
-                                  prune_head: bool = True) -> list[int]:
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
         """Drop what the chosen stages do not need."""
         take, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]

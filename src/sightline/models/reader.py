@@ -1,7 +1,7 @@
 """Reading files of weights: what is in them is data and is never run.
 
-Pickles are read with `weights_only=True`, sizes are checked before anything is allocated, and every refusal is a
-`CheckpointError` of one line.
+Pickles are read with `weights_only=True`, sizes are checked before anything is allocated, and every refusal
+is a `CheckpointError` of one line.
 """
 
 import argparse
@@ -49,9 +49,7 @@ def read_state(path: str | Path) -> State:
     loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
     state = unwrap(loaded)
     if not state:
-        raise CheckpointError(
-            f"{path}: no weights in it; expected a state dict, or one under {', '.join(STATE_KEYS)}"
-        )
+        raise CheckpointError(f"{path}: no weights in it; expected a state dict, or one under {', '.join(STATE_KEYS)}")
     _check_sizes(path, state)
     return state
 
@@ -76,8 +74,7 @@ def _check_sizes(path: Path, state: State) -> None:
         held = value.untyped_storage().nbytes()
         if value.numel() * value.element_size() > held:
             raise CheckpointError(
-                f"{path}: {key} claims shape {tuple(value.shape)} but holds {held} bytes; "
-                f"the file is damaged or forged"
+                f"{path}: {key} claims shape {tuple(value.shape)} but holds {held} bytes; the file is damaged or forged"
             )
         stored[value.untyped_storage().data_ptr()] = held
     if sum(stored.values()) > path.stat().st_size:
@@ -91,9 +88,7 @@ def _read_safetensors(path: Path) -> Any:
     try:
         return safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: not a readable safetensors file ({_line(error)}); save it again"
-        ) from error
+        raise CheckpointError(f"{path}: not a readable safetensors file ({_line(error)}); save it again") from error
 
 
 def _read_pickle(path: Path) -> Any:
@@ -129,9 +124,7 @@ def _check_archive(path: Path) -> None:
     if claimed > size:
         raise CheckpointError(f"{path}: {size} bytes claim to unpack to {claimed}; refused as a zip bomb")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise CheckpointError(
-            f"{path}: a compressed archive, which torch does not write; unpack and save it again"
-        )
+        raise CheckpointError(f"{path}: a compressed archive, which torch does not write; unpack and save it again")
 
 
 def _unsafe(path: Path) -> list[str]:

@@ -31,11 +31,23 @@ class Soft(Pyramid):
     pools = ("token", "avg", "max", "")
     output_fmt = "NLC"
 
-    def __init__(self, img_size: Size = 224, in_chans: int = 3, num_classes: int = 1000, global_pool: str = "token",
-                 attention: Pattern = "soft,soft,soft,softmax", embed_dims: Sequence[int] = (64, 128, 320, 512),
-                 num_heads: Sequence[int] = (2, 4, 10, 16), depths: Sequence[int] = (1, 2, 3, 2),
-                 mlp_ratio: float = 4.0, qkv_bias: bool = True, drop_rate: float = 0.0, pos_drop_rate: float = 0.0,
-                 proj_drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        img_size: Size = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        attention: Pattern = "soft,soft,soft,softmax",
+        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        num_heads: Sequence[int] = (2, 4, 10, 16),
+        depths: Sequence[int] = (1, 2, 3, 2),
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
         dims = stage_values("embed_dims", embed_dims, 4)
         heads = stage_values("num_heads", num_heads, 4)
         depths = stage_values("depths", depths, 4)

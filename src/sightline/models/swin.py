@@ -32,20 +32,35 @@ class Swin(Pyramid):
     first_conv = "stages.0.embed.proj"
     stem_stride = 4
 
-    def __init__(self, img_size: Size = 224, in_chans: int = 3, num_classes: int = 1000, global_pool: str = "avg",
-                 attention: Pattern = "inline,inline,inline,softmax", embed_dims: int | Sequence[int] = 96,
-                 num_heads: Sequence[int] = (3, 6, 12, 24), depths: Sequence[int] = (2, 2, 6, 2),
-                 window_size: int = 7, map_window: int = 0, mlp_ratio: float = 4.0, qkv_bias: bool = True,
-                 drop_rate: float = 0.0, pos_drop_rate: float = 0.0, proj_drop_rate: float = 0.0,
-                 drop_path_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        img_size: Size = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        attention: Pattern = "inline,inline,inline,softmax",
+        embed_dims: int | Sequence[int] = 96,
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        depths: Sequence[int] = (2, 2, 6, 2),
+        window_size: int = 7,
+        map_window: int = 0,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
         if isinstance(embed_dims, int):
             embed_dims = [embed_dims * 2**i for i in range(4)]
         dims = stage_values("embed_dims", embed_dims, 4)
         heads = stage_values("num_heads", num_heads, 4)
         depths = stage_values("depths", depths, 4)
         if window_size < 1 or map_window < 0:
-            raise ValueError(f"window_size={window_size}, map_window={map_window}: give a positive side in tokens "
-                             f"(0 for the whole map in map_window)")
+            raise ValueError(
+                f"window_size={window_size}, map_window={map_window}: give a positive side in tokens "
+                f"(0 for the whole map in map_window)"
+            )
         pattern = parse_pattern(attention, depths)
         rates = drop_path_rates(drop_path_rate, depths)
         stages = []
@@ -65,15 +80,18 @@ class Swin(Pyramid):
                 for j, (mechanism, rate) in enumerate(zip(pattern[i], rates[i], strict=True))
             ]  # fmt: skip
             embed = PatchMerge(dims[i - 1], dim) if i else PatchEmbed(in_chans, dim, 4, norm=True)
-            stages.append(Stage(embed, blocks, dim))
+            stages.append(Stage(embed, blocks, dim, pos_drop=0.0 if i else pos_drop_rate))
         super().__init__(
             stages, dims, nn.LayerNorm(dims[-1]), num_classes=num_classes, in_chans=in_chans, img_size=img_size,
             global_pool=global_pool, drop_rate=drop_rate,
         )  # fmt: skip
 
-    def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None,
-                       window_size: int | None = None) -> None:
+    def set_input_size(
+        self, img_size: Size | None = None, patch_size: Size | None = None, window_size: int | None = None
+    ) -> None:
         """Another image size, and where given another side of the softmax windows, with its bias tables resampled."""
+        if window_size is not None and window_size < 1:
+            raise ValueError(f"window_size={window_size}: give a positive side in tokens")
         super().set_input_size(img_size, patch_size)
         if window_size is not None:
             for module in self.modules():

@@ -101,8 +101,9 @@ VARIANTS: dict[str, Variant] = {
 default_cfgs = generate_default_cfgs({name: variant.cfg() for name, variant in VARIANTS.items()})
 
 
-def create(name: str, pretrained: bool = False, device: Any = None, dtype: torch.dtype | None = None,
-           **kwargs: Any) -> nn.Module:
+def create(
+    name: str, pretrained: bool = False, device: Any = None, dtype: torch.dtype | None = None, **kwargs: Any
+) -> nn.Module:
     """Build the variant `name`; keyword arguments replace those of its row. `timm.create_model` ends here."""
     variant = VARIANTS[name]
     features = 3 if variant.cls is DeiT else (0, 1, 2, 3)

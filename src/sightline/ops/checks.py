@@ -35,17 +35,14 @@ def check_tokens(operator: str, **tensors: Tensor) -> None:
                 f"{operator}: {name} has shape {tuple(t.shape)}; give it as (batch, tokens, heads, head_dim)"
             )
         if t.dtype not in DTYPES:
-            raise ValueError(
-                f"{operator}: {name} is {t.dtype}; cast it to float16, bfloat16, float32 or float64"
-            )
+            raise ValueError(f"{operator}: {name} is {t.dtype}; cast it to float16, bfloat16, float32 or float64")
         if t.dtype != first.dtype:
             raise ValueError(
                 f"{operator}: {name} is {t.dtype} but {first_name} is {first.dtype}; cast them to one dtype"
             )
         if t.device != first.device:
             raise ValueError(
-                f"{operator}: {name} is on {t.device} but {first_name} is on {first.device}; "
-                f"move them to one device"
+                f"{operator}: {name} is on {t.device} but {first_name} is on {first.device}; move them to one device"
             )
         if (t.shape[0], t.shape[2]) != (first.shape[0], first.shape[2]):
             raise ValueError(
@@ -74,17 +71,14 @@ def check_key_mask(operator: str, mask: Tensor | None, k: Tensor) -> None:
         raise ValueError(f"{operator}: key_mask is {mask.dtype}; give booleans, true where the key counts")
     if tuple(mask.shape) != (k.shape[0], k.shape[1]):
         raise ValueError(
-            f"{operator}: key_mask has shape {tuple(mask.shape)}; "
-            f"give (batch, key tokens) = {(k.shape[0], k.shape[1])}"
+            f"{operator}: key_mask has shape {tuple(mask.shape)}; give (batch, key tokens) = {(k.shape[0], k.shape[1])}"
         )
 
 
 def check_grid(operator: str, grid: Grid | None, tokens: int, prefix: int, what: str = "grid") -> None:
     """`grid` = (height, width) covers the tokens after the prefix."""
     if grid is None:
-        raise ValueError(
-            f"{operator}: {what}=None with a residual; give (height, width) of the tokens after prefix"
-        )
+        raise ValueError(f"{operator}: {what}=None with a residual; give (height, width) of the tokens after prefix")
     if len(grid) != 2 or min(grid) < 0:
         raise ValueError(f"{operator}: {what}={grid!r} is not (height, width)")
     if grid[0] * grid[1] + prefix != tokens:
@@ -104,8 +98,7 @@ def check_residual(operator: str, residual: Tensor, images: int, v: Tensor) -> N
         )
     if not residual.is_floating_point() or residual.device != v.device:
         raise ValueError(
-            f"{operator}: residual is {residual.dtype} on {residual.device}; "
-            f"give floating-point weights on {v.device}"
+            f"{operator}: residual is {residual.dtype} on {residual.device}; give floating-point weights on {v.device}"
         )
 
 

@@ -72,9 +72,7 @@ def inline_attention(
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine)
     if prefix < 0:
-        raise ValueError(
-            f"{NAME}: prefix={prefix} is negative; give the number of leading tokens without a place"
-        )
+        raise ValueError(f"{NAME}: prefix={prefix} is negative; give the number of leading tokens without a place")
     backends.choose(NAME, q.device, backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if residual is not None:
@@ -97,9 +95,7 @@ def inline_attention(
     if residual is not None:
         check_residual(NAME, residual, len(sizes), v)
         if grids is None or len(grids) != len(sizes):
-            raise ValueError(
-                f"{NAME}: grids={grids!r} for {len(sizes)} packed images; give one (height, width) each"
-            )
+            raise ValueError(f"{NAME}: grids={grids!r} for {len(sizes)} packed images; give one (height, width) each")
         for i, (size, image_grid) in enumerate(zip(sizes, grids, strict=True)):
             check_grid(NAME, image_grid, size, prefix, what=f"grids[{i}]")
             places[i].update(residual=residual[i : i + 1], grid=image_grid)

@@ -3,8 +3,8 @@
 The operator then needs neither q nor k. With the centred cross moment S = mean(v x^T) - mean_v mean_x^T of a head,
     C^T = S Wk^T    and    s q C = x (s C^T Wq)^T + s C^T bq,
 so the two projections are applied to a d x d matrix instead of N tokens, the bias of k cancels, and what is left on the
-tokens are four plain products of size N x C x C: those of a block without attention. Faster on a CPU, where such products
-run at full speed and products of N x d x d do not.
+tokens are four plain products of size N x C x C: those of a block without attention. Faster on a CPU, where such
+products run at full speed and products of N x d x d do not.
 """
 
 import torch
@@ -15,12 +15,19 @@ from sightline.ops.checks import Grid
 from sightline.ops.inline.reference import local_residual
 
 
-def inline_from_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, residual: Tensor | None,
-                       grid: Grid, prefix: int = 0) -> Tensor:
+def inline_from_tokens(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    num_heads: int,
+    residual: Tensor | None,
+    grid: Grid,
+    prefix: int = 0,
+) -> Tensor:
     """Tokens (B, N, C) and the packed projection, weight (3C, C) and bias (3C,) -> mixed values (B, N, C)."""
     batch, tokens, dim = x.shape
     heads = (num_heads, dim // num_heads)
-    w_q, w_k, w_v = weight.unflatten(0, (3, *heads)).unbind(0)  # H D C
+    w_q, w_k, _ = weight.unflatten(0, (3, *heads)).unbind(0)  # H D C
     v = F.linear(x, weight[2 * dim :], None if bias is None else bias[2 * dim :])
     mean_x, mean_v = x.mean(1), v.mean(1)
     moment = torch.baddbmm(mean_v.unsqueeze(2) * mean_x.unsqueeze(1), v.transpose(1, 2), x, beta=-1, alpha=1 / tokens)

@@ -33,11 +33,10 @@ def inline_attention(
         share = 1 / key_mask.sum(1).clamp(min=1).to(wide)[:, None, None, None]  # B 1 1 1
     else:
         share = fk.new_full((1, 1, 1, 1), 1 / max(fk.shape[1], 1))
-    mean_k = fk.sum(1).unsqueeze(-1) * share  # B H D 1
-    mean_v = fv.sum(1).unsqueeze(-2) * share  # B H 1 E
-    moment = fk.permute(0, 2, 3, 1) @ fv.transpose(1, 2)  # B H D E
-    covariance = (moment * share - mean_k * mean_v) * scale
-    out = (fq.transpose(1, 2) @ covariance + mean_v).transpose(1, 2)  # B N H E
+    mean_k, mean_v = fk.sum(1, keepdim=True) * share, fv.sum(1, keepdim=True) * share  # B 1 H D
+    centred = hide(fk - mean_k, hidden)  # before the product, so that large means do not cancel in it
+    covariance = centred.permute(0, 2, 3, 1) @ fv.transpose(1, 2) * (share * scale)  # B H D E
+    out = (fq.transpose(1, 2) @ covariance).transpose(1, 2) + mean_v  # B N H E
     if residual is not None:
         assert grid is not None
         local = local_residual(fv[:, prefix:], residual.to(wide), grid)

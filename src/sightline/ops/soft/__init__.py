@@ -74,8 +74,7 @@ def soft_attention(
     counts = lengths(NAME, cu_landmarks, landmarks.shape[1], name="cu_landmarks")
     if len(counts) != len(sizes) or min(counts) == 0:
         raise ValueError(
-            f"{NAME}: cu_landmarks gives {counts} landmarks for {len(sizes)} images; "
-            f"give at least one for every image"
+            f"{NAME}: cu_landmarks gives {counts} landmarks for {len(sizes)} images; give at least one for every image"
         )
     return per_sequence(one, [sizes, sizes, counts], (q, v, landmarks))
 

@@ -1,0 +1,124 @@
+"""`sightline list`: the registered models, or the attention mechanisms."""
+
+import json
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from sightline.cli.options import Command, UsageError, nearest, option, positional
+from sightline.cli.table import Column, show
+
+COLUMNS = (
+    Column("name"),
+    Column("size", right=True),
+    Column("params M", right=True),
+    Column("FLOPs G", right=True),
+    Column("top-1", right=True),
+    Column("dims / heads / depths", wide=True),
+    Column("attention", wide=True),
+    Column("family"),
+)
+DIGITS = {"params_m": 2, "flops_g": 1, "top1": 1}
+ATTENTION_COLUMNS = (
+    Column("name"),
+    Column("cost"),
+    Column("where"),
+    Column("options"),
+    Column("paper", wide=True),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """List the registered models, with parameters, multiply-adds and ImageNet-1K top-1 as published."""
+
+    pattern: str | None = positional("only names that match, such as '*swin*'", optional=True)
+    attention: bool = option("list the attention mechanisms instead", default=False)
+    json: bool = option("print JSON", default=False)
+
+
+def run(options: Options) -> None:
+    """Print the table of models or of mechanisms."""
+    pattern = "*" if options.pattern is None else options.pattern
+    known = mechanism_rows() if options.attention else model_rows()
+    rows = [row for row in known if fnmatchcase(row["name"], pattern)]
+    if not rows:
+        names = [row["name"] for row in known]
+        words = sorted({f"*{word}*" for name in names for word in name.split("_")})
+        remedy = nearest(pattern, names, nearest(pattern, words, "without a pattern all are shown"))
+        raise UsageError(f"no name matches {pattern!r}; {remedy}")
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif options.attention:
+        show(ATTENTION_COLUMNS, [_mechanism_cells(row) for row in rows])
+    else:
+        show(COLUMNS, [_model_cells(row) for row in rows])
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """What is published of every model, a dictionary each."""
+    from sightline.layers.pattern import format_pattern, parse_pattern
+    from sightline.models.identify import arguments
+    from sightline.models.zoo import VARIANTS
+
+    rows = []
+    for name, variant in VARIANTS.items():
+        args = arguments(name)
+        rows.append(
+            {
+                "name": name,
+                "family": variant.cls.family,
+                "img_size": variant.size,
+                "params_m": variant.params,
+                "flops_g": variant.flops,
+                "top1": variant.top1,
+                "embed_dims": args["embed_dims"],
+                "num_heads": args["num_heads"],
+                "depths": args["depths"],
+                "attention": format_pattern(parse_pattern(args["attention"], args["depths"])),
+            }
+        )
+    return rows
+
+
+def mechanism_rows() -> list[dict[str, Any]]:
+    """Every attention mechanism with its options and their defaults, a dictionary each."""
+    from inspect import signature
+
+    from sightline.layers.mechanisms import MECHANISMS
+
+    rows = []
+    for name, mechanism in MECHANISMS.items():
+        parameters = signature(mechanism.core.__init__).parameters.values()
+        rows.append(
+            {
+                "name": name,
+                "cost": mechanism.cost,
+                "windowed": mechanism.core.windowed,
+                "options": {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
+                "paper": mechanism.paper,
+            }
+        )
+    return rows
+
+
+def _model_cells(row: dict[str, Any]) -> list[str]:
+    numbers = ("-" if row[key] is None else f"{row[key]:.{digits}f}" for key, digits in DIGITS.items())
+    sizes = " / ".join("-".join(map(str, row[key])) for key in ("embed_dims", "num_heads", "depths"))
+    return [row["name"], str(row["img_size"]), *numbers, sizes, row["attention"], row["family"]]
+
+
+def _mechanism_cells(row: dict[str, Any]) -> list[str]:
+    from sightline.layers.mechanisms import Spec
+
+    where = "windows, stripes" if row["windowed"] else "whole map"
+    text = str(Spec("", tuple(row["options"].items())))[1:-1].replace(",", ", ")
+    return [row["name"], row["cost"], where, text or "-", row["paper"]]
+
+
+COMMAND = Command(
+    Options,
+    run,
+    help="the registered models, or the attention mechanisms",
+    examples="  sightline list '*swin*'\n  sightline list --json\n  sightline list --attention",
+)

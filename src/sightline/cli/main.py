@@ -1,0 +1,81 @@
+"""The command `sightline`: parse, run one command, and turn what goes wrong into one line and an exit status.
+
+Status 0 is success, 2 bad input, 130 an interrupt, 141 a reader of the output that went away.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from inspect import getdoc
+
+import sightline
+from sightline.cli import convert, demo, info
+from sightline.cli import list as list_models
+from sightline.cli.options import Command, Parser, UsageError, add_options, nearest, read_options
+
+COMMANDS: dict[str, Command] = {
+    "list": list_models.COMMAND,
+    "info": info.COMMAND,
+    "convert": convert.COMMAND,
+    "demo": demo.COMMAND,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    try:
+        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        _silence()
+        return 141
+    except KeyboardInterrupt:
+        print("sightline: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"sightline: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _dispatch(argv: list[str]) -> int:
+    name = next((word for word in argv if not word.startswith("-")), None)
+    if name is None and not {"-h", "--help", "--version"} & set(argv):
+        raise UsageError(f"no command; give one of {', '.join(COMMANDS)}, or --help")
+    if name is not None and name not in COMMANDS:
+        remedy = nearest(name, COMMANDS, f"give one of {', '.join(COMMANDS)}")
+        raise UsageError(f"no command {name!r}; {remedy}")
+    try:
+        parsed = build_parser().parse_args(argv)
+    except SystemExit as done:  # --help and --version
+        return int(done.code or 0)
+    except UsageError as error:
+        raise UsageError(f"{error}; see `sightline {name} --help`" if name else str(error)) from error
+    command = COMMANDS[parsed.command]
+    command.run(read_options(command.options, parsed[parsed.command]))
+    return 0
+
+
+def build_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(
+        prog="sightline",
+        description="Vision transformers whose attention costs linear time.",
+        epilog="`sightline COMMAND --help` says more about a command.",
+        version=sightline.__version__,
+    )
+    commands = parser.add_subcommands(
+        required=True, dest="command", metavar="COMMAND", title="commands", description=None
+    )
+    for name, command in COMMANDS.items():
+        child = Parser(description=getdoc(command.options), epilog=f"examples:\n{command.examples}")
+        add_options(child, command.options)
+        commands.add_subcommand(name, child, help=command.help)
+    return parser
+
+
+def _silence() -> None:
+    """Nobody reads the output any more: let the flush at exit go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,81 @@
+"""What commands share about models: their names, sizes and arguments as one types them."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from sightline.cli.options import UsageError, nearest
+
+MAX_SIDE = 65536  # pixels; more is a slip of the finger
+
+
+def known(name: str) -> str:
+    """The name of a registered model, or an error that suggests the nearest one."""
+    from sightline.models.zoo import VARIANTS
+
+    if name not in VARIANTS:
+        raise UsageError(f"no model {name!r}; {nearest(name, VARIANTS, '`sightline list` shows all')}")
+    return name
+
+
+def parse_size(text: str) -> int | tuple[int, int]:
+    """`224` -> 224, `384x640` -> (384, 640), height first."""
+    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text.strip().lower())
+    sides = [int(side) for side in match.groups() if side] if match else []
+    if not sides or min(sides) < 1 or max(sides) > MAX_SIDE:
+        raise UsageError(
+            f"--img-size: {text!r} is not a size; give 224, or 384x640 for height x width, up to {MAX_SIDE}"
+        )
+    return sides[0] if len(sides) == 1 or sides[0] == sides[1] else (sides[0], sides[1])
+
+
+def parse_classes(number: int) -> int:
+    """A number of classes; 0 is a model without classifier."""
+    if not 0 <= number <= 1_000_000:
+        raise UsageError(f"--num-classes: {number} is not a number of classes; give 0 (no classifier) to 1000000")
+    return number
+
+
+def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
+    """`depths=1,3,20,4`, `attention=softmax` or a JSON object -> the arguments of a model."""
+    args: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if text.lstrip().startswith("{"):
+            loaded = _json(text)
+            if not isinstance(loaded, dict):
+                raise UsageError(f"--model-args: {text!r} is not a JSON object; write key=value instead")
+            args.update(loaded)
+        elif equals and key.strip().isidentifier():
+            args[key.strip()] = _value(value.strip())
+        else:
+            raise UsageError(f"--model-args: {text!r}; write key=value, such as depths=1,3,20,4, or a JSON object")
+    return args
+
+
+def check_model_args(name: str, args: dict[str, Any]) -> None:
+    """Refuse arguments that the model does not have."""
+    from sightline.models.identify import arguments
+
+    names = arguments(name)
+    for key in args:
+        if key not in names:
+            remedy = nearest(key, names, f"it has {', '.join(names)}")
+            raise UsageError(f"--model-args: {name} has no argument {key!r}; {remedy}")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _value(text: str) -> Any:
+    """JSON where it is; else a list of JSON values with commas between them; else the text itself."""
+    for form in (text, f"[{text}]"):
+        value = _json(form)
+        if value is not None:
+            return value
+    return text

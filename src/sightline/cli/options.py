@@ -1,0 +1,106 @@
+"""Commands as data: a typed dataclass of options for each, from which jsonargparse makes the parser.
+
+    @dataclass(frozen=True)
+    class Options:
+        name: str = positional("model to describe")
+        img_size: str | None = option("size of the images")     # --img-size
+
+Booleans are switches and tuples are options that may be repeated; all others are checked against their type.
+"""
+
+import re
+from argparse import Action
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, NoReturn, get_origin, get_type_hints
+
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+
+class UsageError(ValueError):
+    """Bad input; the message is one line that says what to do instead."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its options, what runs it, a line of help, and examples that follow the list of options."""
+
+    options: type
+    run: Callable[[Any], None]
+    help: str
+    examples: str
+
+
+def positional(help: str, *, optional: bool = False) -> Any:
+    """A field that is given by its place."""
+    return field(default=None if optional else MISSING, metadata={"help": help, "positional": True})
+
+
+def option(help: str, *, default: Any = None, metavar: str | None = None) -> Any:
+    """A field that is given as `--name VALUE`."""
+    return field(default=default, metadata={"help": help, "metavar": metavar})
+
+
+class _Help(DefaultHelpFormatter):
+    """Help without the types and defaults that jsonargparse adds; paragraphs are filled, examples kept."""
+
+    def _get_help_string(self, action: Action) -> str:
+        return action.help or ""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(p if "\n  " in p else fill(p, width, indent) for p in paragraphs)
+
+
+class Parser(ArgumentParser):
+    """A parser that raises `UsageError` with one line instead of printing its usage."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, formatter_class=_Help, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UsageError(_one_line(message)) from ex
+
+
+def _one_line(message: str) -> str:
+    key = re.search(r'[Pp]arser key "(?:\w+\.)?(\w+)"', message)
+    value = re.search(r"(?:Given value|Got value): (.*)", message)
+    if key and value:
+        kind = "a whole number" if "int" in message else "of the right kind"
+        return f"--{key[1].replace('_', '-')}: {value[1].strip()!r} is not {kind}"
+    message = " ".join(message.split()).rstrip(".")
+    if "required" in message:  # jsonargparse names a place as command.name
+        message = re.sub(r"\b[a-z]+\.([a-z_]+)\b", lambda match: match[1].upper(), message)
+    return message
+
+
+def add_options(parser: Parser, options: type) -> None:
+    """Give the parser an argument for every field of the dataclass `options`."""
+    hints = get_type_hints(options)
+    for item in fields(options):
+        help_text, metavar = item.metadata["help"], item.metadata.get("metavar")
+        if item.metadata.get("positional"):
+            nargs: Any = {} if item.default is MISSING else {"nargs": "?"}
+            parser.add_argument(item.name, type=str, help=help_text, metavar=item.name.upper(), **nargs)
+            continue
+        flag = f"--{item.name.replace('_', '-')}"
+        if hints[item.name] is bool:
+            parser.add_argument(flag, action="store_true", help=help_text)
+        elif get_origin(hints[item.name]) is tuple:
+            parser.add_argument(flag, action="append", help=help_text, metavar=metavar)
+        else:
+            parser.add_argument(flag, type=hints[item.name], default=item.default, help=help_text, metavar=metavar)
+
+
+def read_options(options: type, parsed: Any) -> Any:
+    """The dataclass `options` filled with what was parsed."""
+    values = {item.name: parsed[item.name] for item in fields(options)}
+    return options(**{name: value for name, value in values.items() if value is not None})
+
+
+def nearest(name: str, names: Iterable[str], otherwise: str) -> str:
+    """The remedy for a wrong name: the one that was probably meant, or another remedy where none is near."""
+    close = get_close_matches(name.strip("*?"), list(names), 1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else otherwise

@@ -1,0 +1,90 @@
+"""`sightline info`."""
+
+import json
+import tracemalloc
+
+import pytest
+
+from sightline.cli.main import main
+from sightline.models.zoo import create
+
+
+def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main(["info", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_published_size(capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(capsys, "inline_deit_tiny")
+    assert list(found) == [
+        "name", "family", "paper", "img_size", "num_classes", "attention", "params", "macs", "activations",
+        "published", "stages", "input", "notes",
+    ]  # fmt: skip
+    assert found["params"] == sum(p.numel() for p in create("inline_deit_tiny", device="meta").parameters())
+    assert round(found["params"] / 1e6, 2) == 6.48
+    assert found["published"] == {"img_size": 224, "params_m": 6.48, "flops_g": 1.1, "top1": 74.5}
+    assert abs(found["macs"] / 1e9 - 1.1) < 0.1
+    assert found["activations"] > 1e6
+    assert found["stages"] == [{"grid": [14, 14], "dim": 192, "heads": 6, "depth": 12, "attention": "inline"}]
+    assert found["input"]["input_size"] == [3, 224, 224]
+    assert found["input"]["interpolation"] == "bicubic"
+    assert found["input"]["crop_pct"] == 0.9
+
+
+def test_other_size_attention_and_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--img-size", "384x640", "--attention", "softmax", "--num-classes", "10")
+    found, usual = facts(capsys, "inline_cswin_tiny", *arguments), facts(capsys, "inline_cswin_tiny")
+    assert found["img_size"] == [384, 640]
+    assert found["num_classes"] == 10
+    assert [stage["grid"] for stage in found["stages"]] == [[96, 160], [48, 80], [24, 40], [12, 20]]
+    assert {stage["attention"] for stage in found["stages"]} == {"softmax"}
+    assert found["params"] < usual["params"]
+    assert found["macs"] > 4 * usual["macs"]
+    assert found["published"] == usual["published"]
+
+
+def test_grid_of_a_size_that_does_not_divide_is_the_one_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = facts(capsys, "inline_swin_tiny", "--img-size", "225x224")["stages"]
+    assert [stage["grid"] for stage in stages] == [[57, 56], [29, 28], [15, 14], [8, 7]]
+    assert [stage["heads"] for stage in stages] == [3, 6, 12, 24]
+
+
+def test_text_says_everything_and_the_note_on_newton_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "soft_tiny"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("13,069,056", "13.07 M", "1.9 G", "79.3 %", "56x56", "3136", "softmax", "bicubic", "(2021)"):
+        assert text in shown
+    assert "leave out the Newton steps" in shown
+    assert main(["info", "inline_deit_tiny"]) == 0
+    assert "Newton" not in capsys.readouterr().out
+
+
+def test_takes_no_memory_for_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    facts(capsys, "inline_deit_tiny")
+    tracemalloc.start()
+    found = facts(capsys, "inline_swin_base_384", "--img-size", "4096")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found["macs"] > 1e12
+    assert peak < 50e6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inline_swin_tny"], "did you mean 'inline_swin_tiny'?"),
+        (["resnet50"], "no model 'resnet50'"),
+        (["inline_deit_tiny", "--img-size", "0"], "--img-size: '0' is not a size"),
+        (["inline_deit_tiny", "--img-size", "3x"], "--img-size: '3x' is not a size"),
+        (["inline_deit_tiny", "--img-size", "99999999"], "up to 65536"),
+        (["inline_deit_tiny", "--num-classes", "-3"], "--num-classes: -3"),
+        (["inline_deit_tiny", "--attention", "inlne"], "did you mean 'inline'"),
+        (["inline_swin_tiny", "--attention", "inline,inline"], "has 2 parts"),
+    ],
+)
+def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1

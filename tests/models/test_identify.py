@@ -1,0 +1,121 @@
+"""Which variant a state dict belongs to."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from sightline.models.checkpoint import CheckpointError, MismatchError
+from sightline.models.identify import Identity, arguments, identify
+from sightline.models.zoo import VARIANTS, create
+from tests.cli.checkpoints import public, small
+
+ALIKE = {
+    "inline_cswin_base": "inline_cswin_base_384",
+    **{n: n.replace("soft", "soft_norm") for n in VARIANTS if "soft" in n},
+}
+
+
+def _state(name: str, **kwargs: Any) -> dict[str, torch.Tensor]:
+    return create(name, device="meta", **kwargs).state_dict()
+
+
+@pytest.mark.parametrize("name", [n for n in VARIANTS if "soft_norm" not in n and n != "inline_cswin_base_384"])
+def test_every_published_variant(name: str) -> None:
+    names = [name, ALIKE[name]] if name in ALIKE else [name]
+    assert identify(_state(name)) == [Identity(n) for n in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "exact"),
+    [
+        ("soft_small", {"depths": (1, 3, 20, 4)}, False),
+        ("inline_pvt_tiny", {"attention": "softmax"}, False),
+        ("inline_pvt_tiny", {"attention": "softmax", "sr_ratios": (1, 1, 1, 1)}, False),
+        ("inline_pvt_small", {"num_classes": 10, "in_chans": 1, "img_size": (384, 640)}, True),
+        ("inline_swin_base", {"attention": "softmax"}, False),
+        ("inline_swin_base", {"attention": "softmax", "window_size": 8}, False),
+        ("inline_swin_tiny", {"attention": "inline*1+softmax*1,inline,softmax,softmax"}, False),
+        ("inline_swin_tiny", {"attention": "linear"}, False),
+        ("inline_swin_tiny", {"attention": "inline(phi=relu_affine)"}, False),
+        ("inline_cswin_tiny", {"attention": "inline"}, False),
+        ("inline_cswin_tiny", {"depths": (1, 2, 17, 1)}, False),
+        ("inline_deit_tiny", {"num_classes": 0, "img_size": 384}, True),
+        ("inline_deit_small", {"depths": 3, "patch_size": 32, "mlp_ratio": 2.0, "qkv_bias": False}, False),
+        ("inline_deit_tiny", {"num_heads": 3}, False),
+    ],
+)
+def test_what_differs_becomes_arguments(name: str, kwargs: dict[str, Any], exact: bool) -> None:
+    found = identify(_state(name, **kwargs))[0]
+    assert found == Identity(name, kwargs, exact)
+
+
+@pytest.mark.parametrize("family", ["deit", "pvt", "swin"])
+def test_public_layout_is_told_as_the_native_one(family: str) -> None:
+    model = small(family)
+    assert identify(public(model)) == identify(model.state_dict())
+
+
+def test_only_among_the_names_given() -> None:
+    state = _state("inline_pvt_tiny")
+    assert identify(state, ["inline_pvt_small"]) == [Identity("inline_pvt_small", {"depths": (2, 2, 2, 2)}, False)]
+    with pytest.raises(CheckpointError, match="weights of the pvt family"):
+        identify(state, ["soft_tiny"])
+
+
+def test_weights_are_not_touched() -> None:
+    state = public(small("pvt"))
+    before = {key: value.clone() for key, value in state.items()}
+    identify(state)
+    assert state.keys() == before.keys()
+    assert all(torch.equal(state[key], before[key]) for key in state)
+
+
+def test_no_family() -> None:
+    for state in ({}, {"conv1.weight": torch.zeros(3)}):
+        with pytest.raises(CheckpointError, match="no family that sightline reads"):
+            identify(state)
+
+
+def test_wrong_keys_are_named() -> None:
+    state = small("deit").state_dict()
+    del state["blocks.1.attn.proj.bias"]
+    state["blocks.0.extra"] = torch.zeros(1)
+    with pytest.raises(MismatchError) as caught:
+        identify(state)
+    assert caught.value.mismatch.missing == ("blocks.1.attn.proj.bias",)
+    assert caught.value.mismatch.unexpected == ("blocks.0.extra",)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("forged", "message"),
+    [
+        ({"blocks.7.norm1.weight": (16,)}, "up to number 7 but 2 is missing"),
+        ({"blocks.999999999.norm1.weight": (16,)}, "up to number 999999999 but 2 is missing"),
+        ({f"blocks.{i}.norm1.weight": (16,) for i in range(1200)}, "1200 blocks; more than 1000"),
+        ({"stages.3.blocks.0.norm1.weight": (16,)}, "1 stages, numbered from 0"),
+        ({"blocks.0.norm1.weight": (0,)}, r"has shape \(0,\)"),
+        ({"patch_embed.proj.weight": (16, 3)}, r"has shape \(16, 3\)"),
+        ({"blocks.0.norm1.weight": (10**15,)}, "do not fit|cannot be built"),
+        ({"blocks.0.attn.core.residual.fc1.weight": (16, 5, 1)}, "does not divide|do not fit"),
+    ],
+)
+def test_forged_shapes(forged: dict[str, tuple[int, ...]], message: str) -> None:
+    state = small("deit").state_dict()
+    state.update({key: torch.empty(shape, device="meta") for key, shape in forged.items()})
+    with pytest.raises(ValueError, match=message):
+        identify(state)
+
+
+def test_arguments_of_a_variant() -> None:
+    found = arguments("inline_swin_base_384")
+    assert found["embed_dims"] == (128, 256, 512, 1024)
+    assert found["window_size"] == 12
+    assert found["img_size"] == 384
+    assert arguments("inline_deit_tiny")["depths"] == (12,)
+
+
+def test_reads_well() -> None:
+    assert str(Identity("a")) == "a"
+    assert str(Identity("a", {"depths": (1, 2), "attention": "softmax"})) == "a (depths=(1, 2), attention='softmax')"

@@ -1,0 +1,91 @@
+"""Every published model: its size, its cost and how timm describes it."""
+
+from functools import cache
+
+import pytest
+import timm
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, resolve_model_data_config
+from torch import nn
+
+from sightline.bench import Cost, measure_cost
+from sightline.models import VARIANTS
+
+NAMES = list(VARIANTS)
+PRINTED_DIGITS = {"soft_small": 1, "soft_norm_small": 1}  # two for all others
+
+
+@cache
+def build(name: str) -> nn.Module:
+    return timm.create_model(name, device="meta")
+
+
+@cache
+def cost(name: str) -> Cost:
+    return measure_cost(build(name), (3, VARIANTS[name].size, VARIANTS[name].size))
+
+
+def newton_steps(name: str) -> int:
+    """Multiply-adds of the matrix inverses of SOFT, which its published figures leave out.
+
+    Two products of m x m matrices in each of 20 steps, in every head of the first three stages, with m = 49
+    landmarks: a 224 px image has one for every 32 x 32 pixels.
+    """
+    if VARIANTS[name].cls.family != "soft":
+        return 0
+    attentions = [block.attn for stage in build(name).stages[:3] for block in stage.blocks]
+    return sum(attention.core.num_heads for attention in attentions) * 20 * 2 * 49**3
+
+
+def test_the_zoo_is_complete() -> None:
+    assert len(NAMES) == 25
+    assert set(timm.list_models("inline_*") + timm.list_models("soft_*")) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_are_the_published_number(name: str) -> None:
+    millions = sum(p.numel() for p in build(name).parameters()) / 1e6
+    assert round(millions, PRINTED_DIGITS.get(name, 2)) == VARIANTS[name].params
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if VARIANTS[name].flops is not None])
+def test_flops_are_the_published_number(name: str) -> None:
+    published = VARIANTS[name].flops
+    assert published is not None
+    assert (cost(name).macs - newton_steps(name)) / 1e9 == pytest.approx(published, rel=0.03)
+
+
+def test_only_the_unpublished_cost_is_missing() -> None:
+    assert [name for name in NAMES if VARIANTS[name].flops is None] == ["inline_swin_base_384"]
+
+
+@pytest.mark.parametrize("name", ["inline_deit_tiny", "inline_pvt_tiny"])
+def test_cost_of_inline_is_linear_in_the_number_of_pixels(name: str) -> None:
+    def growth(model: nn.Module) -> float:
+        return measure_cost(model, (3, 448, 448)).macs / measure_cost(model, (3, 224, 224)).macs
+
+    # What does not grow is the class token and the weights of the residual.
+    assert growth(build(name)) == pytest.approx(4, rel=5e-3)
+    assert growth(timm.create_model(name, attention="softmax", device="meta")) > 4.2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_default_cfg(name: str) -> None:
+    model, size = build(name), VARIANTS[name].size
+    cfg = model.default_cfg
+    assert cfg["input_size"] == (3, size, size)
+    assert cfg["num_classes"] == model.num_classes == 1000
+    assert cfg["interpolation"] == "bicubic"
+    assert cfg["mean"] == IMAGENET_DEFAULT_MEAN
+    assert cfg["std"] == IMAGENET_DEFAULT_STD
+    assert not cfg.get("fixed_input_size")
+    for layer in (cfg["classifier"], cfg["first_conv"]):
+        assert f"{layer}.weight" in model.state_dict()
+    assert model.state_dict()[f"{cfg['first_conv']}.weight"].shape[1] == 3
+    assert model.get_classifier() is model.get_submodule(cfg["classifier"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_data_config(name: str) -> None:
+    config = resolve_model_data_config(build(name))
+    assert config["input_size"] == (3, VARIANTS[name].size, VARIANTS[name].size)
+    assert (config["interpolation"], config["crop_pct"]) == ("bicubic", VARIANTS[name].crop_pct)
