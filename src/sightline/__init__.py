@@ -22,7 +22,8 @@ __all__ = ["__version__", "layers", "models", "ops"]
 
 def _is_command() -> bool:
     """Whether the process is the command `sightline`, whose commands import what they need when they run."""
-    return Path(sys.argv[0]).stem == "sightline" or sys.orig_argv[1:3] == ["-m", "sightline"]
+    script = Path(sys.argv[0]).name if sys.argv else ""
+    return script in ("sightline", "sightline.exe") or sys.orig_argv[1:3] == ["-m", "sightline"]
 
 
 def __getattr__(name: str) -> Any:

@@ -47,8 +47,11 @@ class InlineCore(Core):
         return out
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
-        direct = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        if not direct or self.feature_map.phi != "identity" or x.shape[1] < self.dim:
+        plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        # Of few tokens the projections cost less than they save.
+        many = x.shape[1] >= self.dim and x.shape[0] * x.shape[1] >= 4 * self.dim
+        untouched = type(qkv) is nn.Linear and not qkv._forward_hooks and not qkv._forward_pre_hooks
+        if not (plain and many and untouched and self.feature_map.phi == "identity"):
             return None
         weights = None if self.residual is None else self.residual(context)
         return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)

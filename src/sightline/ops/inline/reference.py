@@ -29,18 +29,16 @@ def inline_attention(
     hidden = None if key_mask is None else ~key_mask[:, :, None, None]
     fq = apply_feature_map(q.to(wide), phi, affine)
     fk, fv = key_features(k.to(wide), phi, affine, hidden), hide(v.to(wide), hidden)
+    share: Tensor | float = 1 / max(fk.shape[1], 1)
     if key_mask is not None:
         share = 1 / key_mask.sum(1).clamp(min=1).to(wide)[:, None, None, None]  # B 1 1 1
-    else:
-        share = fk.new_full((1, 1, 1, 1), 1 / max(fk.shape[1], 1))
     mean_k, mean_v = fk.sum(1, keepdim=True) * share, fv.sum(1, keepdim=True) * share  # B 1 H D
     centred = hide(fk - mean_k, hidden)  # before the product, so that large means do not cancel in it
     covariance = centred.permute(0, 2, 3, 1) @ fv.transpose(1, 2) * (share * scale)  # B H D E
-    out = (fq.transpose(1, 2) @ covariance).transpose(1, 2) + mean_v  # B N H E
+    out = mean_v + (fq.transpose(1, 2) @ covariance).transpose(1, 2)  # B N H E
     if residual is not None:
         assert grid is not None
-        local = local_residual(fv[:, prefix:], residual.to(wide), grid)
-        out = out + F.pad(local, (0, 0, 0, 0, prefix, 0)) if prefix else out + local
+        out[:, prefix:] += local_residual(fv[:, prefix:], residual.to(wide), grid)
     return out.to(q.dtype)
 
 
