@@ -9,6 +9,7 @@ Importing it registers every model with timm:
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ __all__ = ["__version__", "layers", "models", "ops"]
 def _is_command() -> bool:
     """Whether the process is the command `sightline`, whose commands import what they need when they run."""
     script = Path(sys.argv[0]).name if sys.argv else ""
-    return script in ("sightline", "sightline.exe") or sys.orig_argv[1:3] == ["-m", "sightline"]
+    by_module = script == "-m" and ("-m", "sightline") in pairwise(sys.orig_argv)  # as while Python looks for __main__
+    return script in ("sightline", "sightline.exe") or by_module
 
 
 def __getattr__(name: str) -> Any:

@@ -34,6 +34,15 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert all(name in done.stdout for name in COMMANDS)
 
 
+def test_the_real_command_answers_help_without_torch() -> None:
+    run = [sys.executable, "-X", "importtime", "-m", "sightline", "--help"]
+    done = subprocess.run(run, env=PYTHON, capture_output=True, text=True)
+    assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "sightline.cli.main" in imported
+    assert not {"torch", "timm", "numpy", "rich"} & imported
+
+
 def test_module_exits_with_two_and_one_line() -> None:
     run = [sys.executable, "-m", "sightline", "info", "inline_deit_tny"]
     done = subprocess.run(run, env=PYTHON, capture_output=True, text=True)

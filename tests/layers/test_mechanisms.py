@@ -268,3 +268,28 @@ def test_map_windows(mechanism: str) -> None:
     model(image(61, 96)).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert [block.attn.shift for block in model.stages[0].blocks] == [0, 1]
+
+
+def test_residual_weights_of_masked_tokens_do_not_overflow() -> None:
+    weights = ResidualWeights(8, 2).half()
+    tokens = torch.full((1, 70_000, 8), 25.0).half()
+    mask = torch.ones(1, 70_000, dtype=torch.bool)
+    mask[:, ::7] = False
+    tokens[:, ::7] = float("inf")
+    want = weights.float()(torch.full((1, 1, 8), 25.0))
+    assert_close(weights.half()(tokens, mask).float(), want, 1e-2)
+
+
+@pytest.mark.parametrize("name", ["soft", "soft_norm"])
+def test_a_fixed_number_of_landmarks(name: str) -> None:
+    core = Spec.parse(f"{name}(landmarks=4)").build(16, 2, 16)
+    follows = Spec.parse(name).build(16, 2, 16)
+    follows.load_state_dict(core.state_dict())
+    for grid, same in (((4, 4), True), ((8, 6), False), ((2, 2), False), ((9, 1), False)):
+        q = torch.randn(2, grid[0] * grid[1], 2, 8)
+        points = core.landmarks(q, grid)
+        assert points.shape == (2, 4, 2, 8)
+        assert torch.equal(points, follows.landmarks(q, grid)) if same else True
+        assert core(q, q, q, context=q.flatten(2), grid=grid).isfinite().all()
+    with pytest.raises(ValueError, match="landmarks=5"):
+        Spec.parse(f"{name}(landmarks=5)").build(16, 2, 16)

@@ -1,11 +1,15 @@
 """Checkpoints of another size, number of channels or of classes than the model that reads them."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from sightline.models.checkpoint import MismatchError
 
 from .tiny import CLASSES, assert_close, every_family, fresh, image, tiny
 
@@ -58,3 +62,45 @@ def test_checkpoint_of_other_classes(family: str, tmp_path: Path) -> None:
         warnings.simplefilter("error")
         bare = fresh(family, num_classes=0, checkpoint_path=path).eval()
     assert torch.equal(bare(x), source.forward_head(source.forward_features(x), pre_logits=True))
+
+
+@every_family
+@pytest.mark.parametrize("wrap", [lambda s: {"model": s}, lambda s: {f"module.{k}": v for k, v in s.items()}])
+def test_load_state_dict_unwraps(family: str, wrap: Callable[[dict[str, Tensor]], dict[str, Any]]) -> None:
+    trained, model, x = tiny(family).eval(), fresh(family).eval(), image()
+    model.load_state_dict(wrap(trained.state_dict()))
+    assert_close(model(x), trained(x))
+
+
+def test_averaged_weights_with_their_count(tmp_path: Path) -> None:
+    trained = tiny("pvt")
+    state = {"n_averaged": torch.tensor(7), **{f"module.{k}": v for k, v in trained.state_dict().items()}}
+    torch.save({"model_ema": state, "epoch": 3}, tmp_path / "ema.pth")
+    model, x = fresh("pvt", checkpoint_path=str(tmp_path / "ema.pth")), image()
+    assert_close(model(x), trained(x))
+
+
+@every_family
+def test_a_checkpoint_that_does_not_fit_is_one_line(family: str) -> None:
+    state = tiny(family).state_dict()
+    first, *_ = (key for key in state if key.endswith("norm1.bias"))
+    state["extra.weight"] = state.pop(first)
+    state["head.bias"] = torch.zeros(3)
+    with pytest.raises(MismatchError) as caught:
+        fresh(family).load_state_dict(state)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"1 missing: {first}" in message
+    assert "1 unexpected: extra.weight" in message
+    assert "1 of the wrong shape: head.bias is (3,)" in message
+    del state["head.bias"]
+    result = fresh(family).load_state_dict(state, strict=False)
+    assert first in result.missing_keys
+    assert "extra.weight" in result.unexpected_keys
+
+
+def test_features_name_what_does_not_fit() -> None:
+    state = tiny("swin").state_dict()
+    state["extra.weight"] = torch.zeros(1)
+    with pytest.raises(MismatchError, match=r"1 unexpected: .*extra\.weight"):
+        fresh("swin", features_only=True).load_state_dict(state)

@@ -142,7 +142,7 @@ def test_the_patch_is_fixed(family: str) -> None:
     model.set_input_size(patch_size=side)
     with pytest.raises(ValueError, match=f"^patch_size=8: it is fixed at {side} by the weights$"):
         model.set_input_size(patch_size=8)
-    with pytest.raises(ValueError, match=r"^img_size=\(0, 64\): give a positive height and width$"):
+    with pytest.raises(ValueError, match=r"^img_size=\(0, 64\): give a positive number of pixels"):
         model.set_input_size((0, 64))
 
 

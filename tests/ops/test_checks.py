@@ -276,7 +276,11 @@ def test_both_ends_or_neither(given: str) -> None:
 
 @pytest.mark.parametrize("iterations", [0, -1])
 def test_number_of_newton_steps(iterations: int) -> None:
-    refuses("soft_attention", rf"iterations={iterations}; give at least one", iterations=iterations)
+    refuses(
+        "soft_attention",
+        rf"iterations={iterations}; give a whole number of Newton steps, at least one",
+        iterations=iterations,
+    )
 
 
 @every
@@ -306,3 +310,54 @@ def test_lengths() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_sums_are_taken_in_float32_or_wider(dtype: torch.dtype) -> None:
     assert accumulate_dtype(dtype) == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("bias", "match"),
+    [
+        (torch.zeros(6, 6, dtype=torch.bool), "bias is torch.bool on cpu; give numbers to add"),
+        (torch.zeros(6, 6, device="meta"), "bias is torch.float32 on meta"),
+        (torch.zeros(5, 6), r"bias has shape \(5, 6\); it must broadcast to .* = \(2, 3, 6, 6\)"),
+        (torch.zeros(1, 2, 3, 6, 6), r"bias has shape \(1, 2, 3, 6, 6\)"),
+    ],
+)
+def test_bias(bias: Tensor, match: str) -> None:
+    refuses("softmax_attention", match, bias=bias)
+
+
+@every
+def test_key_mask_on_another_device(name: str) -> None:
+    mask = torch.ones(2, 6, dtype=torch.bool, device="meta")
+    refuses(name, "key_mask is on meta but k is on cpu", key_mask=mask)
+
+
+@pytest.mark.parametrize("grid", [6, (2.0, 3.0), "23", (2, 3, 1)])
+def test_grid_is_two_whole_numbers(grid: object) -> None:
+    refuses("inline_attention", r"grid=.* is not \(height, width\)", residual=tensor(2, 24, 3, 3), grid=grid)
+
+
+@pytest.mark.parametrize("name", QKV)
+def test_ends_of_packed_sequences_are_a_tensor(name: str) -> None:
+    refuses(name, r"cu_seqlens=\[0, 6\]; give a 1-d int32 tensor", batch=1, cu_seqlens=[0, 6])
+
+
+@pytest.mark.parametrize("name", ["linear_attention", "inline_attention"])
+@pytest.mark.parametrize("shapes", [((8, 7), (8,)), ((3, 8, 8), (6, 3, 8)), ((2, 8, 8), (8,))])
+def test_affine_shapes(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    affine = tuple(tensor(*shape) for shape in shapes)
+    refuses(name, "affine has shapes", phi="relu_affine", affine=affine)
+
+
+@pytest.mark.parametrize("normalized", [None, 1, "yes"])
+def test_normalized_is_a_choice(normalized: object) -> None:
+    refuses("soft_attention", f"normalized={normalized!r}; give False for SOFT", normalized=normalized)
+
+
+@every
+def test_arrays_are_not_tensors(name: str) -> None:
+    refuses(name, "v is a ndarray; give a torch tensor", v=tensor(2, 6, 3, 8).numpy())
+
+
+@pytest.mark.parametrize("eps", [0.0, -1e-6, float("nan")])
+def test_eps_is_positive(eps: float) -> None:
+    refuses("linear_attention", "eps=.*; give a positive number", eps=eps)

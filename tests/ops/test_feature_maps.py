@@ -67,17 +67,17 @@ def test_hidden_tokens_are_zero_whatever_they_hold() -> None:
 
 @pytest.mark.parametrize("phi", KNOWN)
 def test_a_plain_map_takes_no_affine(phi: str) -> None:
-    check_feature_map("op", phi, None)
+    check_feature_map("op", phi, None, 3, 8)
     with pytest.raises(ValueError, match=rf"op: phi='{phi}' with affine=given"):
-        check_feature_map("op", phi, affine(3, 8))
+        check_feature_map("op", phi, affine(3, 8), 3, 8)
 
 
 def test_relu_affine_needs_its_matrix() -> None:
-    check_feature_map("op", "relu_affine", affine(3, 8))
+    check_feature_map("op", "relu_affine", affine(3, 8), 3, 8)
     with pytest.raises(ValueError, match=r"op: phi='relu_affine' with affine=None"):
-        check_feature_map("op", "relu_affine", None)
+        check_feature_map("op", "relu_affine", None, 3, 8)
 
 
 def test_unknown_name() -> None:
     with pytest.raises(ValueError, match=r"op: phi='cosine' is not a feature map; use one of identity, relu"):
-        check_feature_map("op", "cosine", None)
+        check_feature_map("op", "cosine", None, 3, 8)

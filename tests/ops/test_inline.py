@@ -338,3 +338,13 @@ def test_exports() -> None:
     inputs = (*qkv(2, 13, 3, 8, torch.float32), tokens(2, 24, 3, 3, dtype=torch.float32))
     program = torch.export.export(WithResidual(), inputs)
     assert_close(program.module()(*inputs), WithResidual()(*inputs), 1e-6)
+
+
+@pytest.mark.parametrize("offset", [10.0, 1000.0])
+def test_large_means_do_not_cancel(offset: float) -> None:
+    """The attention part is as accurate as float32 inputs allow: relative to the spread, not to the means."""
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(2, 196, 2, 16, generator=generator) + shift for shift in (0.0, offset, offset))
+    got = inline_attention(q, k, v).double() - v.double().mean(1, keepdim=True)
+    want = inline_attention(q.double(), k.double(), v.double()) - v.double().mean(1, keepdim=True)
+    assert (got - want).norm() / want.norm() < 1e-6 * offset

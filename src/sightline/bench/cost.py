@@ -2,15 +2,18 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass(frozen=True)
 class Cost:
-    """`macs` are multiply-adds, what papers call FLOPs; `activations` the elements that layers with weights put out."""
+    """`macs` are multiply-adds, what papers call FLOPs; `activations` the elements that linear layers and
+    convolutions put out."""
 
     params: int
     macs: int
@@ -23,17 +26,32 @@ def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     The model is traced on the meta device, so that no memory is taken and any size can be asked for. Matrix products,
     convolutions and softmax attention are counted by torch; linear mechanisms are made of these on that device.
     """
-    shadow = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
+    shadow = _on_meta(model)
     image = torch.empty(1, *input_size, device="meta", dtype=next(shadow.parameters()).dtype)
-    sizes: list[int] = []
-
-    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        sizes.append(output.numel())
-
-    for module in shadow.modules():
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
-            module.register_forward_hook(note)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, _ActivationCounter() as activations:
         shadow(image)
     params = sum(p.numel() for p in model.parameters())
-    return Cost(params, counter.get_total_flops() // 2, sum(sizes))
+    return Cost(params, counter.get_total_flops() // 2, activations.total)
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy of the model without data, in evaluation mode."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo).eval()
+
+
+class _ActivationCounter(TorchDispatchMode):
+    """Adds up the elements that products with weights put out."""
+
+    total = 0
+    counted = (torch.ops.aten.addmm, torch.ops.aten.mm, torch.ops.aten.convolution)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in self.counted:
+            self.total += out.numel()
+        return out

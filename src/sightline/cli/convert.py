@@ -57,6 +57,8 @@ def run(options: Options) -> None:
             _say_model(identity, alike)
             if "num_heads" not in args:
                 _say_heads(file, identity)
+            if "attention" not in args:
+                _say_attention(file, identity)
             model = load(file, identity)
     except MismatchError as error:
         raise _explain(error, file, name) from error
@@ -135,13 +137,25 @@ def _say_heads(file: Checkpoint, identity: "Identity") -> None:
         _say("note", f"softmax does not show its heads; taken as {taken}; if not, pass --model-args num_heads=")
 
 
+def _say_attention(file: Checkpoint, identity: "Identity") -> None:
+    """Say where the mechanism is a guess: mechanisms without weights of their own all look like softmax."""
+    if identity.exact or "model" in file.metadata or "attention" not in identity.kwargs:
+        return
+    taken = identity.kwargs["attention"]
+    _say(
+        "note",
+        f"linear, none and inline(residual=false) have the shapes of softmax, and options do not show; taken as "
+        f"{taken}; if not, pass --model-args attention=",
+    )
+
+
 def _say_changes(file: Checkpoint, model: "VisionModel") -> None:
     """Which keys changed on the way, all of them by name."""
     from sightline.models.public import IGNORED
 
     own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     dropped = [key for key in file.state if not file.native and IGNORED.search(key)]
-    renamed = [key for key in file.state if key not in own and key not in dropped]
+    renamed = [key for key in file.state if key not in own and key not in dropped and not key.startswith("head.")]
     changed = {k: tuple(v.shape) for k, v in file.shapes.items() if k in own and tuple(v.shape) != own[k]}
     head = [key for key in file.shapes if key.startswith("head.") and own.get(key) != tuple(file.shapes[key].shape)]
     _say("renamed", f"{len(renamed)} of {len(file.state)} keys to sightline's names" if renamed else "no keys")

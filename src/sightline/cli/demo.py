@@ -89,6 +89,8 @@ def classify(model: Any, images: dict[str, Any]) -> "dict[str, tuple[Tensor, Ten
 
     if not model.num_classes:
         raise UsageError("these weights have no classifier; give a checkpoint that has one")
+    if model.in_chans != 3:
+        raise UsageError(f"these weights take {model.in_chans} channels; the photographs have 3")
     transform = create_transform(**resolve_model_data_config(model), is_training=False)
     results = {}
     with torch.inference_mode():

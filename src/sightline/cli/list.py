@@ -83,23 +83,18 @@ def model_rows() -> list[dict[str, Any]]:
 
 def mechanism_rows() -> list[dict[str, Any]]:
     """Every attention mechanism with its options and their defaults, a dictionary each."""
-    from inspect import signature
-
     from sightline.layers.mechanisms import MECHANISMS
 
-    rows = []
-    for name, mechanism in MECHANISMS.items():
-        parameters = signature(mechanism.core.__init__).parameters.values()
-        rows.append(
-            {
-                "name": name,
-                "cost": mechanism.cost,
-                "windowed": mechanism.core.windowed,
-                "options": {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
-                "paper": mechanism.paper,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "cost": mechanism.cost,
+            "windowed": mechanism.core.windowed,
+            "options": mechanism.options,
+            "paper": mechanism.paper,
+        }
+        for name, mechanism in MECHANISMS.items()
+    ]
 
 
 def _model_cells(row: dict[str, Any]) -> list[str]:

@@ -15,13 +15,11 @@ class Column:
     wide: bool = False
 
 
-def show(columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+def show(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to the standard output."""
-    if sys.stdout.isatty():
-        _rich(columns, rows, title)
+    if sys.stdout is not None and sys.stdout.isatty():
+        _rich(columns, rows)
         return
-    if title:
-        print(title)
     for line in plain(columns, rows):
         print(line)
 
@@ -39,7 +37,7 @@ def plain(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]
     ]
 
 
-def _rich(columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str | None) -> None:
+def _rich(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.markup import escape
@@ -47,7 +45,7 @@ def _rich(columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str |
 
     console = Console()
     shown = _fitting(columns, rows, console.width)
-    table = Table(box=SIMPLE, title=title, title_justify="left", pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False)
     for i in shown:
         justify: Literal["left", "right"] = "right" if columns[i].right else "left"
         table.add_column(columns[i].title, justify=justify, no_wrap=not i, overflow="fold")

@@ -72,9 +72,23 @@ def choose(file: Checkpoint, name: str | None, args: dict[str, Any]) -> "list[Id
     for identity in found:
         check_model_args(identity.name, args)
         own = arguments(identity.name)
+        if "depths" in args:
+            _check_depths(file, identity.name, args["depths"])
         kwargs = {key: value for key, value in {**identity.kwargs, **args}.items() if value != own[key]}
         chosen.append(Identity(identity.name, kwargs, not kwargs.keys() - FREE_ARGS))
     return chosen
+
+
+def _check_depths(file: Checkpoint, name: str, depths: Any) -> None:
+    """Never build more blocks than the weights show, whoever asks for them."""
+    from sightline.models.checkpoint import CheckpointError
+    from sightline.models.layout import observe
+    from sightline.models.zoo import VARIANTS
+
+    seen = observe(file.shapes, VARIANTS[name].cls).depths
+    asked = tuple(depths) if isinstance(depths, list | tuple) else (depths,)
+    if asked != seen:
+        raise CheckpointError(f"depths={asked} of {name}, but the weights have {seen}; leave it out, or give these")
 
 
 def load(file: Checkpoint, identity: "Identity") -> "VisionModel":
@@ -85,7 +99,7 @@ def load(file: Checkpoint, identity: "Identity") -> "VisionModel":
     """
     import torch
 
-    from sightline.models.checkpoint import adapt
+    from sightline.models.checkpoint import CheckpointError, adapt
     from sightline.models.identify import build_empty, check
     from sightline.models.zoo import create
 
@@ -95,7 +109,11 @@ def load(file: Checkpoint, identity: "Identity") -> "VisionModel":
         # Before memory is taken: forged shapes end here.
         empty: Any = build_empty(identity.name, identity.kwargs)
         check(adapt(file.shapes, empty), empty, identity)
-        model: Any = create(identity.name, **identity.kwargs)
+        try:
+            model: Any = create(identity.name, **identity.kwargs)
+        except (MemoryError, RuntimeError) as error:  # what torch raises where memory does not suffice
+            size = sum(p.numel() for p in empty.parameters()) * 4 / 1e9
+            raise CheckpointError(f"{identity} needs {size:.1f} GB; give a smaller --img-size") from error
         model.load_state_dict(file.state)
     return model
 

@@ -8,7 +8,9 @@ Shape letters: B batch, N tokens, M key tokens, H heads, D head dim, C = H * D c
 
 from torch import Tensor, nn
 
-Grid = tuple[int, int]
+from sightline.ops.checks import Grid
+
+__all__ = ["Core", "Grid"]
 
 
 class Core(nn.Module):

@@ -17,7 +17,7 @@ class FeatureMap(nn.Module):
         if phi == AFFINE_MAP:
             self.weight = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))
             self.bias = nn.Parameter(torch.zeros(num_heads, head_dim))
-        check_feature_map(type(self).__name__, phi, self.affine)
+        check_feature_map(type(self).__name__, phi, self.affine, num_heads, head_dim)
 
     @property
     def affine(self) -> Affine | None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from sightline.layers.core import Core, Grid
 from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
-from sightline.ops.inline.projected import inline_from_tokens
+from sightline.ops.checks import accumulate_dtype
+from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
 from sightline.ops.inline.reference import local_residual
 
 
@@ -47,11 +48,7 @@ class InlineCore(Core):
         return out
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
-        plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        # Of few tokens the projections cost less than they save.
-        many = x.shape[1] >= self.dim and x.shape[0] * x.shape[1] >= 4 * self.dim
-        untouched = type(qkv) is nn.Linear and not qkv._forward_hooks and not qkv._forward_pre_hooks
-        if not (plain and many and untouched and self.feature_map.phi == "identity"):
+        if self.feature_map.phi != "identity" or not prefers_tokens(x, qkv):
             return None
         weights = None if self.residual is None else self.residual(context)
         return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)
@@ -73,8 +70,8 @@ class ResidualWeights(nn.Module):
         if mask is None:
             mean = tokens.mean(1)
         else:
-            count = mask.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)
-            mean = (tokens * mask.unsqueeze(-1)).sum(1) / count
+            total = tokens.masked_fill(~mask.unsqueeze(-1), 0).sum(1, dtype=accumulate_dtype(tokens.dtype))
+            mean = (total / mask.sum(1, keepdim=True).clamp(min=1)).to(tokens.dtype)
         x = mean.view(-1, self.num_heads, self.dim // self.num_heads).permute(1, 2, 0)  # H D B
         x = self._per_head(self.fc2, F.gelu(self._per_head(self.fc1, x)))  # H 9D B
         return x.permute(2, 0, 1).reshape(-1, self.dim, 3, 3)

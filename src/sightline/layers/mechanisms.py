@@ -26,13 +26,19 @@ class Mechanism:
     cost: str
     paper: str
 
+    @property
+    def options(self) -> dict[str, Option]:
+        """The options of the mechanism with their defaults: the keyword-only arguments of its core."""
+        parameters = inspect.signature(self.core.__init__).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
 
 MECHANISMS: dict[str, Mechanism] = {
     "softmax": Mechanism(SoftmaxCore, "N^2 d", "Attention Is All You Need (2017)"),
     "linear": Mechanism(LinearCore, "N d^2", "Transformers are RNNs (2020)"),
     "inline": Mechanism(InlineCore, "N d^2", "Bridging the Divide: Reconsidering Softmax and Linear Attention (2024)"),
-    "soft": Mechanism(SoftCore, "N m d", "SOFT: Softmax-free Transformer with Linear Complexity (2021)"),
-    "soft_norm": Mechanism(SoftNormCore, "N m d", "Softmax-free Linear Transformers, SOFT++ (2024)"),
+    "soft": Mechanism(SoftCore, "N m d + m^3", "SOFT: Softmax-free Transformer with Linear Complexity (2021)"),
+    "soft_norm": Mechanism(SoftNormCore, "N m d + m^3", "Softmax-free Linear Transformers, SOFT++ (2024)"),
     "none": Mechanism(NoCore, "0", "no attention: values straight to the projection"),
 }
 
@@ -63,8 +69,7 @@ class Spec:
 
     def check(self) -> None:
         """Refuse options that the mechanism does not have, or that are given twice."""
-        signature = inspect.signature(MECHANISMS[self.name].core.__init__)
-        known = {n: p.default for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        known = MECHANISMS[self.name].options
         for i, (key, value) in enumerate(self.options):
             if key in dict(self.options[:i]):
                 raise ValueError(f"attention={self}: {key} is given twice")

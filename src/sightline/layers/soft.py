@@ -3,6 +3,8 @@
 Softmax-free Linear Transformers (NeurIPS 2021; IJCV 2024).
 """
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,13 +17,23 @@ KERNELS = {8: 9, 4: 5, 2: 3, 1: 3}  # landmark ratio -> side of the depthwise co
 
 
 class SoftCore(Core):
-    """SOFT. Landmarks lie `ratio` tokens apart; by default so that they are 32 pixels apart at any depth."""
+    """SOFT.
+
+    Args:
+        ratio: tokens from landmark to landmark; 0 for landmarks 32 pixels apart at any depth, as published.
+        landmarks: where given, always this many (a square number), pooled from those of `ratio` at any image size.
+        iterations: Newton-Raphson steps of the inverse.
+    """
 
     shared_qk = True
     normalized = False
 
-    def __init__(self, dim: int, num_heads: int, stride: int = 16, *, ratio: int = 0, iterations: int = 20) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, stride: int = 16, *, ratio: int = 0, landmarks: int = 0, iterations: int = 20
+    ) -> None:
         super().__init__(dim, num_heads, stride)
+        if landmarks < 0 or math.isqrt(landmarks) ** 2 != landmarks:
+            raise ValueError(f"soft(landmarks={landmarks}): give a square number such as 49, or 0 to follow the ratio")
         if ratio < 0 or iterations < 1:
             raise ValueError(
                 f"soft(ratio={ratio},iterations={iterations}): give a ratio of at least 1, or 0 for "
@@ -29,7 +41,7 @@ class SoftCore(Core):
             )
         self.ratio = ratio or max(1, 32 // stride)
         self.iterations = iterations
-        self.landmarks = Landmarks(self.head_dim, self.ratio)
+        self.landmarks = Landmarks(self.head_dim, self.ratio, math.isqrt(landmarks))
         self.local = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3))
 
     def forward(
@@ -49,10 +61,10 @@ class SoftCore(Core):
         q = q * self.head_dim**-0.25
         places, values = q[:, prefix:], v[:, prefix:]
         if key_mask is not None:
-            keep = key_mask[:, prefix:, None, None].to(q.dtype)
-            places, values = places * keep, values * keep
+            hidden = ~key_mask[:, prefix:, None, None]
+            places, values = places.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
         out = soft_attention(
-            q, v, self.landmarks(places, grid), normalized=self.normalized, iterations=self.iterations,
+            q, v, self.landmarks(places, grid).to(q.dtype), normalized=self.normalized, iterations=self.iterations,
             key_mask=key_mask,
         )  # fmt: skip
         neighbours = self.local(values, grid)
@@ -66,10 +78,14 @@ class SoftNormCore(SoftCore):
 
 
 class Landmarks(nn.Module):
-    """Landmarks by a strided convolution of the queries' map, shared by the heads; then layer norm and GELU."""
+    """Landmarks by a strided convolution of the queries' map, shared by the heads; then layer norm and GELU.
 
-    def __init__(self, head_dim: int, ratio: int) -> None:
+    With `side` the map is averaged down, or stretched, to side x side landmarks before the norm.
+    """
+
+    def __init__(self, head_dim: int, ratio: int, side: int = 0) -> None:
         super().__init__()
+        self.side = side
         self.conv = nn.Conv2d(head_dim, head_dim, ratio, ratio, bias=False)
         self.norm = nn.LayerNorm(head_dim)
 
@@ -78,6 +94,8 @@ class Landmarks(nn.Module):
         batch, _, heads, dim = q.shape
         maps = q.reshape(batch, *grid, heads, dim).permute(0, 3, 4, 1, 2).reshape(batch * heads, dim, *grid)
         maps = self.conv(pad_to_multiple(maps, self.conv.stride))
+        if self.side:
+            maps = F.adaptive_avg_pool2d(maps, self.side)
         points = maps.unflatten(0, (batch, heads)).flatten(3).permute(0, 3, 1, 2)  # B m H D
         return F.gelu(self.norm(points))
 

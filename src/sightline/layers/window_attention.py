@@ -37,7 +37,7 @@ class WindowAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, mechanism, stride=stride, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.window = window
-        self.shift = window // 2 if shift else 0
+        self.shifted = shift
         self.position_bias = RelativePositionBias(window, num_heads) if mechanism.windowed else None
 
     def forward(
@@ -62,9 +62,13 @@ class WindowAttention(Attention):
     def set_window(self, window: int) -> None:
         """Another side of the softmax windows; the bias table is resampled. Other mechanisms keep theirs."""
         if self.position_bias is not None:
-            self.shift = window // 2 if self.shift else 0
             self.window = window
             self.position_bias.set_window(window)
+
+    @property
+    def shift(self) -> int:
+        """Tokens that the windows are shifted by."""
+        return self.window // 2 if self.shifted else 0
 
     def _fit(self, grid: Grid) -> tuple[Grid, Grid]:
         """Window and shift along each side: a side shorter than the window is one window, not shifted."""

@@ -1,14 +1,15 @@
 """What all models share: the classifier, positions that follow the input, and reading checkpoints of any origin."""
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from timm.layers import trunc_normal_
-from timm.models._features import FeatureGetterNet
+from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid
+from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
 from sightline.models import checkpoint
 
@@ -17,10 +18,10 @@ Size = int | tuple[int, int]
 
 def to_pair(size: Size) -> tuple[int, int]:
     """Height and width of an image given as one number or two."""
-    height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    if min(height, width) < 1:
-        raise ValueError(f"img_size={size}: give a positive height and width")
-    return height, width
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(f"img_size={size}: give a positive number of pixels, or (height, width)")
+    return sides[0], sides[1]
 
 
 class VisionModel(nn.Module):
@@ -29,6 +30,11 @@ class VisionModel(nn.Module):
     family: str
     first_conv: str
     stem_stride: int
+    final_stride = 32  # pixels that a token of the last features covers along each side
+    num_stages = 4
+    body = "stages"  # the list that forward_intermediates counts in
+    default_features: int | tuple[int, ...] = (0, 1, 2, 3)  # what features_only gives: the last n, or these
+    norm: nn.Module
     num_prefix_tokens = 0  # leading tokens of the last features that are not places of the grid
     pools: tuple[str, ...] = ("avg", "max", "")
 
@@ -42,6 +48,9 @@ class VisionModel(nn.Module):
         drop_rate: float,
     ) -> None:
         super().__init__()
+        for what, value, least in (("in_chans", in_chans, 1), ("num_classes", num_classes, 0)):
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{what}={value!r}: give a whole number, at least {least}")
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = num_features
         self.in_chans = in_chans
@@ -87,6 +96,16 @@ class VisionModel(nn.Module):
         if pool not in self.pools:
             raise ValueError(f"global_pool={pool!r}: this family has {', '.join(repr(p) for p in self.pools)}")
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights in this layout or a published one, whatever dictionaries and prefixes surround them.
+
+        Raises:
+            MismatchError: one line that names what is missing, unexpected or of the wrong shape.
+        """
+        state = checkpoint.adapt(checkpoint.unwrap(dict(state_dict)), self)
+        checkpoint.check_fit(state, self, strict)
+        return super().load_state_dict(state, strict, assign)
+
     def get_classifier(self) -> nn.Module:
         return self.head
 
@@ -95,6 +114,8 @@ class VisionModel(nn.Module):
         if global_pool is not None:
             self._check_pool(global_pool)
             self.global_pool = global_pool
+        if num_classes < 0:
+            raise ValueError(f"num_classes={num_classes}: give 0 for no classifier, or the number of classes")
         like = next(self.parameters())
         self.num_classes = num_classes
         head: nn.Module = nn.Identity()
@@ -134,20 +155,49 @@ class VisionModel(nn.Module):
             n for n, _ in self.named_parameters() if any(w in n for w in ("pos_embed", "cls_token", "position_bias"))
         }
 
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the features at `indices` do not need."""
+        layers = getattr(self, self.body)
+        take, last = feature_take_indices(len(layers), indices)
+        setattr(self, self.body, layers[: last + 1])
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
     def _check_output_fmt(self, output_fmt: str, formats: tuple[str, ...]) -> None:
         if output_fmt not in formats:
             raise ValueError(f"output_fmt={output_fmt!r}: use {' or '.join(formats)}")
 
 
+def as_features(tokens: Tensor, grid: Grid, output_fmt: str) -> Tensor:
+    """(B, h * w, C) -> a map in "NCHW" or "NHWC" order."""
+    image = to_map(tokens, grid)
+    return (image if output_fmt == "NCHW" else image.permute(0, 2, 3, 1)).contiguous()
+
+
 class FeatureNet(FeatureGetterNet):
     """`features_only=True`: like timm's wrapper, and it reads the checkpoint of a whole model too."""
 
+    def __init__(self, model: VisionModel, out_indices: int | tuple[int, ...] = 4, **options: Any) -> None:
+        if isinstance(out_indices, int):
+            out_indices = min(out_indices, len(model.feature_info))
+        super().__init__(model, out_indices, **options)
+
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
         if not any(key.startswith("model.") for key in state_dict):
-            state = checkpoint.adapt(dict(state_dict), self.model)
-            kept = self.model.state_dict().keys()  # the head and pruned stages are gone
-            state_dict = {f"model.{key}": value for key, value in state.items() if key in kept}
+            state = checkpoint.adapt(checkpoint.unwrap(dict(state_dict)), self.model)
+            state = {key: value for key, value in state.items() if not self._pruned(key)}
+            checkpoint.check_fit(state, self.model, strict)
+            state_dict = {f"model.{key}": value for key, value in state.items()}
         return super().load_state_dict(state_dict, strict, assign)
 
-
-OutputFormat = Literal["NCHW", "NHWC", "NLC"]
+    def _pruned(self, key: str) -> bool:
+        """Whether a key of the whole model belongs to what is not needed for these features."""
+        part, _, rest = key.partition(".")
+        if part in ("stages", "blocks"):
+            return int(rest.partition(".")[0]) >= len(getattr(self.model, part))
+        return part == "head" or (part == "norm" and isinstance(self.model.norm, nn.Identity))

@@ -21,8 +21,8 @@ __all__ = [
     "Mismatch",
     "MismatchError",
     "adapt",
+    "check_fit",
     "compare",
-    "differences",
     "read_metadata",
     "read_state",
     "unwrap",
@@ -53,8 +53,8 @@ class Mismatch:
         return any(keys for _, keys in self.rows())
 
 
-class MismatchError(CheckpointError):
-    """A checkpoint that does not fit the model; `mismatch` names every key."""
+class MismatchError(CheckpointError, RuntimeError):
+    """A checkpoint that does not fit the model; `mismatch` names every key. A RuntimeError too, as torch's own is."""
 
     def __init__(self, what: str, mismatch: Mismatch, remedy: str = "") -> None:
         super().__init__(f"{what}: {'; '.join(mismatch.lines())}{remedy}")
@@ -77,10 +77,21 @@ def adapt(state: State, model: "VisionModel") -> State:
     return _fit(state, model)
 
 
-def adapt_hook(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before `load_state_dict`: bring the entries under `prefix` into the model's own form, in place."""
+def adapt_hook(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before `load_state_dict`, also of a module around the model: bring the entries under `prefix` into its form."""
     own = {k.removeprefix(prefix): state.pop(k) for k in list(state) if k.startswith(prefix)}
-    state.update({f"{prefix}{k}": v for k, v in adapt(own, model).items()})  # type: ignore[arg-type]
+    state.update({f"{prefix}{k}": v for k, v in adapt(unwrap(own), model).items()})
+
+
+def check_fit(state: State, model: Any, strict: bool) -> None:
+    """Refuse a state in the model's own layout that does not fit it; unless `strict`, only wrong shapes count.
+
+    Raises:
+        MismatchError: names what is missing, unexpected or of the wrong shape.
+    """
+    mismatch = compare(state, model)
+    if mismatch.misshapen or (strict and mismatch):
+        raise MismatchError(f"the weights do not fit this {model.family} model", mismatch)
 
 
 def _fit(state: State, model: "VisionModel") -> State:
@@ -135,8 +146,3 @@ def compare(state: State, model: nn.Module) -> Mismatch:
             if k in state and tuple(state[k].shape) != shape
         ),
     )
-
-
-def differences(state: State, model: nn.Module) -> list[str]:
-    """What keeps `state` from loading into `model`: missing, unexpected and misshapen keys, a line each."""
-    return compare(state, model).lines()

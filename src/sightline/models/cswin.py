@@ -13,7 +13,7 @@ from sightline.layers.patch import ConvEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.stripe_attention import StripeAttention
 from sightline.models.base import Size
-from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_values
+from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_dims, stage_values
 
 
 class CSwin(Pyramid):
@@ -51,9 +51,7 @@ class CSwin(Pyramid):
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        if isinstance(embed_dims, int):
-            embed_dims = [embed_dims * 2**i for i in range(4)]
-        dims = stage_values("embed_dims", embed_dims, 4)
+        dims = stage_dims(embed_dims, 4)
         heads = stage_values("num_heads", num_heads, 4)
         depths = stage_values("depths", depths, 4)
         widths = {

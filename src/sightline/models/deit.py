@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from sightline.layers.attention import Attention
 from sightline.layers.block import PreNormBlock
 from sightline.layers.core import Grid
-from sightline.layers.patch import PatchEmbed, to_map
+from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
-from sightline.models.base import Size, VisionModel
+from sightline.models.base import Size, VisionModel, as_features
 from sightline.models.pyramid import drop_path_rates, stage_grid, stage_values
 
 
@@ -36,6 +36,10 @@ class DeiT(VisionModel):
 
     family = "deit"
     first_conv = "patch_embed.proj"
+    final_stride = 16
+    num_stages = 1
+    body = "blocks"
+    default_features = 3
     pools = ("token", "avg", "max", "")
 
     def __init__(
@@ -129,21 +133,9 @@ class DeiT(VisionModel):
             x = self._block(block, x, grid)
             if i in take:
                 tokens = self.norm(x) if norm else x
-                places = _format(tokens[:, 1:], grid, output_fmt)
+                places = tokens[:, 1:] if output_fmt == "NLC" else as_features(tokens[:, 1:], grid, output_fmt)
                 features.append((places, tokens[:, :1]) if return_prefix_tokens else places)
         return features if intermediates_only else (self.norm(x), features)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop what the chosen blocks do not need."""
-        take, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
 
     def grid_of(self, name: str) -> Grid:
         return stage_grid(self.img_size, self.stem_stride)
@@ -155,10 +147,3 @@ class DeiT(VisionModel):
             "stem": r"^cls_token|^pos_embed|^patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
-
-
-def _format(tokens: Tensor, grid: Grid, output_fmt: str) -> Tensor:
-    if output_fmt == "NLC":
-        return tokens
-    image = to_map(tokens, grid)
-    return image.contiguous() if output_fmt == "NCHW" else image.permute(0, 2, 3, 1).contiguous()

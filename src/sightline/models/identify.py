@@ -13,6 +13,8 @@ from sightline.models.base import to_pair
 from sightline.models.checkpoint import MismatchError, compare
 from sightline.models.layout import Layout, observe
 from sightline.models.public import SIGNATURES, family_of, to_native
+from sightline.models.pvt import usual_reduction
+from sightline.models.pyramid import stage_dims
 from sightline.models.reader import CheckpointError, State
 from sightline.models.zoo import VARIANTS, create
 
@@ -101,9 +103,7 @@ def arguments(name: str) -> dict[str, Any]:
     signature = inspect.signature(variant.cls.__init__)
     defaults = {key: p.default for key, p in signature.parameters.items() if p.default is not p.empty}
     args = {**defaults, "img_size": variant.size, **variant.args}
-    single = variant.cls.family == "deit"
-    if isinstance(args["embed_dims"], int):
-        args["embed_dims"] = [args["embed_dims"] * 2**i for i in range(1 if single else 4)]
+    args["embed_dims"] = stage_dims(args["embed_dims"], variant.cls.num_stages)
     for key in ("embed_dims", "num_heads", "depths"):
         args[key] = (args[key],) if isinstance(args[key], int) else tuple(args[key])
     return args
@@ -167,9 +167,7 @@ def _num_heads(layout: Layout, own: dict[str, Any]) -> tuple[int, ...]:
 
 def _sr_ratios(layout: Layout) -> tuple[int, ...] | None:
     """None where every block has the reduction that PVT gives its mechanism by default."""
-    usual = tuple(
-        tuple(8 // 2**i if spec.windowed else 1 for spec in blocks) for i, blocks in enumerate(layout.attention)
-    )
+    usual = tuple(tuple(usual_reduction(i, spec) for spec in blocks) for i, blocks in enumerate(layout.attention))
     return None if layout.reductions == usual else tuple(blocks[0] for blocks in layout.reductions)
 
 

@@ -47,7 +47,7 @@ def observe(state: State, cls: type[VisionModel]) -> Layout:
         CheckpointError: a tensor that is needed to tell is missing, or blocks are not numbered 0, 1, 2, ...
     """
     shapes: Block = {key: tuple(value.shape) for key, value in state.items()}
-    stages = _stages(shapes, 1 if cls.family == "deit" else 4)
+    stages = _stages(shapes, cls.num_stages)
     dims = tuple(_first(blocks, ("norm1.weight", "norm2.weight", "attn.proj.bias"), 0) for blocks in stages)
     hidden = [_first(blocks, ("mlp.fc1.weight", "mlp.fc1.bias"), 0) for blocks in stages]
     conv = f"{cls.first_conv}.weight"

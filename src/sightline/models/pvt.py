@@ -10,10 +10,16 @@ from torch import nn
 
 from sightline.layers.attention import Attention
 from sightline.layers.block import PreNormBlock
+from sightline.layers.mechanisms import Spec
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.models.base import Size
 from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_grid, stage_values
+
+
+def usual_reduction(stage: int, mechanism: Spec) -> int:
+    """The spatial reduction of PVT: 8, 4, 2, 1 for softmax; the other mechanisms need none."""
+    return 8 // 2**stage if mechanism.windowed else 1
 
 
 class PVT(Pyramid):
@@ -54,6 +60,8 @@ class PVT(Pyramid):
         depths = stage_values("depths", depths, 4)
         ratios = stage_values("mlp_ratios", mlp_ratios, 4)
         reductions = None if sr_ratios is None else stage_values("sr_ratios", sr_ratios, 4)
+        if reductions is not None and min(reductions) < 1:
+            raise ValueError(f"sr_ratios={reductions}: give 1 for no reduction, or a larger whole number")
         pattern = parse_pattern(attention, depths)
         rates = drop_path_rates(drop_path_rate, depths)
         stages = []
@@ -64,7 +72,7 @@ class PVT(Pyramid):
                     dim,
                     Attention(
                         dim, heads[i], mechanism, stride=stride, qkv_bias=qkv_bias, proj_drop=proj_drop_rate,
-                        sr_ratio=reductions[i] if reductions else (8 // 2**i if mechanism.windowed else 1),
+                        sr_ratio=reductions[i] if reductions else usual_reduction(i, mechanism),
                     ),
                     ratios[i],
                     drop=proj_drop_rate,

@@ -12,19 +12,26 @@ from torch import Tensor, nn
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
-from sightline.models.base import Size, VisionModel
+from sightline.models.base import Size, VisionModel, as_features, to_pair
 
 
 def stage_values(name: str, values: Sequence[Any] | Any, stages: int) -> tuple[Any, ...]:
     """One value a stage, from a sequence of that length."""
-    values = tuple(values) if isinstance(values, Sequence) else (values,)
+    values = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
     if len(values) != stages:
         raise ValueError(f"{name}={values}: give {stages} values, one a stage")
     return values
 
 
+def stage_dims(dims: int | Sequence[int], stages: int) -> tuple[int, ...]:
+    """The width of every stage: one number is that of the first, doubled from stage to stage."""
+    return stage_values("embed_dims", [dims * 2**i for i in range(stages)] if isinstance(dims, int) else dims, stages)
+
+
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
     """Stochastic depth rising linearly from 0 to `rate` over all blocks."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"drop_path_rate={rate}: give a share of blocks to drop, from 0 to below 1")
     last = max(sum(depths) - 1, 1)
     flat = iter([rate * i / last for i in range(sum(depths))])
     return [[next(flat) for _ in range(depth)] for depth in depths]
@@ -135,21 +142,8 @@ class Pyramid(VisionModel):
             tokens, grid = outputs[i]
             if norm and i == len(self.feature_info) - 1:
                 tokens = self.norm(tokens)
-            image = to_map(tokens[:, self.stages[i].prefix :], grid)
-            maps.append(image.contiguous() if output_fmt == "NCHW" else image.permute(0, 2, 3, 1).contiguous())
+            maps.append(as_features(tokens[:, self.stages[i].prefix :], grid, output_fmt))
         return maps if intermediates_only else (self._finish(*outputs[-1]), maps)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop what the chosen stages do not need."""
-        take, last = feature_take_indices(len(self.stages), indices)
-        self.stages = self.stages[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
 
     def grid_of(self, name: str) -> Grid:
         stride = self.stem_stride * 2 ** int(name.split(".")[1])
@@ -172,5 +166,5 @@ class Pyramid(VisionModel):
 
 def stage_grid(img_size: Size, stride: int) -> Grid:
     """Tokens down and across for a token of `stride` pixels; a part of a token counts as one."""
-    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    height, width = to_pair(img_size)
     return -(-height // stride), -(-width // stride)

@@ -13,7 +13,7 @@ from sightline.layers.patch import PatchEmbed, PatchMerge
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.window_attention import WindowAttention
 from sightline.models.base import Size
-from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_values
+from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_dims, stage_values
 
 
 class Swin(Pyramid):
@@ -51,9 +51,7 @@ class Swin(Pyramid):
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        if isinstance(embed_dims, int):
-            embed_dims = [embed_dims * 2**i for i in range(4)]
-        dims = stage_values("embed_dims", embed_dims, 4)
+        dims = stage_dims(embed_dims, 4)
         heads = stage_values("num_heads", num_heads, 4)
         depths = stage_values("depths", depths, 4)
         if window_size < 1 or map_window < 0:
@@ -87,13 +85,16 @@ class Swin(Pyramid):
         )  # fmt: skip
 
     def set_input_size(
-        self, img_size: Size | None = None, patch_size: Size | None = None, window_size: int | None = None
+        self, img_size: Size | None = None, patch_size: Size | None = None, window_size: Size | None = None
     ) -> None:
         """Another image size, and where given another side of the softmax windows, with its bias tables resampled."""
-        if window_size is not None and window_size < 1:
-            raise ValueError(f"window_size={window_size}: give a positive side in tokens")
-        super().set_input_size(img_size, patch_size)
+        side = 0
         if window_size is not None:
+            side, other = (window_size, window_size) if isinstance(window_size, int) else window_size
+            if side != other or side < 1:
+                raise ValueError(f"window_size={window_size}: give a positive side in tokens; windows are square")
+        super().set_input_size(img_size, patch_size)
+        if side:
             for module in self.modules():
                 if isinstance(module, WindowAttention):
-                    module.set_window(window_size)
+                    module.set_window(side)

@@ -36,7 +36,7 @@ class Variant:
 
     def cfg(self) -> dict[str, Any]:
         """timm's description of weights and input."""
-        side = self.size // 16 if self.cls is DeiT else self.size // 32
+        side = self.size // self.cls.final_stride
         return {
             "url": "",
             "num_classes": 1000,
@@ -49,7 +49,6 @@ class Variant:
             "std": IMAGENET_DEFAULT_STD,
             "first_conv": self.cls.first_conv,
             "classifier": "head",
-            "license": "apache-2.0",
         }
 
 
@@ -61,7 +60,7 @@ _SWIN_BASE = {
     "embed_dims": 128,
     "num_heads": (4, 8, 16, 32),
     "depths": (2, 2, 18, 2),
-    "attention": "inline,inline,inline*2+softmax*16,softmax",
+    "attention": "inline,inline,inline*2+softmax,softmax",
 }
 _CSWIN_BASE = {"embed_dims": 96, "num_heads": (4, 8, 16, 32), "depths": (3, 6, 29, 2)}
 _SOFT_MEDIUM = {"embed_dims": (64, 128, 288, 512), "num_heads": (2, 4, 9, 16), "depths": (1, 3, 29, 5)}
@@ -106,13 +105,16 @@ def create(
 ) -> nn.Module:
     """Build the variant `name`; keyword arguments replace those of its row. `timm.create_model` ends here."""
     variant = VARIANTS[name]
-    features = 3 if variant.cls is DeiT else (0, 1, 2, 3)
     with torch.device(device) if device is not None else nullcontext():
         model = build_model_with_cfg(
             variant.cls,
             name,
             pretrained,
-            feature_cfg={"out_indices": features, "feature_cls": FeatureNet, "output_fmt": "NCHW"},
+            feature_cfg={
+                "out_indices": variant.cls.default_features,
+                "feature_cls": FeatureNet,
+                "output_fmt": "NCHW",
+            },
             **{"img_size": variant.size, **variant.args, **kwargs},
         )
     return model if dtype is None else model.to(dtype)

@@ -30,6 +30,10 @@ def check_tokens(operator: str, **tensors: Tensor) -> None:
     """Every tensor is (batch, tokens, heads, head_dim), and all agree on batch, heads, dtype and device."""
     (first_name, first), *_ = tensors.items()
     for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise ValueError(f"{operator}: {name} is a {type(t).__name__}; give a torch tensor")
+        if t.ndim == 4 and t.shape[-1] == 0:
+            raise ValueError(f"{operator}: {name} has shape {tuple(t.shape)}; give a head dim of at least one")
         if t.ndim != 4:
             raise ValueError(
                 f"{operator}: {name} has shape {tuple(t.shape)}; give it as (batch, tokens, heads, head_dim)"
@@ -73,13 +77,34 @@ def check_key_mask(operator: str, mask: Tensor | None, k: Tensor) -> None:
         raise ValueError(
             f"{operator}: key_mask has shape {tuple(mask.shape)}; give (batch, key tokens) = {(k.shape[0], k.shape[1])}"
         )
+    if mask.device != k.device:
+        raise ValueError(f"{operator}: key_mask is on {mask.device} but k is on {k.device}; move them to one device")
+
+
+def check_bias(operator: str, bias: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """`bias` is floating point, on the tokens' device, and broadcasts to (batch, heads, tokens, key tokens)."""
+    if bias is None:
+        return
+    if not bias.is_floating_point() or bias.device != q.device:
+        raise ValueError(
+            f"{operator}: bias is {bias.dtype} on {bias.device}; give numbers to add to the scores, on {q.device} "
+            f"(use key_mask to leave keys out)"
+        )
+    full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    fits = bias.ndim <= 4 and all(b in (1, f) for b, f in zip(bias.shape[::-1], full[::-1], strict=False))
+    if not fits:
+        raise ValueError(
+            f"{operator}: bias has shape {tuple(bias.shape)}; it must broadcast to "
+            f"(batch, heads, tokens, key tokens) = {full}"
+        )
 
 
 def check_grid(operator: str, grid: Grid | None, tokens: int, prefix: int, what: str = "grid") -> None:
     """`grid` = (height, width) covers the tokens after the prefix."""
     if grid is None:
         raise ValueError(f"{operator}: {what}=None with a residual; give (height, width) of the tokens after prefix")
-    if len(grid) != 2 or min(grid) < 0:
+    whole = isinstance(grid, Sequence) and len(grid) == 2 and all(isinstance(side, int) for side in grid)
+    if not whole or min(grid) < 0:
         raise ValueError(f"{operator}: {what}={grid!r} is not (height, width)")
     if grid[0] * grid[1] + prefix != tokens:
         raise ValueError(
@@ -104,6 +129,8 @@ def check_residual(operator: str, residual: Tensor, images: int, v: Tensor) -> N
 
 def lengths(operator: str, cu_seqlens: Tensor, total: int, name: str = "cu_seqlens") -> list[int]:
     """The lengths of the packed sequences whose cumulative ends are `cu_seqlens` = [0, n1, n1 + n2, ...]."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise ValueError(f"{operator}: {name}={cu_seqlens!r}; give a 1-d int32 tensor [0, n1, n1 + n2, ...]")
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"{operator}: {name} is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; "

@@ -22,6 +22,7 @@ from sightline.ops.feature_maps import Affine, check_feature_map
 from sightline.ops.inline import reference
 
 NAME = "inline_attention"
+IMPLEMENTATIONS = {"torch": reference.inline_attention}
 
 
 def inline_attention(
@@ -70,17 +71,17 @@ def inline_attention(
     check_same(NAME, 3, q=q, k=k)
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
-    check_feature_map(NAME, phi, affine)
+    check_feature_map(NAME, phi, affine, *q.shape[2:])
     if prefix < 0:
         raise ValueError(f"{NAME}: prefix={prefix} is negative; give the number of leading tokens without a place")
-    backends.choose(NAME, q.device, backend)
+    run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if residual is not None:
         check_same(NAME, 1, q=q, v=v)
 
     def one(q: Tensor, k: Tensor, v: Tensor, **place: Any) -> Tensor:
         with full_precision(q.device):
-            return reference.inline_attention(q, k, v, phi, scale, prefix=prefix, affine=affine, **place)
+            return run(q, k, v, phi, scale, prefix=prefix, affine=affine, **place)
 
     if cu_seqlens is None:
         if residual is not None:

@@ -5,14 +5,31 @@ The operator then needs neither q nor k. With the centred cross moment S = mean(
 so the two projections are applied to a d x d matrix instead of N tokens, the bias of k cancels, and what is left on the
 tokens are four plain products of size N x C x C: those of a block without attention. Faster on a CPU, where such
 products run at full speed and products of N x d x d do not.
+
+The moment is not centred before the product as the reference does; the tokens of a block come out of a layer norm,
+whose means are small.
 """
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from sightline import backend as backends
 from sightline.ops.checks import Grid
 from sightline.ops.inline.reference import local_residual
+
+NAME = "inline_attention"
+
+
+def prefers_tokens(x: Tensor, qkv: nn.Linear) -> bool:
+    """Whether the tokens x (B, N, C) are the faster way: on a CPU, from twice as many tokens as channels on.
+
+    A projection that is more than a plain linear layer (hooks, adapters) is left to be called.
+    """
+    plain = type(qkv) is nn.Linear and not (qkv._forward_hooks or qkv._forward_pre_hooks or qkv._backward_hooks)
+    on_cpu = x.device.type == "cpu" and backends.choose(NAME, x.device) == "torch"
+    wide = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return plain and on_cpu and wide and x.shape[1] >= 2 * x.shape[2]
 
 
 def inline_from_tokens(

@@ -33,8 +33,9 @@ def inline_attention(
     if key_mask is not None:
         share = 1 / key_mask.sum(1).clamp(min=1).to(wide)[:, None, None, None]  # B 1 1 1
     mean_k, mean_v = fk.sum(1, keepdim=True) * share, fv.sum(1, keepdim=True) * share  # B 1 H D
-    centred = hide(fk - mean_k, hidden)  # before the product, so that large means do not cancel in it
-    covariance = centred.permute(0, 2, 3, 1) @ fv.transpose(1, 2) * (share * scale)  # B H D E
+    # Centred before the product, so that large means do not cancel in it.
+    centred_k, centred_v = hide(fk - mean_k, hidden), hide(fv - mean_v, hidden)
+    covariance = centred_k.permute(0, 2, 3, 1) @ centred_v.transpose(1, 2) * (share * scale)  # B H D E
     out = mean_v + (fq.transpose(1, 2) @ covariance).transpose(1, 2)  # B N H E
     if residual is not None:
         assert grid is not None

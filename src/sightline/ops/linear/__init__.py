@@ -16,6 +16,7 @@ from sightline.ops.feature_maps import Affine, check_feature_map
 from sightline.ops.linear import reference
 
 NAME = "linear_attention"
+IMPLEMENTATIONS = {"torch": reference.linear_attention}
 
 
 def linear_attention(
@@ -56,12 +57,14 @@ def linear_attention(
     check_same(NAME, 3, q=q, k=k)
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
-    check_feature_map(NAME, phi, affine)
-    backends.choose(NAME, q.device, backend)
+    check_feature_map(NAME, phi, affine, *q.shape[2:])
+    if not eps > 0:
+        raise ValueError(f"{NAME}: eps={eps}; give a positive number, which keeps quotients finite")
+    run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with full_precision(q.device):
-            return reference.linear_attention(q, k, v, phi, eps, key_mask, affine)
+            return run(q, k, v, phi, eps, key_mask, affine)
 
     if cu_seqlens is None:
         return one(q, k, v)

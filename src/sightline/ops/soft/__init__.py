@@ -15,6 +15,7 @@ from sightline.ops.checks import (
 from sightline.ops.soft import reference
 
 NAME = "soft_attention"
+IMPLEMENTATIONS = {"torch": reference.soft_attention}
 
 
 def soft_attention(
@@ -57,15 +58,17 @@ def soft_attention(
     check_key_mask(NAME, key_mask, q)
     if landmarks.shape[1] == 0:
         raise ValueError(f"{NAME}: landmarks has shape {tuple(landmarks.shape)}; give at least one landmark")
-    if iterations < 1:
-        raise ValueError(f"{NAME}: iterations={iterations}; give at least one Newton step")
-    backends.choose(NAME, q.device, backend)
+    if not isinstance(iterations, int) or iterations < 1:
+        raise ValueError(f"{NAME}: iterations={iterations!r}; give a whole number of Newton steps, at least one")
+    if not isinstance(normalized, bool):
+        raise ValueError(f"{NAME}: normalized={normalized!r}; give False for SOFT or True for SOFT++")
+    run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
     if (cu_seqlens is None) != (cu_landmarks is None):
         raise ValueError(f"{NAME}: cu_seqlens and cu_landmarks go together; give both or neither")
 
     def one(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
         with full_precision(q.device):
-            return reference.soft_attention(q, v, landmarks, normalized, iterations, key_mask)
+            return run(q, v, landmarks, normalized, iterations, key_mask)
 
     if cu_seqlens is None or cu_landmarks is None:
         return one(q, v, landmarks)

@@ -3,10 +3,19 @@
 from torch import Tensor
 
 from sightline import backend as backends
-from sightline.ops.checks import check_key_mask, check_packed, check_same, check_tokens, lengths, per_sequence
+from sightline.ops.checks import (
+    check_bias,
+    check_key_mask,
+    check_packed,
+    check_same,
+    check_tokens,
+    lengths,
+    per_sequence,
+)
 from sightline.ops.softmax import reference
 
 NAME = "softmax_attention"
+IMPLEMENTATIONS = {"torch": reference.softmax_attention}
 
 
 def softmax_attention(
@@ -43,10 +52,11 @@ def softmax_attention(
     check_same(NAME, 3, q=q, k=k)
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
-    backends.choose(NAME, q.device, backend)
+    check_bias(NAME, bias, q, k)
+    run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if cu_seqlens is None:
-        return reference.softmax_attention(q, k, v, scale, bias, key_mask)
+        return run(q, k, v, scale, bias, key_mask)
     check_packed(NAME, key_mask, q=q, k=k, v=v)
     check_same(NAME, 1, q=q, k=k)
     if bias is not None:
@@ -54,7 +64,7 @@ def softmax_attention(
     sizes = lengths(NAME, cu_seqlens, q.shape[1])
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return reference.softmax_attention(q, k, v, scale, None, None)
+        return run(q, k, v, scale, None, None)
 
     return per_sequence(one, [sizes] * 3, (q, k, v))
 
