@@ -92,12 +92,17 @@ class Landmarks(nn.Module):
     def forward(self, q: Tensor, grid: Grid) -> Tensor:
         """(B, h * w, H, D) -> (B, m, H, D)."""
         batch, _, heads, dim = q.shape
-        maps = q.reshape(batch, *grid, heads, dim).permute(0, 3, 4, 1, 2).reshape(batch * heads, dim, *grid)
-        maps = self.conv(pad_to_multiple(maps, self.conv.stride))
+        size = self.conv.stride[0]
+        maps = pad_to_multiple(q.reshape(batch, *grid, heads * dim).permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
+        down, across = maps.shape[1] // size, maps.shape[2] // size
+        # Patches do not overlap, so the convolution is one matrix product; a convolution proper is wrong in bfloat16 on
+        # some processors (oneDNN in torch 2.11).
+        patches = maps.reshape(batch, down, size, across, size, heads, dim).permute(0, 1, 3, 5, 2, 4, 6)
+        points = F.linear(patches.flatten(4), self.conv.weight.permute(0, 2, 3, 1).flatten(1))  # B down across H D
         if self.side:
-            maps = F.adaptive_avg_pool2d(maps, self.side)
-        points = maps.unflatten(0, (batch, heads)).flatten(3).permute(0, 3, 1, 2)  # B m H D
-        return F.gelu(self.norm(points))
+            pooled = F.adaptive_avg_pool2d(points.flatten(3).permute(0, 3, 1, 2), self.side)
+            points = pooled.permute(0, 2, 3, 1).unflatten(-1, (heads, dim))
+        return F.gelu(self.norm(points.flatten(1, 2)))
 
 
 class HeadwiseConv(nn.Module):
