@@ -49,11 +49,11 @@ def inline_from_tokens(
     mean_x, mean_v = x.mean(1), v.mean(1)
     moment = torch.baddbmm(mean_v.unsqueeze(2) * mean_x.unsqueeze(1), v.transpose(1, 2), x, beta=-1, alpha=1 / tokens)
     per_head = moment.view(batch, *heads, dim).transpose(0, 1).reshape(num_heads, -1, dim)  # H BD C
-    covariance = torch.bmm(per_head, (w_k * heads[1] ** -0.5).transpose(1, 2))  # H BD D, scaled and transposed
+    covariance = torch.bmm(per_head, w_k.transpose(1, 2)) * heads[1] ** -0.5  # H BD D, transposed
     mix = torch.bmm(covariance, w_q).view(num_heads, batch, heads[1], dim).transpose(0, 1).reshape(batch, dim, dim)
     offset = mean_v
     if bias is not None:
-        shift = torch.bmm(covariance, bias[:dim].view(*heads, 1)).view(num_heads, batch, heads[1])
+        shift = (covariance * bias[:dim].view(num_heads, 1, -1)).sum(-1).view(num_heads, batch, heads[1])
         offset = mean_v + shift.transpose(0, 1).reshape(batch, dim)
     out = torch.baddbmm(offset.unsqueeze(1), x, mix.transpose(1, 2))
     if residual is not None:
