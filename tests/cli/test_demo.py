@@ -16,7 +16,6 @@ CAPTURE = pytest.CaptureFixture[str]
 
 
 def test_random_weights_are_said_to_be_random(capsys: CAPTURE) -> None:
-    pytest.importorskip("sklearn")
     shown = []
     for _ in range(2):
         torch.manual_seed(5)  # what came before does not matter
@@ -31,7 +30,6 @@ def test_random_weights_are_said_to_be_random(capsys: CAPTURE) -> None:
 
 
 def test_checkpoint(tmp_path: Path, capsys: CAPTURE) -> None:
-    pytest.importorskip("sklearn")
     source = save({"model": public(small("deit"))}, tmp_path / "public.pth")
     assert main(["demo", "--checkpoint", source]) == 0
     shown = capsys.readouterr().out
@@ -41,7 +39,6 @@ def test_checkpoint(tmp_path: Path, capsys: CAPTURE) -> None:
 
 
 def test_checkpoint_into_a_named_model(tmp_path: Path, capsys: CAPTURE) -> None:
-    pytest.importorskip("sklearn")
     source = save(create("inline_deit_tiny").state_dict(), tmp_path / "native.pth")
     assert main(["demo", "--checkpoint", source, "--model", "inline_deit_tiny"]) == 0
     assert main(["demo", "--checkpoint", source, "--model", "inline_deit_small"]) == 2
@@ -49,7 +46,6 @@ def test_checkpoint_into_a_named_model(tmp_path: Path, capsys: CAPTURE) -> None:
 
 
 def test_bad_input(tmp_path: Path, capsys: CAPTURE) -> None:
-    pytest.importorskip("sklearn")
     source = save(public(small("deit", num_classes=0)), tmp_path / "headless.pth")
     for arguments, message in (
         (["--model", "inline_deit_tny"], "did you mean 'inline_deit_tiny'?"),

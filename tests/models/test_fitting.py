@@ -104,3 +104,10 @@ def test_features_name_what_does_not_fit() -> None:
     state["extra.weight"] = torch.zeros(1)
     with pytest.raises(MismatchError, match=r"1 unexpected: .*extra\.weight"):
         fresh("swin", features_only=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize("prefix", ["module._orig_mod.", "_orig_mod.module.", "model.module."])
+def test_prefixes_in_any_order(prefix: str) -> None:
+    trained, model, x = tiny("pvt").eval(), fresh("pvt").eval(), image()
+    model.load_state_dict({f"{prefix}{key}": value for key, value in trained.state_dict().items()})
+    assert_close(model(x), trained(x))
