@@ -1,6 +1,6 @@
 """What all models share: the classifier, positions that follow the input, and reading checkpoints of any origin."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -129,12 +129,6 @@ class VisionModel(nn.Module):
         """Trade time for memory in training: keep only the input of each block."""
         self.grad_checkpointing = enable
 
-    def position_tables(self) -> Iterator[tuple[str, PositionTable, Grid]]:
-        """Every position table with its name and the grid that the present img_size gives it."""
-        for name, module in self.named_modules():
-            if isinstance(module, PositionTable):
-                yield name, module, self.grid_of(name)
-
     def grid_of(self, name: str) -> Grid:
         """The grid of tokens where the module called `name` stands, for the present img_size."""
         raise NotImplementedError
@@ -145,8 +139,9 @@ class VisionModel(nn.Module):
             raise ValueError(f"patch_size={patch_size}: it is fixed at {self.stem_stride} by the weights")
         if img_size is not None:
             self.img_size = to_pair(img_size)
-            for _, table, grid in self.position_tables():
-                table.set_grid(grid)
+            for name, module in self.named_modules():
+                if isinstance(module, PositionTable):
+                    module.set_grid(self.grid_of(name))
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
