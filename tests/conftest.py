@@ -1,4 +1,5 @@
-"""Settings of every test: a fixed seed, and one torch thread for each worker of pytest-xdist."""
+"""Settings of every test: a fixed seed, one torch thread for each worker of pytest-xdist, and without a GPU Triton's
+interpreter, which must be chosen before the kernels are imported."""
 
 import os
 
@@ -7,6 +8,8 @@ import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)

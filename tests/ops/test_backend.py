@@ -58,6 +58,26 @@ def test_unknown_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_triton_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"plain: backend='triton' but there is no Triton kernel"):
         choose("plain", CUDA, "triton")
-    monkeypatch.setenv("SIGHTLINE_BACKEND", "triton")
-    with pytest.raises(ValueError, match=r"plain: SIGHTLINE_BACKEND='triton' but there is no Triton kernel"):
-        choose("plain", CUDA)
+    monkeypatch.setenv("SIGHTLINE_BACKEND", "triton")  # a model may hold softmax blocks beside InLine ones
+    assert choose("plain", CUDA) == "torch"
+
+
+def test_triton_on_the_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match=r"fused: backend='triton' but the tensors are on cpu, not on a CUDA device"):
+        choose("fused", CPU, "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose("fused", CPU, "triton") == "triton"
+
+
+def test_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_INSTALLED", False)
+    assert choose("fused", CUDA) == "torch"
+    with pytest.raises(ValueError, match=r"fused: backend='triton' but Triton is not installed; use 'auto' or 'torch'"):
+        choose("fused", CUDA, "triton")
+
+
+def test_auto_steps_back_from_an_obstacle() -> None:
+    assert choose("fused", CUDA, None, "head dim is 256") == "torch"
+    with pytest.raises(ValueError, match=r"fused: backend='triton' but head dim is 256; use 'auto' or 'torch'"):
+        choose("fused", CUDA, "triton", "head dim is 256")

@@ -11,6 +11,7 @@ from sightline.layers.core import Core, Grid
 from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
+from sightline.ops.inline.packed import inline_from_packed, prefers_packed
 from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
 from sightline.ops.inline.reference import local_residual
 
@@ -48,10 +49,15 @@ class InlineCore(Core):
         return out
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
-        if self.feature_map.phi != "identity" or not prefers_tokens(x, qkv):
-            return None
-        weights = None if self.residual is None else self.residual(context)
-        return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)
+        phi = self.feature_map.phi
+        if phi == "identity" and prefers_tokens(x, qkv):
+            weights = None if self.residual is None else self.residual(context)
+            return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)
+        if prefers_packed(x, self.head_dim, phi):
+            packed = qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+            weights = None if self.residual is None else self.residual(context)
+            return inline_from_packed(packed, weights, grid, prefix, phi).flatten(2)
+        return None
 
 
 class ResidualWeights(nn.Module):

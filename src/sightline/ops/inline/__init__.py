@@ -19,10 +19,15 @@ from sightline.ops.checks import (
     per_sequence,
 )
 from sightline.ops.feature_maps import Affine, check_feature_map
+from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.inline import reference
 
 NAME = "inline_attention"
 IMPLEMENTATIONS = {"torch": reference.inline_attention}
+if AVAILABLE:
+    from sightline.ops.inline import triton
+
+    IMPLEMENTATIONS["triton"] = triton.inline_attention
 
 
 def inline_attention(
@@ -57,7 +62,7 @@ def inline_attention(
         cu_seqlens: packed form: q, k, v are (1, total, heads, head_dim) and this is [0, n1, n1 + n2, ...];
             `grids` then holds (height, width) of every image, and `residual` one row an image.
         affine: (weight, bias) of relu_affine: relu(weight x + bias), weight (d, d) or (heads, d, d).
-        backend: "auto", "torch"; see `sightline.backend`.
+        backend: "auto", "triton" or "torch"; see `sightline.backend`. The kernels take head dims 8 to 128.
 
     Returns:
         (batch, tokens, heads, head_dim of v), in the dtype of q; sums are taken in float32.
@@ -74,7 +79,8 @@ def inline_attention(
     check_feature_map(NAME, phi, affine, *q.shape[2:])
     if prefix < 0:
         raise ValueError(f"{NAME}: prefix={prefix} is negative; give the number of leading tokens without a place")
-    run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
+    chosen = backends.choose(NAME, q.device, backend, obstacle(q, k, v))
+    run = IMPLEMENTATIONS[chosen]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if residual is not None:
         check_same(NAME, 1, q=q, v=v)
@@ -100,6 +106,8 @@ def inline_attention(
         for i, (size, image_grid) in enumerate(zip(sizes, grids, strict=True)):
             check_grid(NAME, image_grid, size, prefix, what=f"grids[{i}]")
             places[i].update(residual=residual[i : i + 1], grid=image_grid)
+    if chosen == "triton":
+        return triton.inline_packed_images(q, k, v, phi, scale, residual, prefix, affine, cu_seqlens, sizes, grids)
     return per_sequence(one, [sizes] * 3, (q, k, v), places)
 
 

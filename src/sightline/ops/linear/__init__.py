@@ -13,10 +13,15 @@ from sightline.ops.checks import (
     per_sequence,
 )
 from sightline.ops.feature_maps import Affine, check_feature_map
+from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.linear import reference
 
 NAME = "linear_attention"
 IMPLEMENTATIONS = {"torch": reference.linear_attention}
+if AVAILABLE:
+    from sightline.ops.linear import triton
+
+    IMPLEMENTATIONS["triton"] = triton.linear_attention
 
 
 def linear_attention(
@@ -43,7 +48,7 @@ def linear_attention(
         key_mask: (batch, key tokens) booleans, true where the key counts.
         cu_seqlens: packed form: q, k, v are (1, total, heads, head_dim) and this is [0, n1, n1 + n2, ...].
         affine: (weight, bias) of relu_affine: relu(weight x + bias), weight (d, d) or (heads, d, d).
-        backend: "auto", "torch"; see `sightline.backend`.
+        backend: "auto", "triton" or "torch"; see `sightline.backend`. The kernels take head dims 8 to 128.
 
     Returns:
         (batch, tokens, heads, head_dim of v), in the dtype of q; sums are taken in float32.
@@ -60,7 +65,8 @@ def linear_attention(
     check_feature_map(NAME, phi, affine, *q.shape[2:])
     if not eps > 0:
         raise ValueError(f"{NAME}: eps={eps}; give a positive number, which keeps quotients finite")
-    run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
+    chosen = backends.choose(NAME, q.device, backend, obstacle(q, k, v))
+    run = IMPLEMENTATIONS[chosen]
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with full_precision(q.device):
@@ -71,6 +77,8 @@ def linear_attention(
     check_packed(NAME, key_mask, q=q, k=k, v=v)
     check_same(NAME, 1, q=q, k=k)
     sizes = lengths(NAME, cu_seqlens, q.shape[1])
+    if chosen == "triton":
+        return triton.linear_attention(q, k, v, phi, eps, None, affine, cu_seqlens, sizes)
     return per_sequence(one, [sizes] * 3, (q, k, v))
 
 

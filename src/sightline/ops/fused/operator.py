@@ -1,0 +1,156 @@
+"""The kernels as torch operators, which is how torch.compile, torch.export, autograd and FLOP counters see them.
+
+`sightline::attend` takes q, k and v, `sightline::attend_packed` the packed tensor (B, N, 3, H, D) they are views of, so
+that its gradient is written once and in place.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from sightline.ops.fused import launch
+from sightline.ops.fused.launch import Call
+
+
+def _call(longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool) -> Call:
+    return Call(phi, linear, scale, eps, prefix, (height, width), longest)
+
+
+@torch.library.custom_op("sightline::attend", mutates_args=())
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
+    grids: Tensor | None, longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str,
+    linear: bool, save: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """out, and the sums that backward needs where `save`."""
+    call = _call(longest, height, width, prefix, scale, eps, phi, linear)
+    return launch.forward(q, k, v, residual, mask, cu, grids, call, save)
+
+
+@torch.library.custom_op("sightline::attend_packed", mutates_args=())
+def attend_packed(
+    qkv: Tensor, residual: Tensor | None, mask: Tensor | None, height: int, width: int, prefix: int, scale: float,
+    phi: str, save: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """InLine attention of qkv (B, N, 3, H, D): out, and the sums that backward needs where `save`."""
+    q, k, v = qkv.unbind(2)
+    call = _call(0, height, width, prefix, scale, 0.0, phi, False)
+    return launch.forward(q, k, v, residual, mask, None, None, call, save)
+
+
+@torch.library.custom_op("sightline::attend_backward", mutates_args=())
+def attend_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
+    grids: Tensor | None, sums: Tensor, longest: int, height: int, width: int, prefix: int, scale: float, eps: float,
+    phi: str, linear: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, dk, dv, and d(residual), empty where there is none."""
+    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    call = _call(longest, height, width, prefix, scale, eps, phi, linear)
+    dw = launch.backward(q, k, v, grad, residual, mask, cu, grids, sums, call, (dq, dk, dv))
+    return dq, dk, dv, dw
+
+
+@torch.library.custom_op("sightline::attend_packed_backward", mutates_args=())
+def attend_packed_backward(
+    qkv: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, sums: Tensor, height: int, width: int,
+    prefix: int, scale: float, phi: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """d(qkv), and d(residual), empty where there is none."""
+    q, k, v = qkv.unbind(2)
+    packed = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    dq, dk, dv = packed.unbind(2)
+    call = _call(0, height, width, prefix, scale, 0.0, phi, False)
+    dw = launch.backward(q, k, v, grad, residual, mask, None, None, sums, call, (dq, dk, dv))
+    return packed, dw
+
+
+def _forward_shapes(q: Tensor, cu: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
+    images = q.shape[0] if cu is None else cu.shape[0] - 1
+    sums = q.new_empty((images if save else 0, launch.row_size(*q.shape[2:])), dtype=torch.float32)
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), sums
+
+
+@attend.register_fake
+def _(q, k, v, residual, mask, cu, grids, longest, height, width, prefix, scale, eps, phi, linear, save):  # type: ignore[no-untyped-def]
+    return _forward_shapes(q, cu, save)
+
+
+@attend_packed.register_fake
+def _(qkv, residual, mask, height, width, prefix, scale, phi, save):  # type: ignore[no-untyped-def]
+    return _forward_shapes(qkv[:, :, 0], None, save)
+
+
+def _weight_shape(q: Tensor, residual: Tensor | None) -> Tensor:
+    if residual is None:
+        return q.new_empty(0)
+    images, channels = residual.shape[:2]
+    return residual.new_empty(images, 3, 3, channels).permute(0, 3, 1, 2)
+
+
+@attend_backward.register_fake
+def _(q, k, v, grad, residual, mask, cu, grids, sums, longest, height, width, prefix, scale, eps, phi, linear):  # type: ignore[no-untyped-def]
+    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    return dq, dk, dv, _weight_shape(q, residual)
+
+
+@attend_packed_backward.register_fake
+def _(qkv, grad, residual, mask, sums, height, width, prefix, scale, phi):  # type: ignore[no-untyped-def]
+    return torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device), _weight_shape(qkv, residual)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, residual, mask, cu, grids, *ctx.options, _ = inputs
+    ctx.save_for_backward(q, k, v, residual, mask, cu, grids, output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
+    q, k, v, residual, mask, cu, grids, sums = ctx.saved_tensors
+    dq, dk, dv, dw = attend_backward(q, k, v, grad, residual, mask, cu, grids, sums, *ctx.options)
+    return dq, dk, dv, None if residual is None else dw, None, None, None, *[None] * (len(ctx.options) + 1)
+
+
+def _save_packed(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    qkv, residual, mask, *ctx.options, _ = inputs
+    ctx.save_for_backward(qkv, residual, mask, output[1])
+
+
+def _backward_packed(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
+    qkv, residual, mask, sums = ctx.saved_tensors
+    d_qkv, dw = attend_packed_backward(qkv, grad, residual, mask, sums, *ctx.options)
+    return d_qkv, None if residual is None else dw, None, *[None] * (len(ctx.options) + 1)
+
+
+attend.register_autograd(_backward, setup_context=_save)
+attend_packed.register_autograd(_backward_packed, setup_context=_save_packed)
+
+
+def _flops(q_shape: Any, k_shape: Any, residual_shape: Any, passes: int) -> int:
+    """Products with the state, 2 D operations an element and pass over q or k, and nine taps of the residual."""
+    queries, keys = (shape[0] * shape[1] * shape[2] * shape[3] for shape in (q_shape, k_shape))
+    taps = 0 if residual_shape is None else 18 * queries
+    return passes * ((queries + keys) * 2 * q_shape[3] + taps)
+
+
+@register_flop_formula(torch.ops.sightline.attend)
+def _(q, k, v, residual, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return _flops(q, k, residual, 1)
+
+
+@register_flop_formula(torch.ops.sightline.attend_packed)
+def _(qkv, residual, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    tokens = (*qkv[:2], *qkv[3:])
+    return _flops(tokens, tokens, residual, 1)
+
+
+@register_flop_formula(torch.ops.sightline.attend_backward)
+def _(q, k, v, grad, residual, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return _flops(q, k, residual, 2)
+
+
+@register_flop_formula(torch.ops.sightline.attend_packed_backward)
+def _(qkv, grad, residual, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    tokens = (*qkv[:2], *qkv[3:])
+    return _flops(tokens, tokens, residual, 2)

@@ -1,0 +1,28 @@
+"""Linear attention by the fused kernels; the same arguments as the reference, and packed sequences in one launch."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sightline.ops.feature_maps import Affine
+from sightline.ops.fused import attend
+from sightline.ops.fused.features import kernel_features, needs_gradient
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    phi: str,
+    eps: float,
+    key_mask: Tensor | None,
+    affine: Affine | None,
+    cu_seqlens: Tensor | None = None,
+    sizes: Sequence[int] = (0,),
+) -> Tensor:
+    """(B, N, H, D), (B, M, H, D), (B, M, H, D) -> (B, N, H, D)."""
+    q, k, phi = kernel_features(q, k, phi, affine, key_mask)
+    cu = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32)
+    save = needs_gradient(q, k, v)
+    return attend(q, k, v, None, key_mask, cu, None, max(sizes), 0, 0, 0, 1.0, eps, phi, True, save)[0]

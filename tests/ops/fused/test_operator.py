@@ -1,0 +1,167 @@
+"""The kernels as torch operators: opcheck, compile, export, FLOPs, graphs, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from sightline.ops import inline_attention, linear_attention
+from sightline.ops.fused import attend, attend_packed, forward_kernels
+from sightline.ops.fused.operator import attend_backward, attend_packed_backward
+from sightline.ops.inline.packed import inline_from_packed
+
+from .cases import DEVICE, TOLERANCE, compare, inline, on_gpu, tokens, weights
+
+SHAPE = {"grid": (3, 4), "prefix": 1}
+
+
+def _inputs() -> list[torch.Tensor]:
+    return [*tokens(2, 13, 2, 16), weights(2, 32)]
+
+
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_opcheck(with_residual: bool) -> None:
+    q, k, v, r = _inputs()
+    r = r if with_residual else None
+    height, width = (3, 4) if with_residual else (0, 0)
+    options = (0, height, width, 1, 0.25, 0.0, "identity", False)
+    torch.library.opcheck(attend, (q, k, v, r, None, None, None, *options, True))
+    packed = torch.randn(2, 13, 3, 2, 16, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(attend_packed, (packed, r, None, height, width, 1, 0.25, "identity", True))
+    plain = [t.detach() if t is not None else None for t in (q, k, v, r)]
+    out, sums = attend(*plain, None, None, None, *options, True)
+    grad = torch.randn_like(out)
+    torch.library.opcheck(attend_backward, (*plain[:3], grad, plain[3], None, None, None, sums, *options))
+    arguments = (packed.detach(), grad, plain[3], None, sums, height, width, 1, 0.25, "identity")
+    torch.library.opcheck(attend_packed_backward, arguments)
+
+
+def test_packed_projection() -> None:
+    packed = torch.randn(2, 13, 3, 2, 16, device=DEVICE, requires_grad=True)
+
+    def run(qkv: torch.Tensor, r: torch.Tensor, backend: str) -> torch.Tensor:
+        if backend == "torch":
+            return inline_attention(*qkv.unbind(2), residual=r, backend=backend, **SHAPE)
+        return inline_from_packed(qkv, r, SHAPE["grid"], SHAPE["prefix"], "identity")
+
+    compare(run, [packed, weights(2, 32)], TOLERANCE[torch.float32])
+
+
+def test_compile_without_graph_breaks() -> None:
+    inputs = _inputs()
+    compiled = torch.compile(lambda *x: inline(*x, backend="triton", **SHAPE), fullgraph=True, backend="aot_eager")
+    want, got = inline(*inputs, backend="triton", **SHAPE), compiled(*inputs)
+    assert torch.equal(got, want)
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (want, got)]
+    for first, second in zip(*grads, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_one_graph_for_any_number_of_tokens() -> None:
+    compiled = torch.compile(
+        lambda q, k, v: linear_attention(q, k, v, backend="triton"), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for count in (13, 20, 31, 50):
+            q, k, v = tokens(2, count, 2, 16)
+            assert torch.equal(compiled(q, k, v), linear_attention(q, k, v, backend="triton"))
+
+
+def test_export() -> None:
+    class Module(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+            return inline(q, k, v, r, backend="triton", **SHAPE)
+
+    inputs = tuple(t.detach().clone() for t in _inputs())
+    program = torch.export.export(Module(), inputs)
+    assert any(node.target == torch.ops.sightline.attend.default for node in program.graph.nodes)
+    assert torch.equal(program.module()(*inputs), inline(*inputs, backend="triton", **SHAPE))
+
+
+def test_flops_are_those_of_the_products_and_taps() -> None:
+    inputs = _inputs()
+    with FlopCounterMode(display=False) as forward:
+        out = inline(*inputs, backend="triton", **SHAPE)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    elements = 2 * 13 * 32
+    assert forward.get_total_flops() == elements * (2 * 2 * 16 + 2 * 9)
+    assert backward.get_total_flops() == 2 * forward.get_total_flops()
+
+
+def test_no_gradient_no_sums() -> None:
+    inputs = [t.detach() for t in _inputs()]
+    out = inline(*inputs, backend="triton", **SHAPE)
+    assert not out.requires_grad
+    assert torch.equal(out, inline(*_require(inputs), backend="triton", **SHAPE))
+
+
+def _require(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.clone().requires_grad_() for t in inputs]
+
+
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "dtype", "reason"),
+    [
+        (4, 4, torch.float32, "head dim is 4 "),
+        (129, 129, torch.float32, "head dim is 129 "),
+        (16, 8, torch.float32, "v has head dim 8 but q has 16"),
+        (16, 16, torch.float64, "dtypes are torch.float64"),
+    ],
+)
+def test_what_the_kernels_do_not_take(dim: int, value_dim: int, dtype: torch.dtype, reason: str) -> None:
+    q = k = torch.randn(1, 5, 2, dim, device=DEVICE, dtype=dtype)
+    v = torch.randn(1, 5, 2, value_dim, device=DEVICE, dtype=dtype)
+    with pytest.raises(ValueError, match=rf"inline_attention: backend='triton' but {reason}.*use 'auto' or 'torch'"):
+        inline_attention(q, k, v, backend="triton")
+    assert inline_attention(q, k, v).shape == (1, 5, 2, value_dim)  # auto falls back on the reference
+
+
+def test_no_tokens() -> None:
+    q = torch.randn(1, 0, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match="there are no tokens"):
+        inline_attention(q, q, q, backend="triton")
+    assert inline_attention(q, q, q).shape == (1, 0, 2, 16)
+
+
+@on_gpu
+def test_cuda_graph() -> None:
+    inputs = [t.detach() for t in _inputs()]
+    grad = torch.randn(2, 13, 2, 16, device=DEVICE)
+
+    def step() -> list[torch.Tensor]:
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        out = inline(*leaves, backend="triton", **SHAPE)
+        return [out, *torch.autograd.grad(out, leaves, grad)]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for t in inputs:
+        t.copy_(torch.randn_like(t))
+    graph.replay()
+    for got, want in zip(captured, step(), strict=True):
+        assert torch.equal(got, want)
+
+
+@on_gpu
+def test_no_new_kernel_for_a_new_number_of_tokens() -> None:
+    def run(side: int) -> None:
+        q, k, v = torch.randn(2, side * side, 3, 6, 32, device=DEVICE, dtype=torch.bfloat16).unbind(2)
+        r = torch.randn(2, 192, 3, 3, device=DEVICE, dtype=torch.bfloat16)
+        inline_attention(q, k, v, residual=r, grid=(side, side), backend="triton")
+
+    run(16)
+    kernels = _compiled()
+    for side in (14, 17, 24, 31):
+        run(side)
+    assert _compiled() == kernels
+
+
+def _compiled() -> int:
+    caches = forward_kernels.forward_short.device_caches.values()
+    return sum(len(cache[0]) for cache in caches)
