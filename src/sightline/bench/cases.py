@@ -106,7 +106,9 @@ def parse_shape(text: str) -> OpCase:
     """
     if text in OP_CASES:
         return OP_CASES[text]
-    match = re.fullmatch(r"(\d{1,7}),(\d{1,5}),(\d{1,5}),(?:(\d{1,4})\+)?(\d{1,7})(?:x(\d{1,7}))?", text.replace(" ", ""))
+    match = re.fullmatch(
+        r"(\d{1,7}),(\d{1,5}),(\d{1,5}),(?:(\d{1,4})\+)?(\d{1,7})(?:x(\d{1,7}))?", text.replace(" ", "")
+    )
     if match is None:
         raise ValueError(f"--shape: {text!r} is not a shape; give batch,heads,dim,tokens such as 256,6,32,1+14x14, "
                          f"or one of {', '.join(OP_CASES)}")  # fmt: skip

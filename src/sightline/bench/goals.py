@@ -95,7 +95,9 @@ def _over_timm(rows: Sequence[Row], row: Row, case: str) -> Iterator[Goal]:
     if rival is not None and rival.ms and row.ms:
         ratio, wanted = rival.ms / row.ms, OVER_TIMM.get(row.height or 0, 1.0)
         met = ratio >= wanted if wanted > 1 else ratio > 1
-        yield Goal(2, "against timm's deit_tiny", case, f"{ratio:.2f}x", f"{'>=' if wanted > 1 else '>'} {wanted:g}x", met)
+        yield Goal(
+            2, "against timm's deit_tiny", case, f"{ratio:.2f}x", f"{'>=' if wanted > 1 else '>'} {wanted:g}x", met
+        )
 
 
 def _over_public(row: Row, case: str) -> Iterator[Goal]:
@@ -113,6 +115,3 @@ def _surprises(findings: Sequence[Finding]) -> Iterator[Goal]:
             what, _, case = item.name.partition(": ")
             measured, wanted = f"{item.value:.3g} {item.unit}", f"<= {item.limit:g}"
             yield Goal(4, case or what, what, measured, wanted, item.value <= item.limit)
-
-
-

@@ -122,7 +122,9 @@ def entrants(
     """
     spec = Spec.parse(mechanism)
     if spec.name == "none":
-        raise ValueError("--mechanism: 'none' passes the values on, there is nothing to time; it is a rival in `models`")
+        raise ValueError(
+            "--mechanism: 'none' passes the values on, there is nothing to time; it is a rival in `models`"
+        )
     operator = OPERATORS.get(spec.name, (None, None))[0]
     has_kernel = operator in backends.TRITON_OPERATORS
     found = list(backend) or (["triton"] if has_kernel and device.type == "cuda" else []) + ["torch"]
