@@ -1,5 +1,6 @@
-"""Models as entrants: sightline's own, timm's, the softmax twin, and the network without attention, which is the limit."""
+"""Models as entrants: sightline's own, timm's, the softmax twin, and the same network without attention, the limit."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from sightline import backend as backends
 from sightline.bench.cases import TIMM_RIVALS, Grid
-from sightline.bench.check import row_error
+from sightline.bench.check import MismatchError, row_error
 from sightline.bench.precision import DTYPES, MODEL_FACTOR, TOLERANCES, precision
 from sightline.models.zoo import VARIANTS
 
@@ -46,7 +47,7 @@ def rivals(network: Network, kinds: tuple[str, ...]) -> list[Network]:
             rival = TIMM_RIVALS[network.name]
             found.append(Network(f"timm {rival}", rival))
         elif kind in ("softmax", "none") and network.name in VARIANTS:
-            found.append(Network(f"{network.name} {kind}", network.name, {**network.args, "attention": kind}))
+            found.append(Network(f"{network.label} {kind}", network.name, {**network.args, "attention": kind}))
     return found
 
 
@@ -69,8 +70,6 @@ def build(network: Network, size: Grid) -> nn.Module:
 @contextmanager
 def reference_backend() -> Iterator[None]:
     """Every operator by its reference, whatever the device has."""
-    import os
-
     before = os.environ.get(backends.VARIABLE)
     os.environ[backends.VARIABLE] = "torch"
     try:
@@ -110,8 +109,8 @@ def make_job(
     run = torch.compile(model, dynamic=False) if compiled else model
     held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers(), images))
     if mode == "forward":
-        call = _inference(run, images)
-        return Job(call, call, held, expected)
+        logits = _inference(run, images)
+        return Job(logits, logits, held, expected)
     labels = torch.randint(CLASSES, (batch,), device=device, generator=generator)
     call, optimizer_bytes = _training(model.train(), run, images, labels, dtype, mode == "train")
     return Job(call, _inference(model, images[:CHECKED_IMAGES], dtype), held + optimizer_bytes, expected)
@@ -151,8 +150,6 @@ def _training(
 
 def check_job(job: Job, label: str, dtype: str) -> float:
     """The error of the logits against the float32 reference; raises where they are of another model."""
-    from sightline.bench.check import MismatchError
-
     limit = MODEL_FACTOR * TOLERANCES[dtype]
     error = row_error(job.logits()[:CHECKED_IMAGES], job.expected)
     if not error <= limit:

@@ -4,7 +4,7 @@ Queries, keys and values are views of one packed tensor, as a projection makes t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Operands:
     extra: dict[str, Tensor]
     grad: Tensor
     case: OpCase
+    place: Tensor  # an empty tensor of the grid's shape, which torch.compile can take as a variable
 
     @property
     def leaves(self) -> dict[str, Tensor]:
@@ -51,7 +52,7 @@ class Operands:
         """The operands of some images in float32: images do not influence each other, so they are enough to check."""
         pick = {name: t.detach()[list(indices)].float().requires_grad_() for name, t in self.leaves.items()}
         q, k, v = (pick.pop(name) for name in "qkv")
-        return Operands(q, k, v, pick, self.grad[list(indices)].float(), replace(self.case, batch=len(indices)))
+        return Operands(q, k, v, pick, self.grad[list(indices)].float(), self.case, self.place)
 
     @property
     def nbytes(self) -> int:
@@ -77,13 +78,22 @@ def make_operands(case: OpCase, spec: Spec, dtype: torch.dtype, device: torch.de
         extra["landmarks"] = normal(case.batch, count, case.heads, case.dim, scale=case.dim**-0.25)
         packed = packed * case.dim**-0.25
     q, k, v = (part.detach().requires_grad_() for part in packed.unbind(2))
-    return Operands(q, k, v, {name: t.requires_grad_() for name, t in extra.items()}, grad, case)
+    return Operands(
+        q,
+        k,
+        v,
+        {name: t.requires_grad_() for name, t in extra.items()},
+        grad,
+        case,
+        torch.empty(case.grid, device="meta"),
+    )
 
 
 def _inline(x: Operands, backend: str | None, phi: str = "identity", residual: bool = True) -> Tensor:
     place: dict[str, Any] = {}
     if residual:
-        place = {"residual": x.extra["residual"], "grid": x.case.grid, "prefix": x.case.prefix}
+        height, width = x.place.shape
+        place = {"residual": x.extra["residual"], "grid": (height, width), "prefix": x.case.prefix}
     return inline_attention(x.q, x.k, x.v, phi=phi, backend=backend, **place)
 
 
@@ -217,7 +227,7 @@ def moved_tensors(mechanism: str, mode: str) -> int:
 
 
 def moved_bytes(case: OpCase, mechanism: str, mode: str, extra: dict[str, Tensor], element_size: int) -> int:
-    """Bytes that must cross the memory bus: the tensors of tokens once; small operands read, their gradients written."""
+    """Bytes that must cross the memory bus: tensors of tokens once; small operands read, their gradients written."""
     tokens = case.batch * case.tokens * case.channels
     small = sum(t.numel() for t in extra.values()) * (1 if mode == "forward" else 3)
     return (moved_tensors(mechanism, mode) * tokens + small) * element_size

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from sightline.bench.cases import OpCase
 from sightline.bench.operators import entrants, make_operands, operator_of, with_gradients
 from sightline.bench.precision import DTYPES
-from sightline.bench.surprises import SHAPES
 from sightline.layers.mechanisms import Spec
 
 
@@ -26,10 +26,11 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(task["device"])
     spec = Spec.parse(task["mechanism"])
     entrant = entrants(task["mechanism"], device)[0]
-    inputs = [make_operands(case, spec, DTYPES[task["dtype"]], device, 0) for case in SHAPES]
+    cases = [OpCase(**{**case, "grid": tuple(case["grid"])}) for case in task["shapes"]]
+    inputs = [make_operands(case, spec, DTYPES[task["dtype"]], device, 0) for case in cases]
 
     def calls(wrap: Callable[..., Any] = lambda function: function) -> list[Callable[[], Any]]:
-        function = wrap(operator_of(entrant, SHAPES[0], device))
+        function = wrap(operator_of(entrant, cases[0], device))
         both = with_gradients(function) if task["mode"] != "forward" else function
         return [lambda x=x: both(x) for x in inputs]  # type: ignore[misc]
 

@@ -126,7 +126,7 @@ def plans(
 
 
 def crossovers(rows: Sequence[Row]) -> Iterator[tuple[str, float | None, int, int]]:
-    """For every linear entrant the number of tokens from which it is faster than SDPA, an image, on shapes of one width.
+    """The number of tokens from which a linear entrant is faster than SDPA, for an image, on shapes of one width.
 
     Yields (what, tokens, fewest, most): tokens is None where it is never faster up to `most`, and equals `fewest` where
     it always is. Between two shapes the ratio of the times is taken as a power of the number of tokens.

@@ -82,7 +82,7 @@ def _model_cases(wish: Wish) -> list[tuple[Network, ModelCase]]:
 def _usual_size(network: Network) -> Grid:
     if network.name in VARIANTS:
         return VARIANTS[network.name].size, VARIANTS[network.name].size
-    return tuple(timm.get_pretrained_cfg(network.name, allow_unregistered=True).input_size[1:])  # type: ignore[union-attr]
+    return tuple(timm.get_pretrained_cfg(network.name, allow_unregistered=True).input_size[1:])
 
 
 def _windowed(network: Network, windows: Sequence[int]) -> list[Network]:

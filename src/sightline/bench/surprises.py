@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -29,23 +31,28 @@ COMPOSED_LONG = OpCase("1024", 3, 6, 32, (64, 64), 1)
 TIMEOUT_S = 300
 
 
-def measure_surprises(mechanism: str, dtype: str, device: torch.device) -> list[Finding]:
+def measure_surprises(
+    mechanism: str, dtype: str, device: torch.device, shapes: Sequence[OpCase] = SHAPES
+) -> list[Finding]:
     """All findings for a mechanism; a process of its own, with empty caches, makes the first calls."""
     found = []
     for mode in ("forward", "forward+backward"):
-        found += first_calls(mechanism, mode, dtype, device)
+        found += first_calls(mechanism, mode, dtype, device, shapes)
     for case in (COMPOSED, COMPOSED_LONG):
         found += composition(mechanism, case, dtype, device)
     return found
 
 
-def first_calls(mechanism: str, mode: str, dtype: str, device: torch.device) -> list[Finding]:
+def first_calls(
+    mechanism: str, mode: str, dtype: str, device: torch.device, shapes: Sequence[OpCase] = SHAPES
+) -> list[Finding]:
     """The first call of a fresh process, and of every new resolution in it, against a warm call; what was compiled.
 
     Raises:
         ValueError: the process failed.
     """
-    task = {"mechanism": mechanism, "mode": mode, "dtype": dtype, "device": str(device)}
+    task: dict[str, Any] = {"mechanism": mechanism, "mode": mode, "dtype": dtype, "device": str(device)}
+    task["shapes"] = [asdict(case) for case in shapes]
     with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
         caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
         command = [sys.executable, "-m", "sightline.bench.probe", json.dumps(task)]
@@ -56,14 +63,14 @@ def first_calls(mechanism: str, mode: str, dtype: str, device: torch.device) -> 
         raise ValueError(f"the process for first calls of {mechanism} failed: {reason}")
     seen = json.loads(done.stdout.strip().splitlines()[-1])
     what = f"{mechanism} {mode} {dtype}"
-    first = Finding(f"{what}: first call", seen["first_s"], "s", FIRST_CALL_S, f"{SHAPES[0].tokens} tokens")
+    first = Finding(f"{what}: first call", seen["first_s"], "s", FIRST_CALL_S, f"{shapes[0].tokens} tokens")
     found = [first]
-    for case, extra_ms in zip(SHAPES[1:], seen["extra_ms"], strict=True):
+    for case, extra_ms in zip(shapes[1:], seen["extra_ms"], strict=True):
         found.append(Finding(f"{what}: new size {case.name}", extra_ms, "ms", NEW_SIZE_MS, "more than a warm call"))
     found.append(Finding(f"{what}: kernels compiled for new sizes", seen["new_kernels"], "kernels", 0))
     if seen["graphs"] is not None:
-        note = f"torch.compile(dynamic=True) over {len(SHAPES)} sizes"
-        found.append(Finding(f"{what}: graphs compiled", seen["graphs"], "graphs", 1, note))
+        note = f"torch.compile(dynamic=True) over {len(shapes)} sizes: one for the first, one for all others"
+        found.append(Finding(f"{what}: graphs compiled", seen["graphs"], "graphs", 2, note))
     return found
 
 
@@ -89,7 +96,7 @@ def _pick(x: Operands, batch: Sequence[int]) -> Operands:
     packed = torch.stack([x.q.detach()[batch], x.k.detach()[batch], x.v.detach()[batch]], 2)
     q, k, v = (part.requires_grad_() for part in packed.unbind(2))
     extra = {name: t.detach()[batch].requires_grad_() for name, t in x.extra.items()}
-    return Operands(q, k, v, extra, x.grad[batch], x.case)
+    return Operands(q, k, v, extra, x.grad[batch], x.case, x.place)
 
 
 def _same(got: Sequence[torch.Tensor | None], whole: Sequence[torch.Tensor | None], batch: Sequence[int]) -> bool:
