@@ -19,6 +19,7 @@ from sightline.models.zoo import VARIANTS
 
 CLASSES = 1000
 CHECKED_IMAGES = 2
+OPTIONAL = ("img_size", "drop_path_rate")  # not every model of timm has these; stochastic depth is off for all alike
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,24 @@ def build(network: Network, size: Grid) -> nn.Module:
     Raises:
         ValueError: it does not take this size or these arguments.
     """
+    args = {"num_classes": CLASSES, **dict.fromkeys(OPTIONAL, 0.0), "img_size": size, **network.args}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            return timm.create_model(network.name, num_classes=CLASSES, **{"img_size": size, **network.args})
+            return _create(network.name, args)
         except TypeError as error:
-            if "img_size" not in str(error):
-                raise ValueError(f"{network.label}: {error}") from error
-            return timm.create_model(network.name, num_classes=CLASSES, **network.args)  # takes any size
+            raise ValueError(f"{network.label}: {error}") from error
+
+
+def _create(name: str, args: dict[str, Any]) -> nn.Module:
+    """The model, without those of `OPTIONAL` that it has no argument for."""
+    try:
+        return timm.create_model(name, **args)
+    except TypeError as error:
+        unknown = [key for key in OPTIONAL if f"'{key}'" in str(error) and key in args]
+        if not unknown:
+            raise
+        return _create(name, {key: value for key, value in args.items() if key not in unknown})
 
 
 @contextmanager
@@ -113,13 +124,27 @@ def make_job(
         return Job(logits, logits, held, expected)
     labels = torch.randint(CLASSES, (batch,), device=device, generator=generator)
     call, optimizer_bytes = _training(model.train(), run, images, labels, dtype, mode == "train")
-    return Job(call, _inference(model, images[:CHECKED_IMAGES], dtype), held + optimizer_bytes, expected)
+    return Job(call, _evaluation(model, images[:CHECKED_IMAGES], dtype), held + optimizer_bytes, expected)
 
 
 def _inference(run: Callable[[Tensor], Tensor], images: Tensor, autocast: str | None = None) -> Callable[[], Tensor]:
     def call() -> Tensor:
         with torch.no_grad(), _autocast(images.device, autocast):
             return run(images)
+
+    return call
+
+
+def _evaluation(model: nn.Module, images: Tensor, dtype: str) -> Callable[[], Tensor]:
+    """The logits of a model in training, as it would give them in use."""
+    forward = _inference(model, images, dtype)
+
+    def call() -> Tensor:
+        model.eval()
+        try:
+            return forward()
+        finally:
+            model.train()
 
     return call
 
@@ -135,6 +160,7 @@ def _training(
     """Forward and backward, and a step of the optimizer; and the bytes of the optimizer's state."""
     cuda = images.device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=cuda)
+    vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # plain calls are timed too
 
     def call() -> None:
         with _autocast(images.device, dtype):

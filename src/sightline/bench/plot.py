@@ -113,7 +113,13 @@ def _draw(panels: Sequence[Panel], footer: str, path: Path) -> None:
         if panel.floor:
             axis.plot(*zip(*panel.floor, strict=True), color="0.5", linestyle="--", linewidth=1, label="floor")
         places = sorted({place for points in panel.series.values() for place, _ in points})
-        axis.set(xscale="log", yscale="log", xlabel=panel.x, ylabel=panel.y)
+        values = [value for points in panel.series.values() for _, value in points]
+        axis.set(xscale="log", xlabel=panel.x, ylabel=panel.y)
+        if max(values) > 8 * min(values):
+            axis.set_yscale("log")
+        else:
+            axis.set_ylim(bottom=0)
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axis.set_xticks(places, [f"{place:g}" for place in places], rotation=0 if len(places) < 7 else 45)
         axis.minorticks_off()
         axis.set_title(panel.title, fontsize=10)

@@ -24,11 +24,12 @@ MODEL_FACTOR = 10
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
     """Matrix products and convolutions of float32 in TF32 for "tf32", in full float32 for all others."""
-    before = torch.get_float32_matmul_precision()
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     fast = dtype == "tf32"
     torch.set_float32_matmul_precision("high" if fast else "highest")
+    torch.backends.cudnn.allow_tf32 = fast
     try:
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=fast):
-            yield
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

@@ -51,7 +51,7 @@ class Options:
     )  # fmt: skip
     backend: str | None = option("ops: triton, torch or both with a comma; by default all there are", metavar="NAMES")
     model: tuple[str, ...] = option(
-        "models: any model of sightline or timm, with arguments as in inline_swin_tiny:attention=linear; may be repeated",
+        "models: any model of sightline or timm, with arguments as in inline_swin_tiny:depths=2,2,2,2; repeatable",
         default=(), metavar="NAME",
     )  # fmt: skip
     img_size: str | None = option("models: sizes with commas between them, such as 224,384x640", metavar="SIZES")
@@ -246,7 +246,7 @@ def _command(options: Options) -> str:
         if item.name == "what" or value == item.default:
             continue
         flag = f"--{item.name.replace('_', '-')}"
-        values = value if isinstance(value, tuple) else (value,)
+        values = value if isinstance(value, list | tuple) else (value,)
         words += [flag] if value is True else [word for each in values for word in (flag, str(each))]
     return shlex.join(words)
 

@@ -59,9 +59,10 @@ def show_ops(rows: "Sequence[Row]") -> None:
 def _op_cells(row: "Row", public: float | None) -> list[str]:
     if row.ms is None:
         return [row.case, row.mode, row.entrant, row.status, *["-"] * (len(OPS) - 4)]
-    share = None if row.of_floor is None else 1 / row.of_floor
+    share = "-" if row.of_floor is None else f"{1 / row.of_floor:.0%}"
+    speed = None if row.bandwidth_tb_s is None else row.bandwidth_tb_s * 1e3
     figures = (_number(row.graph_ms), _number(row.call_ms), _number(row.floor_ms), _number(row.of_floor, 2),
-               _number(row.bandwidth_tb_s and row.bandwidth_tb_s * 1e3), "-" if share is None else f"{share:.0%}", _number(row.tflop_s, 3),
+               _number(speed), share, _number(row.tflop_s, 3),
                _number(row.memory_mib, 4), _error(row.error), _number(public))  # fmt: skip
     return [row.case, row.mode, row.entrant, *figures]
 

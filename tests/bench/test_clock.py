@@ -1,0 +1,51 @@
+"""Turns, budgets and failures; no test here depends on how fast anything is."""
+
+import torch
+
+from sightline.bench import clock
+from sightline.bench.clock import Failure, Timing, Work, cycle, explain, measure
+from sightline.bench.results import FAILED, NO_MEMORY
+
+CPU = torch.device("cpu")
+
+
+def test_entrants_are_measured_in_turns() -> None:
+    seen: list[str] = []
+    plans = {name: ((lambda name=name: seen.append(name)), 10.0) for name in "ab"}
+    samples = clock._in_turns(plans, lambda call, count: (call(), float(count))[1], 70.0)
+    assert seen == list("ab") * 7
+    assert samples == {"a": [1.0] * 7, "b": [1.0] * 7}
+
+
+def test_slow_calls_get_fewer_rounds_and_fast_ones_many_calls() -> None:
+    plans = {"slow": ((lambda: None), 1000.0), "fast": ((lambda: None), 0.1)}
+    samples = clock._in_turns(plans, lambda call, count: float(count), 70.0)
+    assert samples == {"slow": [1.0] * 3, "fast": [100.0] * 7}
+
+
+def test_a_failure_does_not_stop_the_others() -> None:
+    def broken() -> None:
+        raise RuntimeError("no\nsuch kernel")
+
+    works = {"bad": Work([broken]), "good": Work([lambda: None])}
+    outcomes = measure(works, CPU, 1)
+    assert outcomes["bad"] == Failure(FAILED, "no such kernel")
+    good = outcomes["good"]
+    assert isinstance(good, Timing)
+    assert good.call_ms is not None
+    assert good.graph_ms is None
+
+
+def test_calls_go_round() -> None:
+    seen: list[int] = []
+    step = cycle([lambda i=i: seen.append(i) for i in range(3)])
+    for _ in range(5):
+        step()
+    assert seen == [0, 1, 2, 0, 1]
+
+
+def test_what_an_error_means() -> None:
+    assert explain(torch.OutOfMemoryError("CUDA out of memory")).status == NO_MEMORY
+    assert explain(MemoryError()) == Failure(NO_MEMORY, "MemoryError")
+    assert explain(RuntimeError("[enforce fail] can't allocate memory: you tried")).status == NO_MEMORY
+    assert explain(RuntimeError("x" * 500)).note == "x" * 200
