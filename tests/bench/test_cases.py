@@ -1,9 +1,12 @@
 """Shapes and models as data, and how a shape is written."""
 
+from dataclasses import replace
+
 import pytest
 
 from sightline.bench.cases import CPU_CASES, MODEL_CASES, OP_CASES, TIMM_RIVALS, default_batch, parse_shape
-from sightline.bench.published import PUBLIC_MODELS, PUBLIC_OPS, public_images, public_ms
+from sightline.bench.published import PUBLIC_MODELS, PUBLIC_OPS, public_figure, public_images, public_ms
+from sightline.bench.results import Row
 from sightline.models.zoo import VARIANTS
 
 
@@ -55,3 +58,13 @@ def test_public_figures_are_only_given_for_what_was_measured() -> None:
     assert public_images("inline_deit_tiny 224", "train", False) == 2015
     assert public_images("inline_deit_tiny 224", "train", True) is None
     assert public_images("soft_tiny 224", "forward+backward", False) is None
+
+
+def test_public_figures_stand_beside_the_same_kind_of_run_only() -> None:
+    row = Row("model", "inline_deit_tiny 224", "inline_deit_tiny", "forward", False, "bfloat16", "cuda", 512)
+    assert public_figure(row) == 20899
+    for change in ({"device": "cpu"}, {"dtype": "float32"}, {"entrant": "inline_deit_tiny none"}):
+        assert public_figure(replace(row, **change)) is None
+    soft = replace(row, case="soft_tiny 224", entrant="soft_tiny")
+    assert public_figure(soft) is None
+    assert public_figure(replace(soft, dtype="tf32")) == 3029

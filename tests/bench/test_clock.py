@@ -1,5 +1,6 @@
 """Turns, budgets and failures; no test here depends on how fast anything is."""
 
+import pytest
 import torch
 
 from sightline.bench import clock
@@ -49,3 +50,41 @@ def test_what_an_error_means() -> None:
     assert explain(MemoryError()) == Failure(NO_MEMORY, "MemoryError")
     assert explain(RuntimeError("[enforce fail] can't allocate memory: you tried")).status == NO_MEMORY
     assert explain(RuntimeError("x" * 500)).note == "x" * 200
+
+
+def test_graph_and_plain_times_are_for_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping of the CUDA path, with a clock that says how many calls it saw and graphs that count theirs."""
+    count = {"calls": 0}
+
+    def call() -> None:
+        count["calls"] += 1
+
+    def ticks(run: clock.Call, times: int) -> float:
+        before = count["calls"]
+        for _ in range(times):
+            run()
+        return (count["calls"] - before) / times  # one millisecond a call
+
+    def capture(calls: list[clock.Call], repeats: int, pool: object, device: object) -> clock.Call:
+        if len(calls) == 3:
+            raise RuntimeError("capture\nfailed")
+        return lambda: [each() for _ in range(repeats) for each in calls]
+
+    monkeypatch.setattr(clock, "_event_ms", ticks)
+    monkeypatch.setattr(clock, "_capture", capture)
+    monkeypatch.setattr(clock, "_extra_bytes", lambda run, device: 2**20)
+    monkeypatch.setattr(clock, "_release", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+
+    def broken() -> None:
+        raise torch.OutOfMemoryError("full")
+
+    works = {"two": Work([call] * 2, 2**21), "three": Work([call] * 3), "bad": Work([broken])}
+    outcomes = measure(works, torch.device("cuda"), 50)
+    two, three = outcomes["two"], outcomes["three"]
+    assert isinstance(two, Timing)
+    assert isinstance(three, Timing)
+    assert (two.graph_ms, two.call_ms, two.memory_mib, two.spread) == (1.0, 1.0, 3.0, 0.0)
+    assert (three.graph_ms, three.call_ms, three.note) == (None, 1.0, "no CUDA graph: capture failed")
+    assert outcomes["bad"] == Failure(NO_MEMORY, "full")

@@ -34,7 +34,7 @@ def test_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.about["ceilings"]["float32"]["copy"] > 0
     assert "x floor" in out
     assert "Where linear overtakes SDPA:" in out
-    assert "measured elsewhere" in out
+    assert "measured elsewhere" not in out  # nothing on a CPU stands beside figures of a card
     assert out.splitlines()[-1].startswith(f"wrote {tmp_path}")
     assert "[4/4 measured" in err
     assert "s left]" in err

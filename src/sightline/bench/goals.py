@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sightline.bench.operators import SDPA
-from sightline.bench.published import public_images, public_ms
+from sightline.bench.published import public_figure
 from sightline.bench.results import OK, Finding, Row
 
 FLOOR = {"forward": 2.0, "forward+backward": 2.5}
@@ -59,8 +59,8 @@ def _operators(rows: Sequence[Row]) -> Iterator[Goal]:
         if rival is not None and rival.ms:
             ratio = rival.ms / row.ms
             yield Goal(1, "faster than SDPA", case, f"{ratio:.2f}x", "> 1x", ratio > 1)
-        public = public_ms(row.case, row.mode, False)
-        if public is not None and row.mode == "forward" and row.dtype == "bfloat16":
+        public = public_figure(row)
+        if public is not None and row.mode == "forward":
             ratio = public / row.ms
             label = "against the public forward, measured elsewhere"
             yield Goal(1, label, case, f"{ratio:.1f}x", f">= {PUBLIC_FORWARD:g}x", ratio >= PUBLIC_FORWARD)
@@ -105,7 +105,7 @@ def _over_timm(rows: Sequence[Row], row: Row, case: str) -> Iterator[Goal]:
 
 
 def _over_public(row: Row, case: str) -> Iterator[Goal]:
-    public = public_images(row.case, row.mode, False)
+    public = public_figure(row)
     if public is None or row.call_ms is None or not row.entrant.startswith("inline"):
         return
     ratio = row.batch / row.call_ms * 1e3 / public  # plain calls, as the public model was measured

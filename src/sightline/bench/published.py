@@ -5,6 +5,8 @@ They stand beside what a run measures and are never mixed with it. `None`: not m
 
 from typing import NamedTuple
 
+from sightline.bench.results import Row
+
 SOURCE = "public code, measured elsewhere (H200, torch 2.11, bfloat16)"
 
 
@@ -68,3 +70,16 @@ def public_images(case: str, mode: str, compiled: bool) -> float | None:
     if mode == "forward":
         return figures.compiled_forward if compiled else figures.forward
     return figures.train
+
+
+def public_figure(row: Row) -> float | None:
+    """What the public code reached in the case of a row: milliseconds or images a second.
+
+    Only for our own entrant, on CUDA and in the type that the public code was measured in.
+    """
+    dtype = "tf32" if row.entrant.startswith("soft") else "bfloat16"
+    if row.device != "cuda" or row.dtype != dtype:
+        return None
+    if row.kind == "op":
+        return public_ms(row.case, row.mode, row.compiled) if row.entrant.startswith("inline") else None
+    return public_images(row.case, row.mode, row.compiled) if row.entrant == row.case.split()[0] else None

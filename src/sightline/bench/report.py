@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sightline.bench.goals import evaluate, limit_of
 from sightline.bench.operators import SDPA
-from sightline.bench.published import SOURCE, public_images, public_ms
+from sightline.bench.published import SOURCE, public_figure
 from sightline.bench.results import Report, Row
 from sightline.bench.run_ops import crossovers
 
@@ -79,7 +79,7 @@ def op_table(rows: Sequence[Row]) -> str:
               "public ms, measured elsewhere")  # fmt: skip
     lines = []
     for row in rows:
-        public = public_ms(row.case, row.mode, row.compiled) if row.entrant.startswith("inline") else None
+        public = public_figure(row)
         cells = [number(row.graph_ms), number(row.call_ms), number(row.floor_ms), number(row.of_floor, 2),
                  number(row.bandwidth_tb_s, 2), number(row.memory_mib, 0)]  # fmt: skip
         figures = cells if row.ms else [row.status, *["-"] * 5]
@@ -95,8 +95,7 @@ def model_table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         limit = limit_of(rows, row)
-        own = row.entrant == row.case.split()[0]
-        public = public_images(row.case, row.mode, row.compiled) if own else None
+        public = public_figure(row)
         mode = f"{row.mode}{', compiled' if row.compiled else ''} {row.dtype}"
         share = f"{limit.ms / row.ms:.1%}" if limit is not None and limit.ms and row.ms else "-"
         figures = [images(row.graph_ms, row.batch), images(row.call_ms, row.batch), share, number(row.memory_mib, 0)]

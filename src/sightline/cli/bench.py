@@ -188,6 +188,7 @@ def plan_compiles(plan: Any) -> bool:
 def _finish(options: Options, work: "Session") -> int:
     """Tables or JSON; what was refused on the standard error; the files."""
     from sightline.bench.goals import evaluate
+    from sightline.bench.published import public_figure
     from sightline.bench.session import went_wrong
     from sightline.cli import bench_tables as tables
 
@@ -206,7 +207,7 @@ def _finish(options: Options, work: "Session") -> int:
             _say_crossovers(ops)
         if models:
             tables.show_models(models)
-        if ops or models:
+        if any(public_figure(row) for row in report.rows):
             print(f"\n{FOOTNOTE}")
         if report.findings:
             tables.show_findings(report.findings)

@@ -44,16 +44,11 @@ GOALS = (Column("goal", right=True), Column("what"), Column("case"), Column("mea
 
 def show_ops(rows: "Sequence[Row]") -> None:
     """Operators: a line a row."""
-    from sightline.bench.published import public_ms
+    from sightline.bench.published import public_figure
 
     for dtype in dict.fromkeys(row.dtype for row in rows):
         print(f"\nOperators, {dtype}")
-        lines = []
-        for row in rows:
-            if row.dtype == dtype:
-                public = public_ms(row.case, row.mode, row.compiled) if row.entrant.startswith("inline") else None
-                lines.append(_op_cells(row, public))
-        show(OPS, lines)
+        show(OPS, [_op_cells(row, public_figure(row)) for row in rows if row.dtype == dtype])
 
 
 def _op_cells(row: "Row", public: float | None) -> list[str]:
@@ -70,17 +65,12 @@ def _op_cells(row: "Row", public: float | None) -> list[str]:
 def show_models(rows: "Sequence[Row]") -> None:
     """Models: a line a row."""
     from sightline.bench.goals import limit_of
-    from sightline.bench.published import public_images
+    from sightline.bench.published import public_figure
 
     for dtype in dict.fromkeys(row.dtype for row in rows):
         print(f"\nModels, {dtype}")
-        lines = []
-        for row in rows:
-            if row.dtype == dtype:
-                own = row.entrant == row.case.split()[0]
-                public = public_images(row.case, row.mode, row.compiled) if own else None
-                lines.append(_model_cells(row, limit_of(rows, row), public))
-        show(MODELS, lines)
+        chosen = [row for row in rows if row.dtype == dtype]
+        show(MODELS, [_model_cells(row, limit_of(rows, row), public_figure(row)) for row in chosen])
 
 
 def _model_cells(row: "Row", limit: "Row | None", public: float | None) -> list[str]:
