@@ -120,7 +120,7 @@ def compile_ahead(
     tasks = [(plan, network) for plan in todo if plan.compiled for network in plan.networks]
     if jobs < 2 or not tasks:
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _few_threads) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (torch.get_num_threads(),)) as pool:
         futures = {pool.submit(_compile, plan, network, str(device)): network.label for plan, network in tasks}
         for future in as_completed(futures):
             with suppress(Exception):
@@ -128,7 +128,9 @@ def compile_ahead(
             done(futures[future])
 
 
-def _few_threads() -> None:
+def _prepare(threads: int) -> None:
+    """As many threads as the run has, for which code on a CPU is made; few to compile with, as there are many of us."""
+    torch.set_num_threads(threads)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
 
 
