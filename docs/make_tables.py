@@ -1,6 +1,7 @@
-"""Writes the generated tables into the documentation: `python docs/make_tables.py` (or `make tables`).
+"""Writes the generated parts of the documentation: `python docs/make_tables.py` (or `make tables`).
 
-`--check` writes nothing and fails when a table is out of date.
+The README's tables of models and speed, and the whole of docs/performance.md, which is made of the files in `results/`
+and of docs/performance_log.md. `--check` writes nothing and fails when something is out of date.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import torch
 
 import sightline  # noqa: F401  (registers the models)
 from sightline.bench import measure_cost
+from sightline.bench.report import performance_page, speed_section
 from sightline.models import VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,15 +43,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    page = ROOT / "README.md"
-    old = page.read_text()
-    new = with_block(old, "models", model_table())
-    if check and new != old:
-        print("README.md: the table of models is out of date; run `make tables`", file=sys.stderr)
-        return 1
-    if new != old:
-        page.write_text(new)
-    return 0
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    for path in stale if check else ():
+        print(f"{path.relative_to(ROOT)} is out of date; run `make tables`", file=sys.stderr)
+    if not check:
+        for path, text in pages().items():
+            path.write_text(text)
+    return 1 if check and stale else 0
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page as it should be."""
+    readme, results = ROOT / "README.md", ROOT / "results"
+    text = with_block(readme.read_text(), "models", model_table())
+    return {
+        readme: with_block(text, "speed", speed_section(results)),
+        ROOT / "docs" / "performance.md": performance_page(results, ROOT / "docs" / "performance_log.md"),
+    }
 
 
 if __name__ == "__main__":

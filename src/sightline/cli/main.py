@@ -1,6 +1,7 @@
 """The command `sightline`: parse, run one command, and turn what goes wrong into one line and an exit status.
 
-Status 0 is success, 2 bad input, 130 an interrupt, 141 a reader of the output that went away.
+Status 0 is success, 1 a command that ran and found something wrong, 2 bad input, 130 an interrupt, 141 a reader of the
+output that went away.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from inspect import getdoc
 
 import sightline
-from sightline.cli import convert, demo, info
+from sightline.cli import bench, convert, demo, info
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Parser, UsageError, add_options, nearest, read_options
 
@@ -18,6 +19,7 @@ COMMANDS: dict[str, Command] = {
     "list": list_models.COMMAND,
     "info": info.COMMAND,
     "convert": convert.COMMAND,
+    "bench": bench.COMMAND,
     "demo": demo.COMMAND,
 }
 
@@ -53,8 +55,7 @@ def _dispatch(argv: list[str]) -> int:
     except UsageError as error:
         raise UsageError(f"{error}; see `sightline {name} --help`" if name else str(error)) from error
     command = COMMANDS[parsed.command]
-    command.run(read_options(command.options, parsed[parsed.command]))
-    return 0
+    return command.run(read_options(command.options, parsed[parsed.command])) or 0
 
 
 def build_parser() -> Parser:

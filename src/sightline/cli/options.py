@@ -24,10 +24,10 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its options, what runs it, a line of help, and examples that follow the list of options."""
+    """A command: its options, what runs it (its exit status, None for 0), a line of help, and examples that follow."""
 
     options: type
-    run: Callable[[Any], None]
+    run: Callable[[Any], int | None]
     help: str
     examples: str
 

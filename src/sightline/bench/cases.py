@@ -1,0 +1,144 @@
+"""What is measured, as data: shapes of the operators, and models with their image and batch sizes."""
+
+import math
+import re
+from dataclasses import dataclass
+
+Grid = tuple[int, int]
+MODES = ("forward", "forward+backward", "train")
+CPU_BATCH, CUDA_BATCH = 8, 512  # images of 224 x 224; fewer of larger ones
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """A shape of (batch, tokens, heads, dim): `prefix` tokens, then those of `grid` = (height, width)."""
+
+    name: str
+    batch: int
+    heads: int
+    dim: int
+    grid: Grid
+    prefix: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.grid[0] * self.grid[1]
+
+    @property
+    def channels(self) -> int:
+        return self.heads * self.dim
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """Images of `size` = (height, width), `batch` of them in inference; training takes a quarter."""
+
+    model: str
+    size: Grid
+    batch: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {format_size(self.size)}"
+
+
+OP_CASES: dict[str, OpCase] = {
+    case.name: case
+    for case in (
+        OpCase("deit_tiny_224", 256, 6, 32, (14, 14), 1),
+        OpCase("deit_tiny_384", 128, 6, 32, (24, 24), 1),
+        OpCase("deit_tiny_640", 64, 6, 32, (40, 40), 1),
+        OpCase("deit_tiny_1024", 16, 6, 32, (64, 64), 1),
+        OpCase("deit_tiny_2048", 4, 6, 32, (128, 128), 1),
+        OpCase("swin_tiny_stage1", 128, 3, 32, (56, 56)),
+        OpCase("swin_tiny_stage2", 128, 6, 32, (28, 28)),
+        OpCase("wide_4096", 8, 16, 64, (64, 64)),
+        OpCase("wide_16384", 8, 16, 64, (128, 128)),
+        OpCase("wide_65536", 2, 16, 64, (256, 256)),
+    )
+}
+
+MODEL_CASES: tuple[ModelCase, ...] = (
+    ModelCase("inline_deit_tiny", (224, 224), 512),
+    ModelCase("inline_deit_tiny", (384, 384), 256),
+    ModelCase("inline_deit_tiny", (640, 640), 128),
+    ModelCase("inline_deit_tiny", (1024, 1024), 32),
+    ModelCase("inline_deit_tiny", (2048, 2048), 8),
+    ModelCase("inline_swin_tiny", (224, 224), 256),
+    ModelCase("inline_pvt_small", (224, 224), 256),
+    ModelCase("inline_cswin_tiny", (224, 224), 256),
+    ModelCase("soft_tiny", (224, 224), 128),
+)
+
+CPU_CASES: tuple[ModelCase, ...] = (
+    ModelCase("inline_deit_tiny", (224, 224), 8),
+    ModelCase("inline_deit_tiny", (512, 512), 2),
+    ModelCase("inline_deit_tiny", (1024, 1024), 1),
+)
+
+# timm's model of the same size and idea, for the comparison.
+TIMM_RIVALS: dict[str, str] = {
+    "inline_deit_tiny": "deit_tiny_patch16_224",
+    "inline_deit_small": "deit_small_patch16_224",
+    "inline_deit_base": "deit_base_patch16_224",
+    "inline_swin_tiny": "swin_tiny_patch4_window7_224",
+    "inline_swin_small": "swin_small_patch4_window7_224",
+    "inline_swin_base": "swin_base_patch4_window7_224",
+    "inline_pvt_tiny": "pvt_v2_b1",
+    "inline_pvt_small": "pvt_v2_b2",
+    "inline_pvt_medium": "pvt_v2_b3",
+    "inline_pvt_large": "pvt_v2_b4",
+    "soft_tiny": "pvt_v2_b1",
+    "soft_small": "pvt_v2_b2",
+}
+
+
+def format_size(size: Grid) -> str:
+    """(224, 224) -> "224", (384, 640) -> "384x640"."""
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
+
+
+def parse_shape(text: str) -> OpCase:
+    """A name of `OP_CASES`, or "B,H,D,TOKENS" with TOKENS as 197, 14x14 or 1+14x14 (a class token before the map).
+
+    A plain number is a square map if it is one, a class token and a square map if that fits, else the map nearest to a
+    square. Example: `parse_shape("2,6,32,1+7x9")` has 64 tokens.
+    """
+    if text in OP_CASES:
+        return OP_CASES[text]
+    match = re.fullmatch(
+        r"(\d{1,7}),(\d{1,5}),(\d{1,5}),(?:(\d{1,4})\+)?(\d{1,7})(?:x(\d{1,7}))?", text.replace(" ", "")
+    )
+    if match is None:
+        raise ValueError(f"--shape: {text!r} is not a shape; give batch,heads,dim,tokens such as 256,6,32,1+14x14, "
+                         f"or one of {', '.join(OP_CASES)}")  # fmt: skip
+    batch, heads, dim, prefix, first, second = (int(part) if part else 0 for part in match.groups())
+    grid = (first, second) if match[6] else None
+    if grid is None:
+        grid, prefix = (_square(first), prefix) if match[4] else _split(first)
+    if min(batch, heads, dim, *grid) < 1:
+        raise ValueError(f"--shape: {text!r} has a zero; give batch,heads,dim,tokens of at least one")
+    return OpCase(text.replace(" ", ""), batch, heads, dim, grid, prefix)
+
+
+def _split(tokens: int) -> tuple[Grid, int]:
+    for prefix in (0, 1):
+        side = math.isqrt(max(tokens - prefix, 0))
+        if side and side * side == tokens - prefix:
+            return (side, side), prefix
+    return _square(tokens), 0
+
+
+def _square(tokens: int) -> Grid:
+    """The grid of so many tokens that is nearest to a square."""
+    height = next((side for side in range(math.isqrt(tokens), 0, -1) if tokens % side == 0), 0)
+    return (height, tokens // height) if height else (0, 0)
+
+
+def default_batch(model: str, size: Grid, device: str) -> int:
+    """The batch of the table where it has the model and size; else as many pixels as in its first row."""
+    for case in MODEL_CASES if device == "cuda" else CPU_CASES:
+        if (case.model, case.size) == (model, size):
+            return case.batch
+    most = CUDA_BATCH if device == "cuda" else CPU_BATCH
+    return max(1, int(most * 224**2 / (size[0] * size[1])))

@@ -1,0 +1,63 @@
+"""Whether an entrant computes what it says: outputs and gradients against the float32 reference, before any timing."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from sightline.bench.operators import MOVE, OpEntrant, Operands, operator_of, with_gradients
+from sightline.bench.precision import TOLERANCES, precision
+
+
+class MismatchError(ValueError):
+    """An operator that is not timed, because it does not match the reference."""
+
+
+def row_error(got: Tensor, want: Tensor) -> float:
+    """The largest error of a row, relative to the length of that row of `want`; NaN where anything is NaN.
+
+    A row is the last axis, so that small rows (a class token among 16,384 others) count as much as large ones.
+    """
+    got, want = got.double(), want.double()
+    error, size = (got - want).norm(dim=-1), want.norm(dim=-1)
+    smallest = size.max() * 1e-6  # rows of zeros have no direction
+    return float((error / size.clamp(min=float(smallest.clamp(min=1e-30)))).max()) if error.numel() else 0.0
+
+
+def check_operator(
+    entrant: OpEntrant, function: Callable[[Operands], Tensor], x: Operands, mode: str, dtype: str
+) -> float:
+    """The largest error of `function` on the operands, at their full shape, on the first and the last image.
+
+    Raises:
+        MismatchError: it is beyond `TOLERANCES`.
+    """
+    if entrant.name == MOVE:
+        return 0.0
+    indices = sorted({0, x.case.batch - 1})
+    small = x.images(indices)
+    definition = operator_of(OpEntrant(entrant.name, entrant.spec, "torch"), x.case, x.q.device)
+    worst = 0.0
+    with precision("float32"):
+        wanted = _results(definition, small, mode)
+    with precision(dtype):
+        results = _results(function, x, mode)
+    for (name, got), (_, want) in zip(results, wanted, strict=True):
+        error = row_error(got[indices].flatten(2), want.flatten(2))
+        if not error <= TOLERANCES[dtype]:
+            raise MismatchError(
+                f"{entrant.name} on {x.case.name}, {dtype}: {name} is {error:.2g} from the float32 reference "
+                f"(limit {TOLERANCES[dtype]:g}); not timed"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def _results(function: Callable[[Operands], Tensor], x: Operands, mode: str) -> Iterable[tuple[str, Tensor]]:
+    """The output, and in a backward mode the gradients, by name."""
+    if mode == "forward":
+        with torch.no_grad():
+            return [("output", function(x))]
+    out, *grads = with_gradients(function)(x)
+    named = zip(x.leaves, grads, strict=True)
+    return [("output", out), *((f"gradient of {name}", grad) for name, grad in named if grad is not None)]

@@ -1,0 +1,244 @@
+"""Attention operators as entrants of a benchmark: their inputs, how each is called, and the bytes that it must move.
+
+Queries, keys and values are views of one packed tensor, as a projection makes them, for every entrant alike.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from sightline import backend as backends
+from sightline.bench.cases import OpCase
+from sightline.layers.core import Core
+from sightline.layers.mechanisms import Spec
+from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
+
+SDPA, MOVE = "sdpa", "move"
+LANDMARKS = 49  # of soft and soft_norm, unless they say otherwise
+SHARED_QK = ("soft", "soft_norm")  # queries are their own keys
+
+
+@dataclass(frozen=True)
+class OpEntrant:
+    """A way to compute a mechanism: `backend` "triton" or "torch"; `spec` None for the rivals `sdpa` and `move`."""
+
+    name: str
+    spec: Spec | None
+    backend: str | None = None
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Inputs of one call, and the gradient of its output. `extra` is what a mechanism needs besides q, k, v."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    extra: dict[str, Tensor]
+    grad: Tensor
+    case: OpCase
+    place: Tensor  # an empty tensor of the grid's shape, which torch.compile can take as a variable
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        return {"q": self.q, "k": self.k, "v": self.v, **self.extra}
+
+    def images(self, indices: Sequence[int]) -> "Operands":
+        """The operands of some images in float32: images do not influence each other, so they are enough to check."""
+        pick = {name: t.detach()[list(indices)].float().requires_grad_() for name, t in self.leaves.items()}
+        q, k, v = (pick.pop(name) for name in "qkv")
+        return Operands(q, k, v, pick, self.grad[list(indices)].float(), self.case, self.place)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (*self.leaves.values(), self.grad))
+
+
+def make_operands(case: OpCase, spec: Spec, dtype: torch.dtype, device: torch.device | str, seed: int) -> Operands:
+    """Random inputs of a case; the same for every mechanism as far as they share them."""
+    shape = (case.batch, case.tokens, case.heads, case.dim)
+    generator = None if str(device) == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def normal(*size: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*size, device=device, generator=generator) * scale).to(dtype)
+
+    packed = normal(case.batch, case.tokens, 3, case.heads, case.dim)
+    grad = normal(*shape)
+    extra: dict[str, Tensor] = {}
+    options = dict(spec.options)
+    if spec.name == "inline" and options.get("residual", True):
+        extra["residual"] = normal(case.batch, case.channels, 3, 3, scale=1 / 3)
+    if spec.name in SHARED_QK:
+        count = int(options.get("landmarks", 0)) or LANDMARKS
+        extra["landmarks"] = normal(case.batch, count, case.heads, case.dim, scale=case.dim**-0.25)
+        packed = packed * case.dim**-0.25
+    q, k, v = (part.detach().requires_grad_() for part in packed.unbind(2))
+    return Operands(
+        q,
+        k,
+        v,
+        {name: t.requires_grad_() for name, t in extra.items()},
+        grad,
+        case,
+        torch.empty(case.grid, device="meta"),
+    )
+
+
+def _inline(x: Operands, backend: str | None, phi: str = "identity", residual: bool = True) -> Tensor:
+    place: dict[str, Any] = {}
+    if residual:
+        height, width = x.place.shape
+        place = {"residual": x.extra["residual"], "grid": (height, width), "prefix": x.case.prefix}
+    return inline_attention(x.q, x.k, x.v, phi=phi, backend=backend, **place)
+
+
+def _linear(x: Operands, backend: str | None, phi: str = "relu") -> Tensor:
+    return linear_attention(x.q, x.k, x.v, phi=phi, backend=backend)
+
+
+def _softmax(x: Operands, backend: str | None) -> Tensor:
+    return softmax_attention(x.q, x.k, x.v, backend=backend)
+
+
+def _soft(normalized: bool) -> Callable[..., Tensor]:
+    def call(x: Operands, backend: str | None, iterations: int = 20, **_: Any) -> Tensor:
+        landmarks = x.extra["landmarks"]
+        return soft_attention(x.q, x.v, landmarks, normalized=normalized, iterations=iterations, backend=backend)
+
+    return call
+
+
+# Mechanism -> the operator and how it is called; all others are timed as modules, with what they make of the tokens.
+OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "softmax": ("softmax_attention", _softmax),
+    "linear": ("linear_attention", _linear),
+    "inline": ("inline_attention", _inline),
+    "soft": ("soft_attention", _soft(False)),
+    "soft_norm": ("soft_attention", _soft(True)),
+}
+
+
+def entrants(
+    mechanism: str, device: torch.device, backend: Sequence[str] = (), compiled: bool = False
+) -> list[OpEntrant]:
+    """The implementations of a mechanism on a device; with `compiled` the reference through torch.compile too.
+
+    `backend` names those to take; by default the Triton kernel where there is one, and the reference.
+    """
+    spec = Spec.parse(mechanism)
+    if spec.name == "none":
+        raise ValueError(
+            "--mechanism: 'none' passes the values on, there is nothing to time; it is a rival in `models`"
+        )
+    operator = OPERATORS.get(spec.name, (None, None))[0]
+    has_kernel = operator in backends.TRITON_OPERATORS
+    found = list(backend) or (["triton"] if has_kernel and device.type == "cuda" else []) + ["torch"]
+    names = {"triton": "triton", "torch": "reference"}
+    made = [OpEntrant(f"{spec} {names[way]}", spec, way) for way in found]
+    if compiled and "torch" in found:
+        made.append(OpEntrant(f"{spec} reference, compiled", spec, "torch", True))
+    return made
+
+
+RIVALS = {SDPA: OpEntrant(SDPA, None), MOVE: OpEntrant(MOVE, None)}
+
+
+def operator_of(entrant: OpEntrant, case: OpCase, device: torch.device) -> Callable[[Operands], Tensor]:
+    """The function from operands to the output."""
+    if entrant.name == SDPA:
+        return lambda x: _softmax(x, "torch")
+    if entrant.name == MOVE:
+        return lambda x: torch.addcmul(x.q.detach(), x.k.detach(), x.v.detach())
+    spec = entrant.spec
+    assert spec is not None
+    if spec.name not in OPERATORS:
+        return _module(spec, case, device)
+    _, function = OPERATORS[spec.name]
+    options = dict(spec.options)
+    plain = lambda x: function(x, entrant.backend, **options)  # noqa: E731
+    return torch.compile(plain, fullgraph=True, dynamic=False) if entrant.compiled else plain
+
+
+def _module(spec: Spec, case: OpCase, device: torch.device) -> Callable[[Operands], Tensor]:
+    """A mechanism that is no operator of `sightline.ops`: its core, in the type of the tokens."""
+    cores: dict[torch.dtype, Core] = {}
+
+    def call(x: Operands) -> Tensor:
+        dtype = x.q.dtype
+        if dtype not in cores:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                cores[dtype] = spec.build(case.channels, case.heads, 16).to(device, dtype).eval()
+        return cores[dtype](x.q, x.k, x.v, context=x.v.flatten(2), grid=x.case.grid, prefix=x.case.prefix)
+
+    return call
+
+
+def with_gradients(function: Callable[[Operands], Tensor]) -> Callable[[Operands], tuple[Tensor, ...]]:
+    """The output and the gradients of all inputs that it depends on; None for the others."""
+
+    def call(x: Operands) -> tuple[Tensor, ...]:
+        out = function(x)
+        return out.detach(), *torch.autograd.grad(out, list(x.leaves.values()), x.grad, allow_unused=True)
+
+    return call
+
+
+def move_both_ways(x: Operands) -> tuple[Tensor, ...]:
+    """Eleven tensors through memory in three plain operations: the ceiling of a forward and a backward in torch."""
+    q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
+    return torch.addcmul(q, k, v), torch.addcmul(q, k, x.grad), v * x.grad
+
+
+def calls_of(
+    entrant: OpEntrant, function: Callable[[Operands], Tensor], mode: str, sets: Sequence[Operands]
+) -> list[Callable[[], Any]]:
+    """A call for every set of operands."""
+    if mode == "forward":
+        return [_without_grad(function, x) for x in sets]
+    both = move_both_ways if entrant.name == MOVE else with_gradients(function)
+    return [_bound(both, x) for x in sets]
+
+
+def _bound(function: Callable[[Operands], Any], x: Operands) -> Callable[[], Any]:
+    return lambda: function(x)
+
+
+def _without_grad(function: Callable[[Operands], Any], x: Operands) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return function(x)
+
+    return call
+
+
+def moved_tensors(mechanism: str, mode: str) -> int:
+    """Tensors of (batch, tokens, heads, dim) that must be moved once.
+
+    Forward: q, k, v and the output, 4. Backward: q, k, v, the output's gradient and three gradients, 7 more.
+    """
+    inputs = 2 if mechanism in SHARED_QK else 3
+    return inputs + 1 if mode == "forward" else 3 * inputs + 2
+
+
+def moved_bytes(case: OpCase, mechanism: str, mode: str, extra: dict[str, Tensor], element_size: int) -> int:
+    """Bytes that must cross the memory bus: tensors of tokens once; small operands read, their gradients written."""
+    tokens = case.batch * case.tokens * case.channels
+    small = sum(t.numel() for t in extra.values()) * (1 if mode == "forward" else 3)
+    return (moved_tensors(mechanism, mode) * tokens + small) * element_size
+
+
+def count_flops(entrant: OpEntrant, case: OpCase, mode: str) -> int:
+    """Floating-point operations of the products, two for a multiply-add; a backward counts twice the forward."""
+    if entrant.name == MOVE:
+        return 0
+    plain = OpEntrant(entrant.name, entrant.spec, "torch")
+    operands = make_operands(case, entrant.spec or Spec("softmax"), torch.float32, "meta", 0)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        operator_of(plain, case, torch.device("meta"))(operands)
+    return counter.get_total_flops() * (1 if mode == "forward" else 3)

@@ -1,0 +1,90 @@
+"""Turns, budgets and failures; no test here depends on how fast anything is."""
+
+import pytest
+import torch
+
+from sightline.bench import clock
+from sightline.bench.clock import Failure, Timing, Work, cycle, explain, measure
+from sightline.bench.results import FAILED, NO_MEMORY
+
+CPU = torch.device("cpu")
+
+
+def test_entrants_are_measured_in_turns() -> None:
+    seen: list[str] = []
+    plans = {name: ((lambda name=name: seen.append(name)), 10.0) for name in "ab"}
+    samples = clock._in_turns(plans, lambda call, count: (call(), float(count))[1], 70.0)
+    assert seen == list("ab") * 7
+    assert samples == {"a": [1.0] * 7, "b": [1.0] * 7}
+
+
+def test_slow_calls_get_fewer_rounds_and_fast_ones_many_calls() -> None:
+    plans = {"slow": ((lambda: None), 1000.0), "fast": ((lambda: None), 0.1)}
+    samples = clock._in_turns(plans, lambda call, count: float(count), 70.0)
+    assert samples == {"slow": [1.0] * 3, "fast": [100.0] * 7}
+
+
+def test_a_failure_does_not_stop_the_others() -> None:
+    def broken() -> None:
+        raise RuntimeError("no\nsuch kernel")
+
+    works = {"bad": Work([broken]), "good": Work([lambda: None])}
+    outcomes = measure(works, CPU, 1)
+    assert outcomes["bad"] == Failure(FAILED, "no such kernel")
+    good = outcomes["good"]
+    assert isinstance(good, Timing)
+    assert good.call_ms is not None
+    assert good.graph_ms is None
+
+
+def test_calls_go_round() -> None:
+    seen: list[int] = []
+    step = cycle([lambda i=i: seen.append(i) for i in range(3)])
+    for _ in range(5):
+        step()
+    assert seen == [0, 1, 2, 0, 1]
+
+
+def test_what_an_error_means() -> None:
+    assert explain(torch.OutOfMemoryError("CUDA out of memory")).status == NO_MEMORY
+    assert explain(MemoryError()) == Failure(NO_MEMORY, "MemoryError")
+    assert explain(RuntimeError("[enforce fail] can't allocate memory: you tried")).status == NO_MEMORY
+    assert explain(RuntimeError("x" * 500)).note == "x" * 200
+
+
+def test_graph_and_plain_times_are_for_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping of the CUDA path, with a clock that says how many calls it saw and graphs that count theirs."""
+    count = {"calls": 0}
+
+    def call() -> None:
+        count["calls"] += 1
+
+    def ticks(run: clock.Call, times: int) -> float:
+        before = count["calls"]
+        for _ in range(times):
+            run()
+        return (count["calls"] - before) / times  # one millisecond a call
+
+    def capture(calls: list[clock.Call], repeats: int, pool: object, device: object) -> clock.Call:
+        if len(calls) == 3:
+            raise RuntimeError("capture\nfailed")
+        return lambda: [each() for _ in range(repeats) for each in calls]
+
+    monkeypatch.setattr(clock, "_event_ms", ticks)
+    monkeypatch.setattr(clock, "_capture", capture)
+    monkeypatch.setattr(clock, "_extra_bytes", lambda run, device: 2**20)
+    monkeypatch.setattr(clock, "_release", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+
+    def broken() -> None:
+        raise torch.OutOfMemoryError("full")
+
+    works = {"two": Work([call] * 2, 2**21), "three": Work([call] * 3), "bad": Work([broken])}
+    outcomes = measure(works, torch.device("cuda"), 50)
+    two, three = outcomes["two"], outcomes["three"]
+    assert isinstance(two, Timing)
+    assert isinstance(three, Timing)
+    assert (two.graph_ms, two.call_ms, two.memory_mib, two.spread) == (1.0, 1.0, 3.0, 0.0)
+    assert (three.graph_ms, three.call_ms, three.note) == (None, 1.0, "no CUDA graph: capture failed")
+    assert outcomes["bad"] == Failure(NO_MEMORY, "full")

@@ -1,0 +1,210 @@
+"""Operators as entrants: every mechanism runs, what is wrong is refused, bytes and operations are the formulas'."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from sightline import backend
+from sightline.bench.cases import OP_CASES, OpCase, parse_shape
+from sightline.bench.ceilings import Ceilings
+from sightline.bench.check import MismatchError, check_operator, row_error
+from sightline.bench.operators import (
+    RIVALS,
+    Operands,
+    calls_of,
+    count_flops,
+    entrants,
+    make_operands,
+    moved_bytes,
+    moved_tensors,
+    operator_of,
+)
+from sightline.bench.precision import DTYPES, TOLERANCES
+from sightline.bench.results import FAILED, NO_MEMORY, OK, REFUSED
+from sightline.bench.run_ops import OpPlan, crossovers, run_plan
+from sightline.bench.run_ops import _sets as count_sets
+from sightline.layers.core import Core
+from sightline.layers.mechanisms import MECHANISMS, Mechanism, Spec
+from sightline.ops import inline
+
+CPU = torch.device("cpu")
+CASE = parse_shape("3,2,8,1+4x5")
+CEILINGS = Ceilings(1e10, 1e10)
+
+
+@pytest.fixture
+def broken_kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A Triton kernel of InLine that is off by `factor`, and fails where told to."""
+    state = {"factor": 1.5}
+
+    def kernel(*args: object, **kwargs: object) -> Tensor:
+        return inline.reference.inline_attention(*args, **kwargs) * state["factor"]  # type: ignore[arg-type]
+
+    monkeypatch.setitem(inline.IMPLEMENTATIONS, "triton", kernel)
+    monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"inline_attention"}))
+    return state
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward+backward"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "mechanism", [*sorted(set(MECHANISMS) - {"none"}), "inline(phi=relu,residual=false)", "soft(landmarks=4)"]
+)
+def test_every_mechanism_is_checked_and_timed(mechanism: str, dtype: str, mode: str) -> None:
+    plan = OpPlan(CASE, mode, dtype, tuple(entrants(mechanism, CPU)))
+    (row,) = run_plan(plan, CPU, CEILINGS, 1)
+    assert (row.status, row.note) == (OK, "")
+    assert row.call_ms
+    assert row.graph_ms is None
+    assert row.error is not None
+    assert row.error <= TOLERANCES[dtype]
+    assert row.of_floor == pytest.approx(row.call_ms / row.floor_ms)
+    assert row.images_per_s == pytest.approx(3 / row.call_ms * 1e3)
+
+
+def test_a_mechanism_without_operator_is_timed_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(Core):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, **place: object) -> Tensor:
+            return 2 * v + q * 0
+
+    monkeypatch.setitem(MECHANISMS, "doubled", Mechanism(Doubled, "N", "nowhere"))
+    (row,) = run_plan(OpPlan(CASE, "forward+backward", "float32", tuple(entrants("doubled", CPU))), CPU, CEILINGS, 1)
+    assert row.status == OK
+    assert row.call_ms
+
+
+def test_none_is_nothing_to_time() -> None:
+    with pytest.raises(ValueError, match="'none' passes the values on"):
+        entrants("none", CPU)
+
+
+def test_rivals_run_both_ways() -> None:
+    for mode in ("forward", "forward+backward"):
+        rows = run_plan(OpPlan(CASE, mode, "float32", tuple(RIVALS.values())), CPU, CEILINGS, 1)
+        assert [row.status for row in rows] == [OK, OK]
+
+
+def test_a_wrong_kernel_is_refused_and_the_others_timed(broken_kernel: dict[str, float]) -> None:
+    both = entrants("inline", CPU, ("triton", "torch"))
+    wrong, right = run_plan(OpPlan(CASE, "forward", "float32", tuple(both)), CPU, CEILINGS, 1)
+    assert wrong.status == REFUSED
+    assert wrong.ms is None
+    assert "inline triton" in wrong.note
+    assert "output is 0.5 from the float32 reference (limit 0.0001); not timed" in wrong.note
+    assert right.status == OK
+    broken_kernel["factor"] = 1.0
+    assert {row.status for row in run_plan(OpPlan(CASE, "forward", "float32", tuple(both)), CPU, CEILINGS, 1)} == {OK}
+
+
+@pytest.mark.parametrize(("name", "index"), [("q", 0), ("k", 1), ("v", 2), ("residual", 3)])
+def test_a_wrong_gradient_is_refused_by_name(name: str, index: int) -> None:
+    (entrant,) = entrants("inline", CPU)
+    right = operator_of(entrant, CASE, CPU)
+    x = make_operands(CASE, Spec("inline"), torch.float32, CPU, 0)
+
+    def wrong(y: Operands) -> Tensor:
+        leaf = list(y.leaves.values())[index]
+        return right(y) + (leaf - leaf.detach()).sum()  # right values, wrong slope
+
+    check_operator(entrant, wrong, x, "forward", "float32")
+    with pytest.raises(MismatchError, match=f"gradient of {name} is"):
+        check_operator(entrant, wrong, x, "forward+backward", "float32")
+
+
+def test_only_the_last_image_wrong_is_found() -> None:
+    (entrant,) = entrants("inline", CPU)
+    right = operator_of(entrant, CASE, CPU)
+
+    def wrong(y: Operands) -> Tensor:
+        out = right(y).clone()
+        out[-1, 0] = float("nan")
+        return out
+
+    x = make_operands(CASE, Spec("inline"), torch.float32, CPU, 0)
+    with pytest.raises(MismatchError, match="output is nan"):
+        check_operator(entrant, wrong, x, "forward", "float32")
+
+
+def test_small_rows_count() -> None:
+    want = torch.ones(1, 100, 4)
+    want[0, 0] = 1e-3  # as a class token without a local term
+    got = want.clone()
+    got[0, 0] = 0
+    assert row_error(got, want) == pytest.approx(1)
+    assert row_error(want, want) == 0
+    assert not row_error(want * float("nan"), want) <= 1
+
+
+def test_what_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **kwargs: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate 1 GiB")
+
+    monkeypatch.setitem(inline.IMPLEMENTATIONS, "triton", full)
+    plan = OpPlan(CASE, "forward", "float32", tuple(entrants("inline", CPU, ("triton",))) + tuple(RIVALS.values()))
+    rows = run_plan(plan, CPU, CEILINGS, 1)
+    assert [row.status for row in rows] == [FAILED, OK, OK]
+    assert "there is no Triton kernel for it" in rows[0].note
+    monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"inline_attention"}))
+    rows = run_plan(plan, CPU, CEILINGS, 1)
+    assert [row.status for row in rows] == [NO_MEMORY, OK, OK]
+    assert rows[0].note == "CUDA out of memory. Tried to allocate 1 GiB"
+
+
+def test_bytes_of_the_floor() -> None:
+    deit = OP_CASES["deit_tiny_224"]
+    assert [moved_tensors("inline", mode) for mode in ("forward", "forward+backward")] == [4, 11]
+    assert [moved_tensors("soft", mode) for mode in ("forward", "forward+backward")] == [3, 8]
+    tokens = 256 * 197 * 192
+    assert moved_bytes(deit, "inline", "forward", {}, 2) == 4 * tokens * 2
+    weights = {"residual": torch.empty(256, 192, 3, 3, device="meta")}
+    assert moved_bytes(deit, "inline", "forward+backward", weights, 2) == (11 * tokens + 3 * 256 * 192 * 9) * 2
+    assert round(moved_bytes(deit, "inline", "forward", {}, 2) / 4.25e12 * 1e3, 3) == 0.018  # as published
+
+
+def test_operations() -> None:
+    case = OpCase("x", 2, 3, 8, (4, 4))
+    (plain,) = entrants("inline(residual=false)", CPU)
+    products = 2 * (2 * 2 * 3 * 16 * 8 * 8)  # phi(k)^T v and phi(q) C
+    assert count_flops(plain, case, "forward") == products
+    assert count_flops(plain, case, "forward+backward") == 3 * products
+    (full,) = entrants("inline", CPU)
+    assert count_flops(full, case, "forward") == products + 2 * 9 * 2 * 16 * 24
+    assert count_flops(RIVALS["sdpa"], case, "forward") == 2 * (2 * 2 * 3 * 16 * 16 * 8)
+    assert count_flops(RIVALS["move"], case, "forward") == 0
+
+
+def test_operands_are_views_of_a_packed_tensor() -> None:
+    x = make_operands(CASE, Spec("inline"), DTYPES["bfloat16"], CPU, 0)
+    assert x.q.stride() == (21 * 3 * 16, 3 * 16, 8, 1)
+    assert x.k.data_ptr() - x.q.data_ptr() == 16 * 2
+    assert torch.equal(x.q, make_operands(CASE, Spec("softmax"), DTYPES["bfloat16"], CPU, 0).q)
+
+
+def test_a_call_for_every_set() -> None:
+    (entrant,) = entrants("linear", CPU)
+    sets = [make_operands(CASE, Spec("linear"), torch.float32, CPU, seed) for seed in range(2)]
+    first, second = calls_of(entrant, operator_of(entrant, CASE, CPU), "forward", sets)
+    assert not torch.equal(first(), second())
+    assert not first().requires_grad
+
+
+def test_sets_outgrow_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Card:
+        L2_cache_size = 50 * 2**20
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
+    cuda = torch.device("cuda")
+    assert [count_sets(size * 2**20, cuda) for size in (1, 77, 199, 400)] == [8, 3, 2, 1]
+    assert count_sets(1, CPU) == 1
+
+
+def test_crossover() -> None:
+    from sightline.bench.results import Row
+
+    def row(entrant: str, tokens: int, ms: float) -> Row:
+        return Row("op", "x", entrant, "forward", False, "float32", "cpu", 2, tokens, 6, 32, call_ms=ms)
+
+    points = [("sdpa", 100, 1.0), ("a", 100, 2.0), ("b", 100, 0.5), ("c", 100, 9.0), ("move", 100, 0.1),
+              ("sdpa", 400, 16.0), ("a", 400, 8.0), ("b", 400, 2.0), ("c", 400, 36.0), ("move", 400, 0.4)]  # fmt: skip
+    found = {what.split(",")[0]: tokens for what, tokens, *_ in crossovers([row(*point) for point in points])}
+    assert found == {"a": pytest.approx(200), "b": 100, "c": None}

@@ -1,0 +1,189 @@
+"""Files: named by what was measured, whole at any time, never overwritten unasked; goals and pages made from them."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline.bench.goals import evaluate
+from sightline.bench.plot import plot_all
+from sightline.bench.report import NOTHING, load_reports, performance_page, speed_section
+from sightline.bench.results import COMMIT_VARIABLE, OK, REFUSED, Finding, Report, Row, Writer, describe_run, file_stem
+
+ABOUT = {
+    "command": "sightline bench --preset goals", "commit": "abc123", "clean": True, "date": "2030-01-02T03:04:05+00:00",
+    "card": "NVIDIA H200", "torch": "2.11.0+cu129", "cuda": "12.9", "triton": "3.6.0", "timm": "1.0.29",
+    "ceilings": {"bfloat16": {"copy": 4.25e12, "product": 7e14}},
+}  # fmt: skip
+
+
+def op(entrant: str, ms: float, mode: str = "forward", case: str = "deit_tiny_224", tokens: int = 197) -> Row:
+    return Row(
+        "op", case, entrant, mode, False, "bfloat16", "cuda", 256, tokens, 6, 32, 14, 14, graph_ms=ms, call_ms=2 * ms,
+        floor_ms=0.02, of_floor=ms / 0.02, bandwidth_tb_s=4.0, memory_mib=100.0,
+    )  # fmt: skip
+
+
+def model(entrant: str, ms: float, side: int = 224, compiled: bool = True, mode: str = "forward") -> Row:
+    return Row(
+        "model", f"inline_deit_tiny {side}", entrant, mode, compiled, "bfloat16", "cuda", 512, height=side, width=side,
+        graph_ms=ms, call_ms=ms, images_per_s=512 / ms * 1e3, memory_mib=1000.0 * side,
+    )  # fmt: skip
+
+
+def full_report() -> Report:
+    rows = [op("inline triton", 0.03), op("sdpa", 0.09), op("move", 0.02)]
+    rows += [op("inline triton", 0.06, "forward+backward"), op("sdpa", 0.5, "forward+backward")]
+    rows += [
+        op("inline triton", 0.1, case="deit_tiny_384", tokens=577),
+        op("sdpa", 0.2, case="deit_tiny_384", tokens=577),
+    ]
+    for side, ms in ((224, 10.0), (1024, 50.0)):
+        rows += [model("inline_deit_tiny", ms, side), model("inline_deit_tiny none", 0.95 * ms, side)]
+        rows += [model("timm deit_tiny_patch16_224", 2 * ms, side)]
+    rows += [model("inline_deit_tiny", 10.0, compiled=False)]
+    findings = [Finding("inline forward: first call", 4.0, "s", 3.0), Finding("inline: batches", 0, "of 8", 0)]
+    return Report(dict(ABOUT), rows, findings)
+
+
+def test_goals() -> None:
+    report = full_report()
+    found = {(g.number, g.what, g.case): (g.measured, g.met) for g in evaluate(report.rows, report.findings)}
+    assert found[1, "ratio to the floor", "deit_tiny_224 forward"] == ("1.50x", True)
+    assert found[1, "ratio to the floor", "deit_tiny_224 forward+backward"] == ("3.00x", False)
+    assert found[1, "ratio to the floor", "deit_tiny_384 forward"] == ("5.00x", False)
+    assert found[1, "faster than SDPA", "deit_tiny_224 forward"] == ("3.00x", True)
+    assert found[1, "against the public forward, measured elsewhere", "deit_tiny_224 forward"] == ("21.5x", True)
+    assert found[1, "against the public forward, measured elsewhere", "deit_tiny_384 forward"] == ("9.6x", False)
+    assert found[2, "of the network without attention", "inline_deit_tiny 224 forward compiled"] == ("95.0%", True)
+    assert found[2, "against timm's deit_tiny", "inline_deit_tiny 224 forward compiled"] == ("2.00x", True)
+    assert found[2, "against timm's deit_tiny", "inline_deit_tiny 1024 forward compiled"] == ("2.00x", False)
+    assert found[2, "against the public model, measured elsewhere", "inline_deit_tiny 224 forward"] == ("2.45x", True)
+    assert found[4, "first call", "inline forward"] == ("4 s", False)
+    assert found[4, "batches", "inline"] == ("0 of 8", True)
+    assert len(found) == 15
+
+
+def test_what_was_not_measured_is_not_met() -> None:
+    row = op("inline triton", 1.0)
+    row.status, row.graph_ms, row.call_ms = REFUSED, None, None
+    (goal,) = evaluate([row])
+    assert (goal.measured, goal.met) == (REFUSED, False)
+
+
+def test_goal_five_is_inference_on_a_cpu() -> None:
+    rows = [model("inline_deit_tiny", 10.0, compiled=False), model("inline_deit_tiny none", 9.0, compiled=False)]
+    for row in rows:
+        row.device, row.dtype = "cpu", "float32"
+    (goal,) = evaluate(rows)
+    assert (goal.number, goal.measured, goal.met) == (5, "90.0%", False)
+
+
+def test_round_trip_and_csv(tmp_path: Path) -> None:
+    report = full_report()
+    writer = Writer(tmp_path, "x")
+    writer.write(report)
+    again = Report.read(writer.json)
+    assert again.about == ABOUT
+    assert again.to_json() == report.to_json()
+    assert again.rows[0] == report.rows[0]
+    lines = list(csv.DictReader(io.StringIO(writer.csv.read_text())))
+    assert len(lines) == len(report.rows)
+    assert (lines[0]["entrant"], lines[0]["graph_ms"]) == ("inline triton", "0.03")
+    assert (lines[0]["commit"], lines[0]["command"]) == ("abc123", "sightline bench --preset goals")
+
+
+def test_files_are_numbered_or_replaced(tmp_path: Path) -> None:
+    names = []
+    for replace in (False, False, True):
+        writer = Writer(tmp_path / "new", "x", replace)
+        writer.write(Report(dict(ABOUT)))
+        names.append(writer.json.name)
+    assert names == ["x.json", "x-2.json", "x.json"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["x-2.csv", "x-2.json", "x.csv", "x.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path, "x")
+    writer.write(full_report())
+    before = writer.json.read_text()
+    monkeypatch.setattr(Path, "replace", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        writer.write(Report(dict(ABOUT)))
+    assert writer.json.read_text() == before
+
+
+def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text in ("[]", "{", '{"about": {}, "rows": [{"nonsense": 1}], "findings": []}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"x\.json: not a result of `sightline bench`"):
+            Report.read(path)
+
+
+def test_name_of_the_files() -> None:
+    assert file_stem("ops", ["bfloat16"], ABOUT) == "ops-bfloat16-torch2.11.0-nvidia_h200"
+    assert file_stem("models", ["float32", "tf32"], ABOUT) == "models-float32+tf32-torch2.11.0-nvidia_h200"
+
+
+def test_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = describe_run("sightline bench ops", torch.device("cpu"))
+    assert about["torch"] == torch.__version__
+    assert "threads" in about["card"]
+    assert len(about["commit"]) == 40 or about["commit"] == "unknown"
+    monkeypatch.setenv(COMMIT_VARIABLE, "feed")
+    assert describe_run("x", torch.device("cpu"))["commit"] == "feed"
+    json.dumps(about)
+
+
+def test_page_without_results(tmp_path: Path) -> None:
+    log = tmp_path / "log.md"
+    log.write_text("## Log\n\nTried it.\n")
+    page = performance_page(tmp_path / "none", log)
+    assert NOTHING in page
+    assert page.endswith("Tried it.\n")
+    assert speed_section(tmp_path / "none") == NOTHING
+
+
+def test_page_has_every_row_and_its_origin(tmp_path: Path) -> None:
+    report = full_report()
+    bad = op("linear triton", 1.0)
+    bad.status, bad.note, bad.graph_ms, bad.call_ms = REFUSED, "it is wrong", None, None
+    report.rows.append(bad)
+    writer = Writer(tmp_path, file_stem("goals", ["bfloat16"], ABOUT))
+    writer.write(report)
+    page = performance_page(tmp_path, tmp_path / "log.md")
+    assert page.count("inline triton") >= 3
+    for text in (
+        "`sightline bench --preset goals`", "commit abc123", "copy 4.25 TB/s", "NVIDIA H200", writer.json.name,
+        "| 1 | ratio to the floor | deit_tiny_224 forward+backward | 3.00x | <= 2.5x | **no** |",
+        "| forward bfloat16 | inline triton | 0.030 | 0.060 | 0.020 | 1.50 | 4.00 | 100 | 0.644 |",
+        "| inline_deit_tiny 224 | forward, compiled bfloat16 | inline_deit_tiny | 512 | 51,200 | 51,200 | 95.0% |",
+        "at 197 already, the fewest measured", "refused: it is wrong", "inline forward: first call",
+    ):  # fmt: skip
+        assert text in page, text
+    assert [name for name, _ in load_reports(tmp_path)] == [writer.json.name]
+
+
+def test_speed_section(tmp_path: Path) -> None:
+    Writer(tmp_path, "x").write(full_report())
+    text = speed_section(tmp_path)
+    assert "| 256 x 6 x 32, 197 tokens | 0.030 | 0.090 | 1.50 | 0.060 | 0.500 | 3.00 |" in text
+    assert "| inline_deit_tiny 1024 | 10,240 | 5,120 | 10,779 |" in text
+    assert "One NVIDIA H200, torch 2.11.0+cu129, bfloat16" in text
+
+
+def test_figures(tmp_path: Path) -> None:
+    report = full_report()
+    for window in (7, 14):
+        row = model(f"inline_swin_tiny w{window}", 10.0)
+        row.window = window
+        report.rows.append(row)
+    drawn = plot_all(report, tmp_path / "x")
+    assert [path.name for path in drawn] == ["x-tokens.png", "x-resolution.png", "x-memory.png", "x-window.png"]
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
+    assert plot_all(Report(dict(ABOUT), [op("sdpa", 1.0)]), tmp_path / "y") == []
+    assert report.rows[0].status == OK

@@ -1,0 +1,158 @@
+"""`sightline bench`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from sightline import backend
+from sightline.bench import run_ops, surprises
+from sightline.bench.results import Report
+from sightline.cli.main import main
+from sightline.ops import inline
+
+OPS = ["bench", "ops", "--device", "cpu", "--budget", "1", "--shape", "2,2,8,1+4x4", "--shape", "2,2,8,1+6x6"]
+MODEL = "inline_deit_tiny:depths=1:embed_dims=24:num_heads=2"
+MODELS = ["bench", "models", "--device", "cpu", "--budget", "1", "--model", MODEL, "--batch-size", "2"]
+
+
+def only_report(folder: Path) -> Report:
+    (path,) = folder.glob("*.json")
+    return Report.read(path)
+
+
+def test_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*OPS, "--mechanism", "inline", "--mechanism", "linear(phi=elu1)", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    report = only_report(tmp_path)
+    assert [row.status for row in report.rows] == ["ok"] * 16
+    assert {row.entrant for row in report.rows} == {"inline reference", "linear(phi=elu1) reference", "sdpa", "move"}
+    assert {row.mode for row in report.rows} == {"forward", "forward+backward"}
+    assert report.about["command"].startswith("sightline bench ops --mechanism inline --mechanism 'linear(phi=elu1)'")
+    assert report.about["ceilings"]["float32"]["copy"] > 0
+    assert "x floor" in out
+    assert "Where linear overtakes SDPA:" in out
+    assert "measured elsewhere" not in out  # nothing on a CPU stands beside figures of a card
+    assert out.splitlines()[-1].startswith(f"wrote {tmp_path}")
+    assert "[4/4 measured" in err
+    assert "s left]" in err
+
+
+def test_models_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*MODELS, "--img-size", "32,48x64", "--rivals", "none", "--mode", "forward,train", "--plot", "--json"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert [row["entrant"] for row in data["rows"][:2]] == [MODEL, f"{MODEL} none"]
+    assert {row["status"] for row in data["rows"]} == {"ok"}
+    assert [row["batch"] for row in data["rows"]] == [2, 2, 1, 1] * 2
+    assert err.splitlines()[-1].endswith("-resolution.png")
+    assert only_report(tmp_path).rows[0].images_per_s == data["rows"][0]["images_per_s"]
+
+
+def test_a_wrong_operator_is_refused_and_the_status_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = inline.reference.inline_attention
+
+    def wrong(*args: object, **kwargs: object) -> Tensor:
+        return -definition(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(inline.IMPLEMENTATIONS, "triton", wrong)
+    monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"inline_attention"}))
+    assert main([*OPS, "--backend", "triton,torch", "--mode", "forward", "--out", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    statuses = {(row.entrant, row.status) for row in only_report(tmp_path).rows}
+    assert statuses == {("inline triton", "refused"), ("inline reference", "ok"), ("sdpa", "ok"), ("move", "ok")}
+    assert "refused" in out
+    assert err.count("sightline: refused: inline triton on ") == 2
+
+
+def test_a_run_that_is_interrupted_keeps_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, count = run_ops.run_plan, iter(range(9))
+
+    def interrupted(*args: object) -> object:
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        return whole(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run_ops, "run_plan", interrupted)
+    assert main([*OPS, "--out", str(tmp_path)]) == 130
+    assert len(only_report(tmp_path).rows) == 6
+    assert f"until now is in {tmp_path}" in capsys.readouterr().err
+
+
+def test_surprises(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surprises, "COMPOSED_LONG", surprises.COMPOSED)
+    shapes = [word for text in ("2,2,8,1+3x4", "2,2,8,1+5x6") for word in ("--shape", text)]
+    assert main(["bench", "surprises", "--device", "cpu", *shapes, "--out", str(tmp_path)]) == 0
+    assert "batches that change the bits of an image" in capsys.readouterr().out
+    assert len(only_report(tmp_path).findings) == 10
+
+
+def test_goals_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from sightline.bench import cases, select
+
+    monkeypatch.setattr(select, "CPU_CASES", (cases.ModelCase("inline_deit_tiny", (32, 32), 1),))
+    assert main(["bench", "--preset", "goals", "--device", "cpu", "--budget", "1", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "of 1 met" in out
+    assert "of the network without attention" in out
+    assert only_report(tmp_path).about["command"].startswith("sightline bench --preset goals")
+    (path,) = tmp_path.glob("*.csv")
+    assert path.name.startswith("goals-float32-torch")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of ops, models, surprises, or --preset goals"),
+        (["opps"], "did you mean 'ops'?"),
+        (["ops", "--preset", "gaols"], "no preset 'gaols'"),
+        (["ops", "--shape", "1,2"], "--shape: '1,2' is not a shape"),
+        (["ops", "--mechanism", "inlne"], "did you mean 'inline'"),
+        (["ops", "--mechanism", "none"], "'none' passes the values on"),
+        (["ops", "--mode", "train"], "--mode: 'train'"),
+        (["ops", "--model", "inline_deit_tiny"], "--model goes with `sightline bench models`"),
+        (["ops", "--rivals", "timm"], "--rivals: 'timm'"),
+        (["ops", "--backend", "cuda"], "--backend: 'cuda'"),
+        (["models", "--mechanism", "inline"], "--mechanism goes with"),
+        (["models", "--model", "inline_deit_tny"], "did you mean 'inline_deit_tiny'?"),
+        (["models", "--model", "inline_deit_tiny:depht=2"], "did you mean 'depths'?"),
+        (["models", "--img-size", "12x"], "'12x' is not a size"),
+        (["models", "--batch-size", "0"], "--batch-size: '0'"),
+        (["models", "--batch-size", "1,2"], "--batch-size: 2 values for 1 sizes"),
+        (["models", "--dtype", "float8"], "--dtype: 'float8'"),
+        (["models", "--compile", "maybe"], "--compile: 'maybe'"),
+        (["models", "--budget", "0"], "--budget: 0"),
+        (["models", "--device", "tpu"], "--device: 'tpu'"),
+        (["models", "--preset", "goals", "--mode", "train"], "--mode: --preset goals fixes it"),
+        (["surprises", "--preset", "goals"], "no goal of surprises is for a cpu"),
+    ],
+)
+def test_bad_input(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    assert main(["bench", *arguments, *device, "--out", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_cuda_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["bench", "ops", "--device", "cuda", "--out", str(tmp_path)]) == 2
+    assert "torch sees no CUDA device here; use --device cpu" in capsys.readouterr().err
+
+
+def test_figures_without_matplotlib(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert main([*OPS, "--plot"]) == 2
+    assert 'pip install "sightline[bench]"' in capsys.readouterr().err
