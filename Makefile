@@ -3,9 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test demo lint types pytest tables format clean
+.PHONY: test test-gpu demo lint types pytest tables format clean
 
 test: lint types pytest
+
+# The whole suite on a machine with a GPU, where the kernels run in full instead of through the interpreter.
+test-gpu: $(STAMP)
+	$(BIN)/pytest -n 8
 
 demo: $(STAMP)
 	$(BIN)/sightline list

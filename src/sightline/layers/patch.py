@@ -34,8 +34,17 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        x, grid = to_tokens(self.proj(pad_to_multiple(x, self.proj.stride)))
+        x = pad_to_multiple(x, self.proj.stride)
+        x, grid = self._product(x) if x.is_cuda else to_tokens(self.proj(x))
         return self.norm(x), grid
+
+    def _product(self, x: Tensor) -> tuple[Tensor, Grid]:
+        """The convolution as one matrix product of the patches, many times faster than cuDNN's on a GPU."""
+        size_y, size_x = self.proj.kernel_size
+        grid = (x.shape[2] // size_y, x.shape[3] // size_x)
+        patches = x.unflatten(3, (grid[1], size_x)).unflatten(2, (grid[0], size_y))  # B C h p w p
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # B hw Cpp
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias), grid
 
 
 @register_notrace_module

@@ -7,7 +7,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import inline_attention, linear_attention
 from sightline.ops.fused import attend, attend_packed, forward_kernels
-from sightline.ops.fused.operator import attend_backward, attend_packed_backward
 from sightline.ops.inline.packed import inline_from_packed
 
 from .cases import DEVICE, TOLERANCE, compare, inline, on_gpu, tokens, weights
@@ -25,15 +24,16 @@ def test_opcheck(with_residual: bool) -> None:
     r = r if with_residual else None
     height, width = (3, 4) if with_residual else (0, 0)
     options = (0, height, width, 1, 0.25, 0.0, "identity", False)
-    torch.library.opcheck(attend, (q, k, v, r, None, None, None, *options, True))
+    torch.library.opcheck(attend.default, (q, k, v, r, None, None, None, *options, True))
     packed = torch.randn(2, 13, 3, 2, 16, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(attend_packed, (packed, r, None, height, width, 1, 0.25, "identity", True))
+    torch.library.opcheck(attend_packed.default, (packed, r, None, height, width, 1, 0.25, "identity", True))
     plain = [t.detach() if t is not None else None for t in (q, k, v, r)]
     out, sums = attend(*plain, None, None, None, *options, True)
     grad = torch.randn_like(out)
-    torch.library.opcheck(attend_backward, (*plain[:3], grad, plain[3], None, None, None, sums, *options))
+    backward, packed_backward = torch.ops.sightline.attend_backward, torch.ops.sightline.attend_packed_backward
+    torch.library.opcheck(backward.default, (*plain[:3], grad, plain[3], None, None, None, sums, *options))
     arguments = (packed.detach(), grad, plain[3], None, sums, height, width, 1, 0.25, "identity")
-    torch.library.opcheck(attend_packed_backward, arguments)
+    torch.library.opcheck(packed_backward.default, arguments)
 
 
 def test_packed_projection() -> None:

@@ -104,7 +104,8 @@ def _edge(
 
 @triton.jit
 def _key_gradients(
-    kt, vt, edge, to_value, to_key, centre_k, centre_v, PHI: tl.constexpr, LINEAR: tl.constexpr, DOT: tl.constexpr
+    kt, vt, edge, to_value, to_key, centre_k, centre_v, PHI: tl.constexpr, LINEAR: tl.constexpr, DOT: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr,
 ):
     """dk and dv (T, W) of keys and values; what is in `to_key` and `to_value` already is added."""
     ft = kt
@@ -113,10 +114,13 @@ def _key_gradients(
     if not LINEAR and DOT != "bf16":
         ft = ft.to(tl.float32) - centre_k[None, :]
         vt = vt.to(tl.float32) - centre_v[None, :]
-    d_value = dot(operand(ft, DOT), edge, DOT, to_value)
-    d_key = dot(operand(vt, DOT), tl.trans(edge), DOT, to_key)
-    if PHI != "identity":
-        d_key *= slope_of(kt.to(tl.float32), PHI)
+    d_value, d_key = to_value, to_key
+    if DV:
+        d_value = dot(operand(ft, DOT), edge, DOT, to_value)
+    if DK:
+        d_key = dot(operand(vt, DOT), tl.trans(edge), DOT, to_key)
+        if PHI != "identity":
+            d_key *= slope_of(kt.to(tl.float32), PHI)
     return d_key, d_value
 
 
@@ -124,7 +128,7 @@ def _key_gradients(
 def _pass_keys(
     k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, k_sn, v_sn, dk_sn, dv_sn, k_off, v_off, d_off, live, first,
     last, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):
     """Writes dk and dv of the tokens first <= t < last, without a residual."""
     row = tl.arange(0, T)
@@ -138,19 +142,21 @@ def _pass_keys(
         kt = tl.load(rows_of(k, t0, k_sn, k_off, T), mask=seen, other=0)
         vt = tl.load(rows_of(v, t0, v_sn, v_off, T), mask=seen, other=0)
         d_key, d_value = _key_gradients(
-            kt, vt, edge, nothing + u[None, :], nothing + a[None, :], centre_k, centre_v, PHI, LINEAR, DOT
+            kt, vt, edge, nothing + u[None, :], nothing + a[None, :], centre_k, centre_v, PHI, LINEAR, DOT, DK, DV
         )
         if MASKED:
             d_key, d_value = tl.where(seen, d_key, 0.0), tl.where(seen, d_value, 0.0)
-        tl.store(rows_of(dk, t0, dk_sn, d_off, T), d_key.to(dk.dtype.element_ty), mask=cell)
-        tl.store(rows_of(dv, t0, dv_sn, d_off, T), d_value.to(dv.dtype.element_ty), mask=cell)
+        if DK:
+            tl.store(rows_of(dk, t0, dk_sn, d_off, T), d_key.to(dk.dtype.element_ty), mask=cell)
+        if DV:
+            tl.store(rows_of(dv, t0, dv_sn, d_off, T), d_value.to(dv.dtype.element_ty), mask=cell)
 
 
 @triton.jit
 def _pass_strip(
     k, v, g, dk, dv, mask, weights, edge, u, a, centre_k, centre_v, k_sn, v_sn, g_sn, dk_sn, dv_sn, w_sc, w_st, k_off,
     v_off, g_off, channel, live, x0, x1, y0, y1, prefix, height, width, W: tl.constexpr, X: tl.constexpr,
-    PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr,
 ):
     """Writes dk and dv of the columns x0 <= x < x1 and rows y0 <= y < y1 of the grid.
 
@@ -172,7 +178,8 @@ def _pass_strip(
         d_value = across(now, left, here, right, w6, w7, w8)
         now = across(after, left, here, right, w3, w4, w5)
         after = across(nothing + u[None, :], left, here, right, w0, w1, w2)
-        d_key, now = _key_gradients(kt, vt, edge, now, nothing + a[None, :], centre_k, centre_v, PHI, False, DOT)
+        d_key, now = _key_gradients(kt, vt, edge, now, nothing + a[None, :], centre_k, centre_v, PHI, False, DOT,
+                                    DK, True)
         here_ok = col < tl.where(y < y0, 0, x1)
         below_ok = col < tl.where((y + 1 < y0) | (y + 1 >= y1), 0, x1)
         place = prefix + y * width
@@ -184,9 +191,10 @@ def _pass_strip(
         row = dv + tl.cast(place, tl.int64) * dv_sn
         place_dv = row + (col[:, None] * dv_sn + channel[None, :])
         tl.store(place_dv, d_value.to(dv.dtype.element_ty), mask=here_ok[:, None] & live)
-        row = dk + tl.cast(place + width, tl.int64) * dk_sn
-        place_dk = row + (col[:, None] * dk_sn + channel[None, :])
-        tl.store(place_dk, d_key.to(dk.dtype.element_ty), mask=below_ok[:, None] & live)
+        if DK:
+            row = dk + tl.cast(place + width, tl.int64) * dk_sn
+            place_dk = row + (col[:, None] * dk_sn + channel[None, :])
+            tl.store(place_dk, d_key.to(dk.dtype.element_ty), mask=below_ok[:, None] & live)
 
 
 @triton.jit
@@ -285,9 +293,9 @@ def backward_keys(
     g_sh, g_sd, dk_sb, dk_sn, dv_sb, dv_sn, w_sb, w_sc, w_st, H, tokens_q, tokens, chunk, height, width, prefix, scale,
     D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
     LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    PACKED: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):
-    """dk and dv of one chunk, of tokens or of grid rows in a strip."""
+    """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHIFT: tl.constexpr = DOT == "fp32" and not LINEAR
     head, dim, channel, live = channels_of(group, D, GROUP, W)
@@ -314,7 +322,7 @@ def backward_keys(
         if part == 0:
             _pass_keys(
                 k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, k_sn, v_sn, dk_sn, dv_sn, k_off, v_off,
-                channel[None, :], live, 0, prefix, W, 16, PHI, LINEAR, MASKED, DOT,
+                channel[None, :], live, 0, prefix, W, 16, PHI, LINEAR, MASKED, DOT, DK, DV,
             )
         strips = tl.maximum(tl.cdiv(width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
@@ -322,10 +330,11 @@ def backward_keys(
             _pass_strip(
                 k, v, g, dk, dv, mask, weights, edge, u, a, centre_k, centre_v, k_sn, v_sn, g_sn, dk_sn, dv_sn, w_sc,
                 w_st, k_off, v_off, g_off, channel, live, x0, tl.minimum(x0 + X, width), y0,
-                tl.minimum(y0 + chunk, height), prefix, height, width, W, X, PHI, MASKED, DOT, STAGES,
+                tl.minimum(y0 + chunk, height), prefix, height, width, W, X, PHI, MASKED, DOT, STAGES, DK,
             )
     else:
         _pass_keys(
             k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, k_sn, v_sn, dk_sn, dv_sn, k_off, v_off,
             channel[None, :], live, part * chunk, tl.minimum(part * chunk + chunk, n), W, T, PHI, LINEAR, MASKED, DOT,
+            DK, DV,
         )

@@ -64,18 +64,18 @@ def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.
     """
     small = dtype == torch.bfloat16  # other types are multiplied as float32
     wide, narrow = (1, 1) if linear else (_heads(heads, dim, 64), _heads(heads, dim, 32))
-    full = wide if wide * dim <= 64 else narrow
-    sums, flat, strip = _width(wide * dim), _width(full * dim), _width(narrow * dim)
+    flat, strip = _width(wide * dim), _width(narrow * dim)
     size = 64 if small else 32
+    depth = 3 if strip <= 64 or dtype != torch.float32 else 2
     parts = 1 if tokens <= SHORT else min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
     chunk = triton.cdiv(triton.cdiv(tokens, parts), size) * size
     rows = triton.cdiv(grid[0], max(1, triton.cdiv(grid[0], ROWS)))
     return Plan(
-        sums=Tile(wide, sums, size, 4),
-        queries=Tile(full, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else 3),
-        whole=Tile(full, flat, 32, max(1, flat // 16), registers=168 if small else None),
+        sums=Tile(wide, flat, size, 4 if flat <= 64 else 8),
+        queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
+        whole=Tile(wide, flat, 32, max(1, flat // 16), registers=168 if small else None),
         write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
-        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, max(1, strip // 16)),
+        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, max(1, strip // 16), depth),
         taps=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
         chunk=chunk,
         rows=max(1, rows),
@@ -85,7 +85,7 @@ def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.
 
 def _heads(heads: int, dim: int, channels: int) -> int:
     """How many heads to take together for at least so many channels."""
-    choices = [g for g in range(1, heads + 1) if heads % g == 0 and g * dim <= 128] or [1]
+    choices = [g for g in range(1, heads + 1) if heads % g == 0 and g * dim <= 64] or [1]
     return next((g for g in choices if g * dim >= channels), choices[-1])
 
 
@@ -164,17 +164,40 @@ def backward(
         q, grad, cu, sums, dq, edges, *q.stride(), *grad.stride(), *dq.stride()[:2], heads, q.shape[1], cut.chunk,
         call.scale, call.eps, T=cut.queries.size, **_without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants,
     )  # fmt: skip
+    edge = _add(edges, torch.float32)
+    for wanted, weights in _key_passes(cut, residual, q.dtype):
+        _keys(k, v, grad, weights, mask, cu, grids, sums, edge, dk, dv, call, cut, flags, images, wanted)
+    if residual is None:
+        return q.new_empty(0)
+    return _taps(v, grad, residual, mask, cu, grids, call, cut, flags, images)
+
+
+def _key_passes(cut: Plan, residual: Tensor | None, dtype: torch.dtype) -> list[tuple[str, Tensor | None]]:
+    """What a pass over the keys makes, and the weights that it takes.
+
+    Float32 with head dims over 64 takes two passes: E and its transpose, each in two halves, do not fit on the chip.
+    """
+    if dtype == torch.float32 and cut.queries.width > 64:
+        return [("k", None), ("v", residual)]
+    return [("kv", residual)]
+
+
+def _keys(
+    k: Tensor, v: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
+    grids: Tensor | None, sums: Tensor, edge: Tensor, dk: Tensor, dv: Tensor, call: Call, cut: Plan,
+    flags: dict[str, Any], images: int, wanted: str,
+) -> None:  # fmt: skip
+    """Writes dk, dv or both."""
+    heads = k.shape[2]
     weights, steps = _weights(residual)
     tile = cut.keys if residual is not None else cut.queries
     pieces, chunk = _pieces(tile, cut, call, heads * images, k.shape[1], residual is not None)
     backward_kernels.backward_keys[(heads // tile.heads, images, pieces)](
-        k, v, grad, weights, mask, cu, grids, sums, _add(edges, torch.float32), dk, dv, *k.stride(), *v.stride(),
-        *grad.stride(), *dk.stride()[:2], *dv.stride()[:2], *steps, heads, q.shape[1], k.shape[1], chunk, *call.grid,
-        call.prefix, call.scale, T=cut.queries.size, X=tile.size, STAGES=tile.stages, **flags, **tile.constants,
+        k, v, grad, weights, mask, cu, grids, sums, edge, dk, dv, *k.stride(), *v.stride(), *grad.stride(),
+        *dk.stride()[:2], *dv.stride()[:2], *steps, heads, grad.shape[1], k.shape[1], chunk, *call.grid, call.prefix,
+        call.scale, T=cut.queries.size, X=tile.size, STAGES=tile.stages, DK="k" in wanted, DV="v" in wanted,
+        **{**flags, "RESIDUAL": residual is not None}, **tile.constants,
     )  # fmt: skip
-    if residual is None:
-        return q.new_empty(0)
-    return _taps(v, grad, residual, mask, cu, grids, call, cut, flags, images)
 
 
 def _taps(

@@ -1,9 +1,11 @@
 """The kernels as torch operators, which is how torch.compile, torch.export, autograd and FLOP counters see them.
 
 `sightline::attend` takes q, k and v, `sightline::attend_packed` the packed tensor (B, N, 3, H, D) they are views of, so
-that its gradient is written once and in place.
+that its gradient is written once and in place. The autograd of both is registered by hand: that of
+`torch.library.register_autograd` reads the schema at every call, which takes longer than the kernels do.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,13 +15,39 @@ from torch.utils.flop_counter import register_flop_formula
 from sightline.ops.fused import launch
 from sightline.ops.fused.launch import Call
 
+OPTIONS = "SymInt longest, SymInt height, SymInt width, SymInt prefix, float scale, float eps, str phi, bool linear"
+PACKED_OPTIONS = "SymInt height, SymInt width, SymInt prefix, float scale, str phi"
+PLACES = "Tensor? residual, Tensor? mask, Tensor? cu, Tensor? grids"
+SCHEMAS = {
+    "attend": f"(Tensor q, Tensor k, Tensor v, {PLACES}, {OPTIONS}, bool save) -> (Tensor, Tensor)",
+    "attend_backward": f"(Tensor q, Tensor k, Tensor v, Tensor grad, {PLACES}, Tensor sums, {OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "attend_packed": f"(Tensor qkv, Tensor? residual, Tensor? mask, {PACKED_OPTIONS}, bool save) -> (Tensor, Tensor)",
+    "attend_packed_backward": f"(Tensor qkv, Tensor grad, Tensor? residual, Tensor? mask, Tensor sums, "
+    f"{PACKED_OPTIONS}) -> (Tensor, Tensor)",
+}
+LIBRARY = torch.library.Library("sightline", "DEF")
+for _name, _schema in SCHEMAS.items():
+    LIBRARY.define(_name + _schema)
+
+
+def _implements(name: str) -> Callable[[Callable], Callable]:
+    """Register a function for an operator: on CUDA, and on a CPU for the interpreter."""
+
+    def register(function: Callable) -> Callable:
+        for key in ("CUDA", "CPU"):
+            LIBRARY.impl(name, function, key)
+        return function
+
+    return register
+
 
 def _call(longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool) -> Call:
     return Call(phi, linear, scale, eps, prefix, (height, width), longest)
 
 
-@torch.library.custom_op("sightline::attend", mutates_args=())
-def attend(
+@_implements("attend")
+def _attend(
     q: Tensor, k: Tensor, v: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
     grids: Tensor | None, longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str,
     linear: bool, save: bool,
@@ -29,8 +57,8 @@ def attend(
     return launch.forward(q, k, v, residual, mask, cu, grids, call, save)
 
 
-@torch.library.custom_op("sightline::attend_packed", mutates_args=())
-def attend_packed(
+@_implements("attend_packed")
+def _attend_packed(
     qkv: Tensor, residual: Tensor | None, mask: Tensor | None, height: int, width: int, prefix: int, scale: float,
     phi: str, save: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -40,8 +68,8 @@ def attend_packed(
     return launch.forward(q, k, v, residual, mask, None, None, call, save)
 
 
-@torch.library.custom_op("sightline::attend_backward", mutates_args=())
-def attend_backward(
+@_implements("attend_backward")
+def _attend_backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
     grids: Tensor | None, sums: Tensor, longest: int, height: int, width: int, prefix: int, scale: float, eps: float,
     phi: str, linear: bool,
@@ -53,8 +81,8 @@ def attend_backward(
     return dq, dk, dv, dw
 
 
-@torch.library.custom_op("sightline::attend_packed_backward", mutates_args=())
-def attend_packed_backward(
+@_implements("attend_packed_backward")
+def _attend_packed_backward(
     qkv: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, sums: Tensor, height: int, width: int,
     prefix: int, scale: float, phi: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -73,12 +101,12 @@ def _forward_shapes(q: Tensor, cu: Tensor | None, save: bool) -> tuple[Tensor, T
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), sums
 
 
-@attend.register_fake
+@torch.library.register_fake("sightline::attend", lib=LIBRARY)
 def _(q, k, v, residual, mask, cu, grids, longest, height, width, prefix, scale, eps, phi, linear, save):  # type: ignore[no-untyped-def]
     return _forward_shapes(q, cu, save)
 
 
-@attend_packed.register_fake
+@torch.library.register_fake("sightline::attend_packed", lib=LIBRARY)
 def _(qkv, residual, mask, height, width, prefix, scale, phi, save):  # type: ignore[no-untyped-def]
     return _forward_shapes(qkv[:, :, 0], None, save)
 
@@ -90,41 +118,71 @@ def _weight_shape(q: Tensor, residual: Tensor | None) -> Tensor:
     return residual.new_empty(images, 3, 3, channels).permute(0, 3, 1, 2)
 
 
-@attend_backward.register_fake
+@torch.library.register_fake("sightline::attend_backward", lib=LIBRARY)
 def _(q, k, v, grad, residual, mask, cu, grids, sums, longest, height, width, prefix, scale, eps, phi, linear):  # type: ignore[no-untyped-def]
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     return dq, dk, dv, _weight_shape(q, residual)
 
 
-@attend_packed_backward.register_fake
+@torch.library.register_fake("sightline::attend_packed_backward", lib=LIBRARY)
 def _(qkv, grad, residual, mask, sums, height, width, prefix, scale, phi):  # type: ignore[no-untyped-def]
     return torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device), _weight_shape(qkv, residual)
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, residual, mask, cu, grids, *ctx.options, _ = inputs
-    ctx.save_for_backward(q, k, v, residual, mask, cu, grids, output[1])
+class Attend(torch.autograd.Function):
+    """`attend` with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, residual, mask, cu, grids, *ctx.options, _ = inputs
+        with torch._C._AutoDispatchBelowAutograd():
+            out, sums = torch.ops.sightline.attend(*inputs)
+        ctx.save_for_backward(q, k, v, residual, mask, cu, grids, sums)
+        ctx.mark_non_differentiable(sums)
+        return out, sums
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        q, k, v, residual, mask, cu, grids, sums = ctx.saved_tensors
+        inputs = (q, k, v, grads[0], residual, mask, cu, grids, sums, *ctx.options)
+        dq, dk, dv, dw = torch.ops.sightline.attend_backward(*inputs)
+        return dq, dk, dv, None if residual is None else dw, None, None, None, *[None] * (len(ctx.options) + 1)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
-    q, k, v, residual, mask, cu, grids, sums = ctx.saved_tensors
-    dq, dk, dv, dw = attend_backward(q, k, v, grad, residual, mask, cu, grids, sums, *ctx.options)
-    return dq, dk, dv, None if residual is None else dw, None, None, None, *[None] * (len(ctx.options) + 1)
+class AttendPacked(torch.autograd.Function):
+    """`attend_packed` with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        qkv, residual, mask, *ctx.options, _ = inputs
+        with torch._C._AutoDispatchBelowAutograd():
+            out, sums = torch.ops.sightline.attend_packed(*inputs)
+        ctx.save_for_backward(qkv, residual, mask, sums)
+        ctx.mark_non_differentiable(sums)
+        return out, sums
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        qkv, residual, mask, sums = ctx.saved_tensors
+        d_qkv, dw = torch.ops.sightline.attend_packed_backward(qkv, grads[0], residual, mask, sums, *ctx.options)
+        return d_qkv, None if residual is None else dw, None, *[None] * (len(ctx.options) + 1)
 
 
-def _save_packed(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    qkv, residual, mask, *ctx.options, _ = inputs
-    ctx.save_for_backward(qkv, residual, mask, output[1])
+def _register_gradient(name: str, function: type[torch.autograd.Function]) -> None:
+    def run(*inputs: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
+            return function.apply(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.sightline, name)(*inputs)
+
+    LIBRARY.impl(name, run, "Autograd")
 
 
-def _backward_packed(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
-    qkv, residual, mask, sums = ctx.saved_tensors
-    d_qkv, dw = attend_packed_backward(qkv, grad, residual, mask, sums, *ctx.options)
-    return d_qkv, None if residual is None else dw, None, *[None] * (len(ctx.options) + 1)
+_register_gradient("attend", Attend)
+_register_gradient("attend_packed", AttendPacked)
 
-
-attend.register_autograd(_backward, setup_context=_save)
-attend_packed.register_autograd(_backward_packed, setup_context=_save_packed)
+attend = torch.ops.sightline.attend
+attend_packed = torch.ops.sightline.attend_packed
 
 
 def _flops(q_shape: Any, k_shape: Any, residual_shape: Any, passes: int) -> int:
