@@ -1,0 +1,238 @@
+"""Recipes and command lines into a `Config`: every key and value is checked, and a wrong one is named in one line.
+
+config = resolve(load_recipe("imagenette"), {"optim.lr": "1e-3", "data.path": "pictures"})
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from sightline.engine.config import Config
+
+BASE = "base"
+MAX_BASES = 8
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is one line that says why."""
+
+
+def recipe_names() -> list[str]:
+    """The packaged recipes."""
+    folder = resources.files("sightline") / "recipes"
+    found = (item.name for item in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+
+
+def load_recipe(name: str, depth: int = 0) -> dict[str, Any]:
+    """A packaged recipe or a YAML file as nested dictionaries, laid over the recipe that it names as its base."""
+    text, where = _text(name)
+    try:
+        loaded = yaml.safe_load(text) or {}
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{where}: not YAML ({' '.join(str(error).split())[:120]})") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{where}: not a configuration; expected keys such as {', '.join(sections())}")
+    base = loaded.pop(BASE, None)
+    if base is None:
+        return loaded
+    if depth >= MAX_BASES or not isinstance(base, str):
+        raise ConfigError(f"{where}: base: {base!r} does not lead to a recipe; name a packaged one or a YAML file")
+    beside = Path(where).parent / base
+    return merge(load_recipe(str(beside) if beside.is_file() else base, depth + 1), loaded)
+
+
+def _text(name: str) -> tuple[str, str]:
+    """The text of a recipe, and what to call it in messages."""
+    packaged = resources.files("sightline") / "recipes" / f"{name}.yaml"
+    if name in recipe_names():
+        return packaged.read_text(encoding="utf-8"), name
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"no recipe {name!r}; {_near(name, recipe_names(), 'give a packaged one or a YAML file')}")
+    try:
+        return path.read_text(encoding="utf-8"), name
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: not a text file; give a recipe as YAML") from error
+
+
+def resolve(recipe: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Config:
+    """The configuration of a recipe and of `section.key` -> text overrides, checked."""
+    values = merge({}, recipe)
+    for key, text in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        values = merge(values, {section: {name: parse(text)}})
+    return _build(Config, values, "")
+
+
+def parse(text: str) -> Any:
+    """What a value on the command line means: YAML, or the text itself where that is none."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        return text
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` laid over `below`, dictionary by dictionary."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def sections() -> dict[str, type]:
+    """The sections of a configuration with their dataclasses."""
+    return {item.name: get_type_hints(Config)[item.name] for item in fields(Config)}
+
+
+def entries() -> Iterator[tuple[str, Any]]:
+    """Every `section.key` with its field."""
+    for name, cls in sections().items():
+        for item in fields(cls):
+            yield f"{name}.{item.name}", item
+
+
+def to_yaml(config: Config) -> str:
+    """The configuration as YAML, which `load_recipe` reads back."""
+    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, default_flow_style=None, width=100)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The configuration as nested dictionaries and lists."""
+    return _plain(asdict(config))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _build(cls: Any, values: Any, where: str) -> Any:
+    """The dataclass `cls` from a dictionary; `where` is the dotted name of its place."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: {values!r} is not a section; write its keys below it")
+    hints = get_type_hints(cls)
+    for key in values:
+        if key not in hints:
+            name = f"{where}.{key}" if where else str(key)
+            raise ConfigError(f"no key {name!r} in the configuration; {_nearest_key(name, where, hints)}")
+    built = {}
+    for item in fields(cls):
+        if item.name not in values:
+            continue
+        name, value = f"{where}.{item.name}".lstrip("."), values[item.name]
+        hint = hints[item.name]
+        built[item.name] = _build(hint, value or {}, name) if is_dataclass(hint) else _check(name, value, hint, item)
+    return cls(**built)
+
+
+def _nearest_key(name: str, where: str, hints: Mapping[str, Any]) -> str:
+    every = [key for key, _ in entries()]
+    inside = [f"{where}.{key}" if where else key for key in hints]
+    close = get_close_matches(name, inside, 1, cutoff=0.6) or get_close_matches(name, every, 1, cutoff=0.4)
+    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inside)}"
+
+
+def unknown_key(name: str) -> str:
+    """The message for `section.key` that does not exist."""
+    section = name.partition(".")[0]
+    cls = sections().get(section)
+    where = section if cls else ""
+    hints = get_type_hints(cls) if cls else sections()
+    return f"no key {name!r} in the configuration; {_nearest_key(name, where, hints)}"
+
+
+def _check(name: str, value: Any, hint: Any, item: Any) -> Any:
+    """`value` in the type `hint` and inside the limits of its field."""
+    converted = _convert(value, hint)
+    if converted is _Wrong:
+        shown = value if isinstance(value, str) else str(value)
+        raise ConfigError(f"{name}: {shown!r} is not {_describe(hint)}{_near_choice(shown, hint)}")
+    least, most = item.metadata["least"], item.metadata["most"]
+    for number in converted if isinstance(converted, tuple) else (converted,):
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            if number != number or (least is not None and number < least) or (most is not None and number > most):
+                limits = [f"at least {least:g}"] * (least is not None) + [f"at most {most:g}"] * (most is not None)
+                raise ConfigError(f"{name}: {number} is out of range; give {' and '.join(limits) or 'a number'}")
+    return converted
+
+
+class _Wrong:
+    """What `_convert` gives for a value of another type."""
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """`value` as `hint` says, or `_Wrong`; texts of numbers count as numbers, since YAML reads 1e-3 as text."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        found = (_convert(value, arg) for arg in sorted(args, key=lambda arg: arg is str))
+        return next((v for v in found if v is not _Wrong), _Wrong)
+    if origin is Literal:
+        if value is False and "no" in args:  # YAML's no
+            return "no"
+        return value if isinstance(value, str) and value in args else _Wrong
+    if origin is tuple:
+        return _convert_tuple(value, args)
+    if hint is NoneType:
+        return None if value is None else _Wrong
+    if origin is not None:  # Mapping
+        return dict(value) if isinstance(value, Mapping) and all(isinstance(k, str) for k in value) else _Wrong
+    return _convert_scalar(value, hint)
+
+
+def _convert_tuple(value: Any, args: tuple[Any, ...]) -> Any:
+    if not isinstance(value, list | tuple):
+        return _Wrong
+    hints = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+    converted = tuple(_convert(v, h) for v, h in zip(value, hints, strict=False))
+    return converted if len(value) == len(hints) and _Wrong not in converted else _Wrong
+
+
+def _convert_scalar(value: Any, hint: type) -> Any:
+    if hint is bool or isinstance(value, bool):
+        return value if isinstance(value, bool) and hint is bool else _Wrong
+    if hint is str:
+        return value if isinstance(value, str) else str(value) if isinstance(value, int | float) else _Wrong
+    if hint is float and isinstance(value, int | float | str):
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            return _Wrong
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, hint) else _Wrong
+
+
+def _describe(hint: Any) -> str:
+    """A type in words."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_describe(arg) for arg in args)
+    if origin is Literal:
+        return f"one of {', '.join(args)}"
+    if origin is tuple:
+        if args[-1] is Ellipsis:
+            return "a list such as [a, b]"
+        return f"a list of {len(args)} such as [{', '.join('ab'[: len(args)])}]"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
+    return words.get(hint, "a mapping such as {key: value}")
+
+
+def _near_choice(value: str, hint: Any) -> str:
+    choices = [c for h in (hint, *get_args(hint)) if get_origin(h) is Literal for c in get_args(h)]
+    close = get_close_matches(value, choices, 1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _near(name: str, names: list[str], otherwise: str) -> str:
+    close = get_close_matches(name, names, 1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else otherwise
