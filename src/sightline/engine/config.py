@@ -1,66 +1,17 @@
 """The typed configuration of a training run: every key, its default, its limits and a line of help.
 
-`sightline.engine.settings` reads it from recipes and command lines and refuses what does not fit. Nothing heavy is
-imported here, so that `sightline train --help` stays fast.
+`sightline.engine.settings` reads it from recipes and command lines and refuses what does not fit. The sections about
+data, model and loss belong to the task. Nothing heavy is imported here.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Size = int | tuple[int, int]
+from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
+from sightline.tasks.options import entry
 
-
-def entry(default: Any, help: str, *, least: float | None = None, most: float | None = None) -> Any:
-    """A key of the configuration with its default; `least` and `most` limit a number, or every number of a tuple."""
-    metadata = {"help": help, "least": least, "most": most}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True)
-class Data:
-    """Where images come from and what they become before augmentation."""
-
-    path: str | None = entry(None, "folder, tar file, WebDataset folder or hfds/NAME; by default the embedded data")
-    source: Literal["auto", "folder", "tar", "wds", "hfds", "synthetic"] = entry(
-        "auto", "kind of data; auto looks at the path; synthetic needs none and measures speed"
-    )
-    train_split: str | None = entry(None, "split to train on; by default train")
-    val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
-    class_map: str | None = entry(None, "text file with a class a line, in the order of the labels")
-    size: Size | None = entry(None, "pixels: 224, or [384, 640] for height, width; by default the model's", least=1)
-    mean: tuple[float, ...] | None = entry(None, "mean of the channels, 0 to 1; by default ImageNet's")
-    std: tuple[float, ...] | None = entry(None, "deviation of the channels; by default ImageNet's", least=1e-6)
-    interpolation: Literal["bicubic", "bilinear", "nearest", "random"] = entry("bicubic", "resampling of images")
-    crop_pct: float | None = entry(None, "share of the side that evaluation keeps; by default the model's",
-                                   least=0.01, most=1)  # fmt: skip
-    workers: int = entry(2, "loader processes for each training process; 0 loads in the process itself", least=0)
-    preload: bool = entry(False, "decode once to uint8 in the memory of the device and augment there, in batches")
-    preload_size: Size | None = entry(None, "pixels that preloaded images are kept at; by default data.size", least=1)
-    on_error: Literal["stop", "skip"] = entry("stop", "on an unreadable image: stop, or skip, count and report it")
-    image_key: str = entry("image", "name of the image in a Hugging Face data set")
-    label_key: str = entry("label", "name of the label in a Hugging Face data set")
-    limit: int | None = entry(None, "use the first images of every class only, this many", least=1)
-
-
-@dataclass(frozen=True)
-class Model:
-    """What is trained."""
-
-    name: str = entry("inline_deit_tiny", "a model of sightline or timm, as `sightline list` shows")
-    args: Mapping[str, Any] = entry({}, "arguments of the model, such as {depths: 6, attention: softmax}")
-    checkpoint: str | None = entry(
-        None, "weights to start from, public or sightline's own; a new classifier if need be"
-    )
-    pretrained: bool = entry(False, "start from the weights that timm publishes for this model, downloaded")
-    drop: float = entry(0.0, "dropout before the classifier", least=0, most=1)
-    drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
-    grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
-    channels_last: bool = entry(False, "keep images as NHWC in memory")
-    compile: bool = entry(False, "torch.compile the model")
-    compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")
+__all__ = ["Augment", "Batch", "Config", "Data", "Distill", "Ema", "Loss", "Model", "Optim", "Run", "Schedule"]
 
 
 @dataclass(frozen=True)
@@ -109,51 +60,6 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Augment:
-    """What happens to training images."""
-
-    crop: Literal["resized", "padded", "center"] = entry(
-        "resized", "random resized crop; random crop after padding by an eighth; or the evaluation's own crop"
-    )
-    scale: tuple[float, float] = entry((0.08, 1.0), "share of the image that a random resized crop keeps",
-                                       least=0.001, most=1)  # fmt: skip
-    ratio: tuple[float, float] = entry((0.75, 4 / 3), "width to height of a random resized crop", least=0.01)
-    hflip: float = entry(0.5, "probability of a mirror image", least=0, most=1)
-    vflip: float = entry(0.0, "probability of turning upside down", least=0, most=1)
-    color_jitter: float = entry(0.0, "brightness, contrast and saturation; not beside auto", least=0)
-    auto: str | None = entry(None, "RandAugment and relatives in timm's notation, such as rand-m9-mstd0.5-inc1")
-    erase: float = entry(0.0, "probability of erasing a rectangle", least=0, most=1)
-    erase_mode: Literal["pixel", "rand", "const"] = entry("pixel", "what an erased rectangle is filled with")
-    mixup: float = entry(0.0, "alpha of mixup, 0 for none", least=0)
-    cutmix: float = entry(0.0, "alpha of cutmix, 0 for none", least=0)
-    mix_prob: float = entry(1.0, "probability of mixing a batch", least=0, most=1)
-    mix_switch: float = entry(0.5, "probability of cutmix where both are on", least=0, most=1)
-    mix_mode: Literal["batch", "pair", "elem"] = entry("batch", "mix with one ratio a batch, a pair or an image")
-    mix_off_epoch: int | None = entry(None, "epoch from which nothing is mixed any more", least=0)
-    repeats: int = entry(1, "repeated augmentation: an image comes this often in a row of batches", least=1)
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What is minimised."""
-
-    name: Literal["cross_entropy", "bce"] = entry("cross_entropy", "softmax cross entropy, or binary a class")
-    smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
-
-
-@dataclass(frozen=True)
-class Distill:
-    """A teacher's logits beside the labels."""
-
-    teacher: str | None = entry(None, "any model of timm or sightline; none by default")
-    args: Mapping[str, Any] = entry({}, "arguments of the teacher")
-    checkpoint: str | None = entry(None, "weights of the teacher; by default those that timm publishes")
-    mode: Literal["soft", "hard"] = entry("soft", "follow the teacher's probabilities, or its first choice")
-    weight: float = entry(0.5, "share of the teacher in the loss", least=0, most=1)
-    temperature: float = entry(1.0, "temperature of soft distillation", least=0.01)
-
-
-@dataclass(frozen=True)
 class Ema:
     """A running average of the weights, evaluated beside them."""
 
@@ -179,7 +85,6 @@ class Run:
     save_every: int = entry(1, "epochs between checkpoints", least=1)
     save_minutes: float | None = entry(10.0, "minutes between checkpoints inside an epoch; null for none", least=0)
     save_steps: int | None = entry(None, "updates between checkpoints inside an epoch", least=1)
-    keep: int = entry(2, "checkpoints to resume from that are kept", least=1)
     skip_nonfinite: int = entry(0, "batches with a non-finite loss or gradient to skip before stopping", least=0)
     max_steps: int | None = entry(None, "stop after this many updates in all", least=1)
     timeout: float = entry(600.0, "seconds that processes wait for each other before they give up", least=1)
@@ -202,3 +107,4 @@ class Config:
     distill: Distill = field(default_factory=Distill)
     ema: Ema = field(default_factory=Ema)
     run: Run = field(default_factory=Run)
+
