@@ -107,4 +107,3 @@ class Config:
     distill: Distill = field(default_factory=Distill)
     ema: Ema = field(default_factory=Ema)
     run: Run = field(default_factory=Run)
-

@@ -21,7 +21,9 @@ class Data:
     train_split: str | None = entry(None, "split to train on; by default train")
     val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
     class_map: str | None = entry(None, "text file with a class a line, in the order of the labels")
-    size: int | tuple[int, int] | None = entry(None, "pixels: 224, or [384, 640] for height, width; by default the model's", least=1)
+    size: int | tuple[int, int] | None = entry(
+        None, "pixels: 224, or [384, 640] for height, width; by default the model's", least=1
+    )
     mean: tuple[float, ...] | None = entry(None, "mean of the channels, 0 to 1; by default ImageNet's")
     std: tuple[float, ...] | None = entry(None, "deviation of the channels; by default ImageNet's", least=1e-6)
     interpolation: Literal["bicubic", "bilinear", "nearest", "random"] = entry("bicubic", "resampling of images")
@@ -29,7 +31,9 @@ class Data:
                                    least=0.01, most=1)  # fmt: skip
     workers: int = entry(2, "loader processes for each training process; 0 loads in the process itself", least=0)
     preload: bool = entry(False, "decode once to uint8 in the memory of the device and augment there, in batches")
-    preload_size: int | tuple[int, int] | None = entry(None, "pixels that preloaded images are kept at; by default data.size", least=1)
+    preload_size: int | tuple[int, int] | None = entry(
+        None, "pixels that preloaded images are kept at; by default data.size", least=1
+    )
     on_error: Literal["stop", "skip"] = entry("stop", "on an unreadable image: stop, or skip, count and report it")
     image_key: str = entry("image", "name of the image in a Hugging Face data set")
     label_key: str = entry("label", "name of the label in a Hugging Face data set")
