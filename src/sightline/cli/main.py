@@ -1,6 +1,7 @@
 """The command `sightline`: parse, run one command, and turn what goes wrong into one line and an exit status.
 
-Status 0 is success, 2 bad input, 130 an interrupt, 141 a reader of the output that went away.
+Status 0 is success, 1 a run that could not go on, 2 bad input, 75 a run that was stopped by a signal and saved, 130 an
+interrupt, 141 a reader of the output that went away.
 """
 
 import contextlib
@@ -10,15 +11,17 @@ from collections.abc import Sequence
 from inspect import getdoc
 
 import sightline
-from sightline.cli import convert, demo, info
+from sightline.cli import convert, demo, info, train
 from sightline.cli import list as list_models
-from sightline.cli.options import Command, Parser, UsageError, add_options, nearest, read_options
+from sightline.cli.options import Command, Parser, UsageError, add_options, check_keys, expand, nearest, read_options
+from sightline.engine.errors import RunError
 
 COMMANDS: dict[str, Command] = {
     "list": list_models.COMMAND,
     "info": info.COMMAND,
     "convert": convert.COMMAND,
     "demo": demo.COMMAND,
+    "train": train.COMMAND,
 }
 
 
@@ -34,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sightline: interrupted", file=sys.stderr)
         return 130
+    except RunError as error:
+        print(f"sightline: {error}", file=sys.stderr)
+        return error.status
     except (ValueError, OSError) as error:
         print(f"sightline: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -46,7 +52,11 @@ def _dispatch(argv: list[str]) -> int:
     if name is not None and name not in COMMANDS:
         remedy = nearest(name, COMMANDS, f"give one of {', '.join(COMMANDS)}")
         raise UsageError(f"no command {name!r}; {remedy}")
+    if name is not None:
+        argv = expand(argv, COMMANDS[name].aliases)
     try:
+        if name is not None:
+            check_keys(COMMANDS[name].options, argv)
         parsed = build_parser().parse_args(argv)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)

@@ -22,8 +22,8 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """On another device; from pinned memory without waiting."""
-        move = {"device": device, "non_blocking": True}
-        return replace(self, images=self.images.to(**move), targets=self.targets.to(**move))
+        images, targets = (tensor.to(device, non_blocking=True) for tensor in (self.images, self.targets))
+        return replace(self, images=images, targets=targets)
 
     def pin_memory(self) -> "Batch":
         return replace(self, images=self.images.pin_memory(), targets=self.targets.pin_memory())

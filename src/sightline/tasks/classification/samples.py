@@ -84,7 +84,7 @@ def make_loader(samples: Samples, keys: Keys, workers: int, pin: bool) -> DataLo
     """A loader of the batches in `keys`, with processes that outlive an epoch."""
     return DataLoader(
         samples,
-        batch_sampler=keys,  # type: ignore[arg-type]
+        batch_sampler=keys,
         num_workers=workers,
         collate_fn=collate,
         pin_memory=pin,

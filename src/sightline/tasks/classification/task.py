@@ -48,7 +48,7 @@ class Classification:
         built, self.card = build(model, data, classes)
         self.model: nn.Module = built.to(place.device)
         if model.channels_last:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model.to(memory_format=torch.channels_last)
         self.criterion = Criterion(
             loss, distill, build_teacher(distill, len(classes), self.card.input_size[0], place.device)
         )
@@ -61,11 +61,16 @@ class Classification:
         else:
             self.feed = LoaderFeed(data, augment, self.card, *splits, place)
         self.order = self.feed.order
+        self.images = len(splits[1]) if splits else self.order.local * place.ranks
         if self.order.ranks > 1 and self.order.local % 2 and mixes(augment, 0):
             raise ValueError(
-                f"batch.size={place.batch} gives {self.order.local} images a process and part, and mixing needs an even "
+                f"batch.size={place.batch} gives {self.order.local} images a process and part, mixing needs an even "
                 f"number; give a multiple of {2 * place.ranks * place.parts}"
             )
+
+    def __len__(self) -> int:
+        """Images to evaluate."""
+        return self.images
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The parts of an epoch's updates from update `start` on, ready for the model."""
