@@ -32,7 +32,7 @@ def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
         figure = draw(record)
         if figure is not None:
             figures[name] = folder / f"{name}.png"
-            figure.savefig(figures[name], dpi=110)
+            figure.savefig(figures[name], dpi=110, bbox_inches="tight")
     try:
         pictures = draw_attention(folder, record)
     except (ValueError, OSError, RuntimeError) as error:

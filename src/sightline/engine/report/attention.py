@@ -77,7 +77,7 @@ def _draw(model: nn.Module, card: ModelCard, split: Split, index: int, path: Pat
     chosen = int(model(image.unsqueeze(0)).argmax())
     maps = attention_maps(model, image, QUERY, spread(attention_blocks(model)))
     title = f"{card.classes[split.targets[index]]}, taken for {card.classes[chosen]}"
-    attention_figure([(title, shown(image, card), maps)]).savefig(path, dpi=110)
+    attention_figure([(title, shown(image, card), maps)]).savefig(path, dpi=110, bbox_inches="tight")
 
 
 def shown(image: Tensor, card: ModelCard) -> Image.Image:
