@@ -25,9 +25,9 @@ img { max-width: 100%; height: auto; display: block; margin: 0 auto; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 12px; align-items: start; }
 table { border-collapse: collapse; background: #fff; border: 1px solid var(--line); width: 100%; font-size: 14px; }
 th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+th { white-space: nowrap; } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 pre { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; white-space: pre-wrap;
-  overflow-wrap: anywhere; font-size: 13px; margin: 0; }
+  overflow-wrap: anywhere; font-size: 12px; margin: 0; columns: 3 270px; }
 figcaption { color: var(--soft); font-size: 13px; margin-top: 6px; }
 @media (max-width: 520px) { .two { grid-template-columns: 1fr; } }
 @media print { body { background: #fff; } figure, table, .card { break-inside: avoid; } }
