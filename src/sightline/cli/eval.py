@@ -53,8 +53,12 @@ class Options:
     batch_size: int = option("images of a batch; by default 64", default=64, metavar="N")
     workers: int = option("processes that decode images; by default 2", default=2, metavar="N")
     device: str = option("cpu, cuda, mps; by default what there is", default="auto", metavar="NAME")
-    precision: Literal["no", "fp16", "bf16"] = option("mixed precision: no, fp16 or bf16; by default no", default="no")
-    on_error: Literal["stop", "skip"] = option("on an unreadable image: stop (default) or skip it", default="stop")
+    precision: Literal["no", "fp16", "bf16"] = option(
+        "mixed precision: no, fp16 or bf16; by default no", default="no", metavar="KIND"
+    )
+    on_error: Literal["stop", "skip"] = option(
+        "on an unreadable image: stop (default) or skip it", default="stop", metavar="WHAT"
+    )
     out: str | None = option("folder for eval.json, tables and a picture of the confusion matrix", metavar="FOLDER")
     json: bool = option("print JSON, with per-class scores and confusion matrices", default=False)
 

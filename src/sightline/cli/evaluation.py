@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from sightline.cli.classifier import Classifier, choose_device, load_classifier
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import UsageError
-from sightline.cli.progress import bar
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +142,7 @@ def _is_split(path: Path) -> bool:
 
 def evaluate_at(job: Job, size: tuple[int, int], options: "Options") -> list[Result]:
     """Evaluate at one size; a result for every set of labels."""
+    from sightline.cli.progress import bar
     from sightline.engine.evaluate import evaluate_tables
     from sightline.tasks.classification.images import ImageError
     from sightline.tasks.classification.passes import one_pass

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from inspect import getdoc
 
 import sightline
-from sightline.cli import convert, demo, info, train
+from sightline.cli import convert, demo, eval, info, predict, train
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Parser, UsageError, add_options, check_keys, expand, nearest, read_options
 from sightline.engine.errors import RunError
@@ -22,6 +22,8 @@ COMMANDS: dict[str, Command] = {
     "convert": convert.COMMAND,
     "demo": demo.COMMAND,
     "train": train.COMMAND,
+    "eval": eval.COMMAND,
+    "predict": predict.COMMAND,
 }
 
 

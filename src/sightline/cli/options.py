@@ -5,7 +5,8 @@
         name: str = positional("model to describe")
         img_size: str | None = option("size of the images")     # --img-size
 
-Booleans are switches and tuples are options that may be repeated; all others are checked against their type.
+Booleans are switches and tuples are options that may be repeated, or places that take several values; all others are
+checked against their type.
 """
 
 import re
@@ -87,7 +88,8 @@ def add_options(parser: Parser, options: type) -> None:
             continue
         help_text, metavar = item.metadata["help"], item.metadata.get("metavar")
         if item.metadata.get("positional"):
-            nargs: Any = {} if item.default is MISSING else {"nargs": "?"}
+            several = get_origin(hints[item.name]) is tuple
+            nargs: Any = {"nargs": "+"} if several else {} if item.default is MISSING else {"nargs": "?"}
             parser.add_argument(item.name, type=str, help=help_text, metavar=item.name.upper(), **nargs)
             continue
         flag = f"--{item.name.replace('_', '-')}"

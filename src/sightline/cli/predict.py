@@ -46,7 +46,9 @@ class Options:
         "arguments of the model, as key=value or a JSON object; may be repeated", default=(), metavar="ARGS"
     )
     device: str = option("cpu, cuda, mps; by default what there is", default="auto", metavar="NAME")
-    on_error: Literal["stop", "skip"] = option("on an unreadable image: stop (default) or skip it", default="stop")
+    on_error: Literal["stop", "skip"] = option(
+        "on an unreadable image: stop (default) or skip it", default="stop", metavar="WHAT"
+    )
     json: bool = option("print JSON", default=False)
 
 
@@ -201,6 +203,7 @@ def draw(
     from sightline.engine.report.attention import shown
 
     blocks = attention_blocks(classifier.model)
+    title = title if query is not None else f"{title} (class token)"
     maps = attention_maps(classifier.model, image, query, spread(blocks) if query is not None else None)
     attention_figure([(title, shown(image, card), maps[-3:])]).savefig(path, dpi=110, bbox_inches="tight")
 
