@@ -30,6 +30,7 @@ def test_by_name() -> None:
 
 def test_by_words() -> None:
     assert match([in_words(imagenet_classes())[5].upper()], imagenet_classes()) == [5]
+    assert match(["tench", "english_springer", "chain_saw"], imagenet_classes()) == [0, 217, 491]
     with pytest.raises(LabelError, match="could be n"):  # the bird and the machine
         match(["crane"], imagenet_classes())
 

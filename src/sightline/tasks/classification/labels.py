@@ -65,9 +65,7 @@ def match(found: Sequence[str], known: Sequence[str], way: str = "names") -> lis
     outputs = {name: i for i, name in reversed(list(enumerate(known)))}
     if tuple(known) == imagenet_classes() and not set(found) & set(known) and all(n.isdecimal() for n in found):
         return match(found, known, "v2")
-    words: dict[str, list[int]] = {}
-    for i, name in enumerate(in_words(known)):
-        words.setdefault(name.lower(), []).append(i)
+    words = _words(known)
     return [outputs[name] if name in outputs else _by_words(name, words, known) for name in found]
 
 
@@ -77,14 +75,27 @@ def _place(name: str, count: int) -> int:
     return int(name)
 
 
+def _words(known: Sequence[str]) -> dict[str, list[int]]:
+    """The outputs that a word may mean: the whole name, and of WordNet's names each synonym."""
+    words: dict[str, list[int]] = {}
+    for i, (name, text) in enumerate(zip(known, in_words(known), strict=True)):
+        for word in dict.fromkeys([text, *(text.split(",") if text != name else ())]):
+            words.setdefault(_plain(word), []).append(i)
+    return words
+
+
+def _plain(word: str) -> str:
+    return word.strip().lower().replace("_", " ")
+
+
 def _by_words(name: str, words: dict[str, list[int]], known: Sequence[str]) -> int:
-    places = words.get(name.lower(), [])
+    places = words.get(_plain(name), [])
     if len(places) == 1:
         return places[0]
     if places:  # ImageNet has two kinds of crane
         both = " or ".join(known[i] for i in places)
         raise LabelError(f"labels: class {name!r} could be {both}; name it so")
-    close = get_close_matches(name.lower(), list(words), 1, cutoff=0.6)
+    close = get_close_matches(_plain(name), list(words), 1, cutoff=0.6)
     nearest = f"the nearest is {known[words[close[0]][0]]!r}" if close else f"it has {', '.join(known[:3])} and others"
     raise LabelError(
         f"labels: the model has no class {name!r}; {nearest}; rename the class, or match by place with --labels order"
