@@ -1,5 +1,6 @@
 """What `sightline eval` does: a classifier, images and their labels put together, and evaluated at a size."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -152,7 +153,8 @@ def evaluate_at(job: Job, size: tuple[int, int], options: "Options") -> list[Res
     card = at_size(job.classifier.card, size)
     on_broken = broken.setdefault if options.on_error == "skip" else None
     batches = one_pass(job.split, card, options.batch_size, options.workers, on_broken, job.device.type == "cuda")
-    with bar(len(job.split), times(size)) as advance:
+    with bar(len(job.split), times(size)) as advance, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # of processors without bfloat16, a page long
         try:
             found = evaluate_tables(
                 job.classifier.model, batches, int(job.classifier.model.num_classes), job.tables,  # type: ignore[arg-type]

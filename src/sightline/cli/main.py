@@ -81,7 +81,9 @@ def build_parser() -> Parser:
         required=True, dest="command", metavar="COMMAND", title="commands", description=None
     )
     for name, command in COMMANDS.items():
-        child = Parser(description=getdoc(command.options), epilog=f"examples:\n{command.examples}")
+        child = Parser(
+            usage=command.usage, description=getdoc(command.options), epilog=f"examples:\n{command.examples}"
+        )
         add_options(child, command.options)
         commands.add_subcommand(name, child, help=command.help)
     return parser

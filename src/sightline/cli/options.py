@@ -31,6 +31,7 @@ class Command:
     run: Callable[[Any], None]
     help: str
     examples: str
+    usage: str | None = None  # where a list of all options would say less
     aliases: dict[str, str] = field(default_factory=dict)  # short options and what they stand for
 
 
@@ -124,13 +125,12 @@ def check_keys(options: type, argv: list[str]) -> None:
     """Refuse `--section.key` that the configuration does not have, with the nearest one that it has."""
     for item in fields(options):
         if "keys" in item.metadata:
-            known = {f"--{key}" for key, _ in item.metadata["keys"]()} | {
-                f"--{other.name.replace('_', '-')}" for other in fields(options)
-            }
+            own = [other.name.replace("_", "-") for other in fields(options) if other is not item]
+            known = {*own, *(key for key, _ in item.metadata["keys"]()), "help", "version"}
             for word in argv:
-                name = word.split("=", 1)[0]
-                if name.startswith("--") and name not in known and name not in ("--help", "--version"):
-                    raise UsageError(item.metadata["unknown"](name.removeprefix("--")))
+                name = word.removeprefix("--").split("=", 1)[0]
+                if word.startswith("--") and name not in known:
+                    raise UsageError(item.metadata["unknown"](name, own))
 
 
 def nearest(name: str, names: Iterable[str], otherwise: str) -> str:

@@ -65,5 +65,6 @@ COMMAND = Command(
         "  sightline train --config inline_deit_tiny --print_config > mine.yaml\n"
         "  torchrun --nproc-per-node 8 -m sightline train --config inline_swin_tiny --data imagenet"
     ),
+    usage="sightline train [--config RECIPE] [--data PATH] [--out FOLDER] [--SECTION.KEY VALUE ...]",
     aliases=ALIASES,
 )

@@ -3,7 +3,7 @@
 config = resolve(load_recipe("imagenette"), {"optim.lr": "1e-3", "data.path": "pictures"})
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from importlib import resources
@@ -76,11 +76,11 @@ def parse(text: str) -> Any:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` laid over `below`, dictionary by dictionary."""
+    """`above` laid over `below`, section by section; a value, a mapping of arguments too, replaces the one below."""
     merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    for section, values in above.items():
+        old = merged.get(section)
+        merged[section] = {**old, **values} if isinstance(old, Mapping) and isinstance(values, Mapping) else values
     return merged
 
 
@@ -138,13 +138,11 @@ def _nearest_key(name: str, where: str, hints: Mapping[str, Any]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inside)}"
 
 
-def unknown_key(name: str) -> str:
-    """The message for `section.key` that does not exist."""
-    section = name.partition(".")[0]
-    cls = sections().get(section)
-    where = section if cls else ""
-    hints = get_type_hints(cls) if cls else sections()
-    return f"no key {name!r} in the configuration; {_nearest_key(name, where, hints)}"
+def unknown_key(name: str, others: Iterable[str] = ()) -> str:
+    """The message for a key, as on a command line, that neither the configuration nor `others` have."""
+    close = get_close_matches(name, [*others, *(key for key, _ in entries())], 1, cutoff=0.5)
+    remedy = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sections())}"
+    return f"no key {name!r} in the configuration; {remedy}"
 
 
 def _near(name: str, names: list[str], otherwise: str) -> str:
