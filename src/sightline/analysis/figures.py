@@ -1,6 +1,7 @@
 """Figures of attention. Drawn without a display; matplotlib is imported only here and when one is asked for."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL = 2.2  # inches
+TITLE = 30  # letters in a line of a title
 COLOURS = "RdBu_r"  # blue below zero, white at zero, red above
 
 
@@ -48,7 +50,7 @@ def attention_figure(rows: "Sequence[tuple[str, Image.Image, Sequence[AttentionM
 
 def _draw_image(axis: Any, title: str, image: Image.Image, maps: "Sequence[AttentionMap]") -> None:
     axis.imshow(image.convert("RGB"))
-    axis.set_title(title, fontsize=8, parse_math=False)
+    axis.set_title(fill(title, TITLE), fontsize=8, parse_math=False)
     if maps and maps[-1].place is not None:
         # The middle of the token, in the finest grid that is shown.
         finest = max(maps, key=lambda found: found.grid[0])
