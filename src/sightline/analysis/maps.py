@@ -63,6 +63,28 @@ def attention_blocks(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
+def block_grids(model: nn.Module, image: Tensor) -> dict[str, Grid]:
+    """The grid of tokens in every attention block for an image (channels, height, width)."""
+    grids: dict[str, Grid] = {}
+
+    def noting(name: str) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            grids[name] = _arguments(_Call(args, kwargs))[1]
+
+        return note
+
+    modules = dict(model.named_modules())
+    names = attention_blocks(model)
+    handles = [modules[name].register_forward_pre_hook(noting(name), with_kwargs=True) for name in names]
+    try:
+        model(image.unsqueeze(0))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return grids
+
+
+@torch.no_grad()
 def attention_maps(
     model: nn.Module, image: Tensor, query: Query = (0.5, 0.5), blocks: Sequence[str] | None = None
 ) -> list[AttentionMap]:

@@ -198,14 +198,12 @@ def draw(
     classifier: Classifier, card: "ModelCard", image: "torch.Tensor", query: "Query", title: str, path: Path
 ) -> None:
     """Write the attention maps of an image as a PNG file."""
-    from sightline.analysis.figures import attention_figure, spread
-    from sightline.analysis.maps import attention_blocks, attention_maps
+    from sightline.analysis.figures import attention_figure, telling_maps
     from sightline.engine.report.attention import shown
 
-    blocks = attention_blocks(classifier.model)
     title = title if query is not None else f"{title} (class token)"
-    maps = attention_maps(classifier.model, image, query, spread(blocks) if query is not None else None)
-    attention_figure([(title, shown(image, card), maps[-3:])]).savefig(path, dpi=110, bbox_inches="tight")
+    maps = telling_maps(classifier.model, image, query)
+    attention_figure([(title, shown(image, card), maps)]).savefig(path, dpi=110, bbox_inches="tight")
 
 
 def _fact(probability: float, index: int, names: list[str] | None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sightline.analysis.figures import attention_figure, spread
-from sightline.analysis.maps import attention_blocks, attention_maps
+from sightline.analysis.figures import attention_figure, telling_maps
+from sightline.analysis.maps import attention_blocks
 from sightline.engine.report.record import Record
 from sightline.engine.settings import resolve
 from sightline.models.reader import read_metadata
@@ -75,7 +75,7 @@ def _choose(split: Split) -> list[int]:
 def _draw(model: nn.Module, card: ModelCard, split: Split, index: int, path: Path) -> None:
     image: Any = make_transform(card)(split.image(index, card.input_size[0]))
     chosen = int(model(image.unsqueeze(0)).argmax())
-    maps = attention_maps(model, image, QUERY, spread(attention_blocks(model)))
+    maps = telling_maps(model, image, QUERY)
     title = f"{card.classes[split.targets[index]]}, taken for {card.classes[chosen]}"
     attention_figure([(title, shown(image, card), maps)]).savefig(path, dpi=110, bbox_inches="tight")
 

@@ -22,14 +22,16 @@ h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px
 .card b { display: block; font-size: 23px; color: var(--accent); } .card span { color: var(--soft); font-size: 13px; }
 figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 10px; }
 img { max-width: 100%; height: auto; display: block; margin: 0 auto; }
-.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 12px; align-items: start; }
+.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 12px;
+  align-items: start; }
 table { border-collapse: collapse; background: #fff; border: 1px solid var(--line); width: 100%; font-size: 14px; }
-th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
-th { white-space: nowrap; } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid var(--line); overflow-wrap: break-word; }
+td:first-child { min-width: 7em; }
+td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 pre { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; white-space: pre-wrap;
   overflow-wrap: anywhere; font-size: 12px; margin: 0; columns: 3 270px; }
 figcaption { color: var(--soft); font-size: 13px; margin-top: 6px; }
-@media (max-width: 520px) { .two { grid-template-columns: 1fr; } }
+.wide { overflow-x: auto; }
 @media print { body { background: #fff; } figure, table, .card { break-inside: avoid; } }
 """
 MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
@@ -52,8 +54,8 @@ def render(record: Record, figures: Mapping[str, Path], attention: Sequence[Path
         parts.append(f'<div class="two">{matrix}{_classes(record)}</div>')
     if attention:
         caption = (
-            "Attention of the query in the ring, mean over heads, as a multiple of even attention. "
-            "Blue is negative, white zero, red positive; every map has its own scale."
+            "Attention of the query in the ring, mean over heads, as a multiple of even attention; every map has "
+            "its own scale. Where weights are negative, blue is negative, white zero, red positive; else dark is least."
         )
         parts.append("<h2>Attention</h2>")
         parts.append('<div class="two">' + "".join(_figure(path, "attention maps") for path in attention) + "</div>")
@@ -104,7 +106,7 @@ def _classes(record: Record) -> str:
     head = "<tr><th>class</th><th class=n>images</th><th class=n>accuracy</th><th class=n>precision</th>"
     note = f"<figcaption>The {MAX_CLASSES} classes with the lowest accuracy.</figcaption>"
     return (
-        f"<div><table>{head}<th>most often taken for</th></tr>{''.join(rows)}</table>"
+        f"<div class=wide><table>{head}<th>most often taken for</th></tr>{''.join(rows)}</table>"
         f"{note if len(order) > MAX_CLASSES else ''}</div>"
     )
 
@@ -119,7 +121,7 @@ def _versions(record: Record) -> str:
         for key, value in record.versions.items()
         if value is not None
     ]
-    return f"<table>{''.join(rows)}</table>"
+    return f"<div class=wide><table>{''.join(rows)}</table></div>"
 
 
 def _config(config: Mapping[str, Any]) -> str:
