@@ -39,6 +39,7 @@ def train(config: Config, name: str = "run") -> Path | None:
 def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: StopSignals) -> Path | None:
     torch.use_deterministic_algorithms(config.run.deterministic)
     folder = RunFolder(path) if accelerator.is_main_process else None
+    task = None
     try:
         accelerator.wait_for_everyone()
         task = Classification(
@@ -59,6 +60,8 @@ def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: 
             _conclude(trainer, folder)
         return path if folder is not None else None
     finally:
+        if task is not None:
+            task.close()
         if folder is not None:
             folder.close()
 

@@ -147,7 +147,8 @@ class Trainer:
         else:
             self.last = None
         self._log()
-        here.next_epoch()
+        if here.batch >= self.task.order.steps:  # not where run.max_steps ended it before
+            here.next_epoch()
         if last or here.epoch % run.save_every == 0 or self.signals.received:
             self.save()
         if self._stop_asked():

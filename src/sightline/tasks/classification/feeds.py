@@ -19,7 +19,14 @@ from sightline.tasks.classification.config import Augment, Data
 from sightline.tasks.classification.data import Split
 from sightline.tasks.classification.metrics import NO_LABEL
 from sightline.tasks.classification.preload import Preloaded, preload, preloading
-from sightline.tasks.classification.samples import Keys, Samples, eval_transform, make_loader, train_transform
+from sightline.tasks.classification.samples import (
+    Keys,
+    Samples,
+    close_loader,
+    eval_transform,
+    make_loader,
+    train_transform,
+)
 from sightline.tasks.order import Key, Order, Place, derive
 
 SYNTHETIC_STEPS = 100  # updates of an epoch of synthetic data
@@ -34,6 +41,8 @@ class Feed(Protocol):
     def parts(self, epoch: int, start: int) -> Iterator[Batch]: ...
 
     def evaluation(self) -> Iterator[Batch]: ...
+
+    def close(self) -> None: ...
 
 
 class LoaderFeed:
@@ -61,6 +70,10 @@ class LoaderFeed:
         self.eval_keys.keys = self._eval_keys
         for batch in self.eval_loader:
             yield self._ready(batch) if len(batch.targets) else nothing(self.card, self.place.device, batch.broken)
+
+    def close(self) -> None:
+        close_loader(self.train_loader)
+        close_loader(self.eval_loader)
 
     def _eval_keys(self) -> Iterator[list[Key]]:
         for local in self.place.evaluation(len(self.val)):
@@ -121,6 +134,9 @@ class MemoryFeed:
             taken = slice(local.start, local.stop)
             yield Batch(self.normalize(self.val.images[taken]), self.val.targets[taken])
 
+    def close(self) -> None:
+        pass
+
 
 class SyntheticFeed:
     """One random batch on the device again and again: the speed of everything but the data."""
@@ -139,6 +155,9 @@ class SyntheticFeed:
 
     def evaluation(self) -> Iterator[Batch]:
         yield self.batch
+
+    def close(self) -> None:
+        pass
 
 
 def nothing(card: ModelCard, device: torch.device, broken: tuple[str, ...] = ()) -> Batch:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.card import ModelCard
-from sightline.tasks.classification.samples import Keys, Samples, eval_transform, make_loader
+from sightline.tasks.classification.samples import Keys, Samples, close_loader, eval_transform, make_loader
 from sightline.tasks.order import Key
 
 CHUNK = 256  # images decoded at a time
@@ -38,13 +38,17 @@ def preload(
     keys.keys = lambda: _chunks(len(samples))
     images, targets, broken = [], [], []
     done = 0
-    for batch in make_loader(samples, keys, workers, pin=False):
-        done += len(batch.targets) + len(batch.broken)
-        if len(batch.targets):
-            images.append(batch.images.to(device))
-            targets.append(batch.targets)
-        broken += batch.broken
-        note(done, len(samples))
+    loader = make_loader(samples, keys, workers, pin=False)
+    try:
+        for batch in loader:
+            done += len(batch.targets) + len(batch.broken)
+            if len(batch.targets):
+                images.append(batch.images.to(device))
+                targets.append(batch.targets)
+            broken += batch.broken
+            note(done, len(samples))
+    finally:
+        close_loader(loader)
     if not images:
         raise ValueError(f"{samples.split.title}: none of its {len(samples)} images can be read; {broken[0]}")
     return Preloaded(torch.cat(images), torch.cat(targets).to(device), tuple(broken))

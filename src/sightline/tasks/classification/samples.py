@@ -93,6 +93,13 @@ def make_loader(samples: Samples, keys: Keys, workers: int, pin: bool) -> DataLo
     )
 
 
+def close_loader(loader: DataLoader[Any]) -> None:
+    """End the processes of a loader. They ignore signals, so nothing else would."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
 def _start_worker(number: int) -> None:
     """The main process decides when loading ends: a signal to the whole group must not tear its workers away."""
     for name in ("SIGINT", "SIGTERM", "SIGUSR1"):

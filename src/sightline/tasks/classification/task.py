@@ -97,6 +97,10 @@ class Classification:
             self._note_broken(batch)
             yield self._layout(batch.images), batch.targets
 
+    def close(self) -> None:
+        """End what was started to load images."""
+        self.feed.close()
+
     def _layout(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
 
