@@ -61,7 +61,7 @@ COMMAND = Command(
     examples=(
         "  sightline train\n"
         "  sightline train --config imagenette --data imagenette2-160 --schedule.epochs 80\n"
-        "  sightline train --config finetune --data photos --model inline_swin_tiny --model.checkpoint public.pth\n"
+        "  sightline train --config finetune --data photos --model.checkpoint inline_swin_tiny.pth\n"
         "  sightline train --config inline_deit_tiny --print_config > mine.yaml\n"
         "  torchrun --nproc-per-node 8 -m sightline train --config inline_swin_tiny --data imagenet"
     ),
