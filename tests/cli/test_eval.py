@@ -186,6 +186,15 @@ def test_other_models_of_timm(tmp_path: Path, capsys: CAPTURE) -> None:
     assert "Traceback" not in err
 
 
+def test_a_card_names_no_other_files(tmp_path: Path, capsys: CAPTURE) -> None:
+    from safetensors.torch import save_file
+
+    card = ModelCard("vit_tiny_patch16_224", {"checkpoint_path": "/etc/passwd"}, CLASSES)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors", card.to_metadata())
+    assert main(["eval", "--checkpoint", str(tmp_path / "model.safetensors"), "--data", str(tmp_path)]) == 2
+    assert "checkpoint_path" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -104,6 +105,16 @@ def test_without_weights_the_rest_is_there(folder: Path) -> None:
     page = write_report(folder, notes.append)
     assert "no weights" in notes[0]
     assert Page(page.read_text(encoding="utf-8")).tags.count("img") == 2
+
+
+def test_without_matplotlib_the_page_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    notes: list[str] = []
+    page = write_report(folder, notes.append)
+    assert 'pip install "sightline[train]"' in notes[0]
+    found = Page(page.read_text(encoding="utf-8"))
+    assert found.tags.count("img") == 0
+    assert "71.25 %" in found.words
 
 
 def test_an_early_end_has_a_report_too(tmp_path: Path) -> None:

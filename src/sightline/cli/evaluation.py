@@ -39,7 +39,9 @@ class Result:
     def row(self) -> list[str]:
         """Cells of the table."""
         scores, found = self.evaluation.scores, self.evaluation
-        percents = [f"{scores[key]:.2f}" for key in ("top1", "top5", "balanced", "ece")]
+        percents = [
+            "-" if scores[key] != scores[key] else f"{scores[key]:.2f}" for key in ("top1", "top5", "balanced", "ece")
+        ]
         rate = found.images / found.seconds if found.seconds else 0.0
         return [times(self.size), self.labels, f"{found.images:,}", *percents, f"{scores['loss']:.4f}", f"{rate:,.0f}"]
 

@@ -24,20 +24,20 @@ def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
         The path of the page.
 
     Raises:
-        ValueError: the folder holds no run, or matplotlib is missing.
+        ValueError: the folder holds no run.
     """
     record = read_record(folder)
     figures: dict[str, Path] = {}
-    for name, draw in (("curves", curves_figure), ("confusion", confusion_figure)):
-        figure = draw(record)
-        if figure is not None:
-            figures[name] = folder / f"{name}.png"
-            figure.savefig(figures[name], dpi=110, bbox_inches="tight")
+    pictures: list[Path] = []
     try:
+        for name, draw in (("curves", curves_figure), ("confusion", confusion_figure)):
+            figure = draw(record)
+            if figure is not None:
+                figures[name] = folder / f"{name}.png"
+                figure.savefig(figures[name], dpi=110, bbox_inches="tight")
         pictures = draw_attention(folder, record)
     except (ValueError, OSError, RuntimeError) as error:
-        note(f"no attention maps: {' '.join(str(error).split())}")
-        pictures = []
+        note(f"the report is not complete: {' '.join(str(error).split())}")
     page = folder / "report.html"
     page.write_text(render(record, figures, pictures), encoding="utf-8")
     return page
