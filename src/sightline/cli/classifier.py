@@ -100,9 +100,7 @@ def _foreign(path: Path, card: "ModelCard") -> Any:
 
     for key in card.arguments:  # a file must not name other files to read
         if key.startswith(("pretrained", "checkpoint", "cache")):
-            raise UsageError(
-                f"{path}: its card asks for {key!r}, which is not of the model; write the weights again"
-            )
+            raise UsageError(f"{path}: its card asks for {key!r}, which is not of the model; write the weights again")
     state = read_state(path)
     with torch.device("meta"):  # before memory is taken: a forged card ends here
         mismatch = compare(state, create(card.name, card.arguments))
