@@ -8,8 +8,7 @@ STAMP := $(VENV)/.installed
 test: lint types pytest
 
 demo: $(STAMP)
-	$(BIN)/sightline list
-	$(BIN)/sightline demo
+	$(BIN)/sightline train
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

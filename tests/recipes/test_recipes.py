@@ -11,7 +11,8 @@ from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dic
 from sightline.models.identify import build_empty
 from sightline.models.zoo import VARIANTS
 
-SMALL = ("quick", "imagenette", "cifar10", "finetune")
+IMAGENETTE = ("imagenette", "imagenette_80", "imagenette_deit", "imagenette_deit_80")
+SMALL = ("quick", *IMAGENETTE, "cifar10", "finetune")
 TUNED_384 = ("inline_swin_base_384", "inline_cswin_base_384")
 
 # The published training, once: what holds for all, then what replaces it by family, then by model.

@@ -55,6 +55,7 @@ class Trainer:
         )
         self.saved_at = self.started = time.monotonic()
         self.last: Evaluation | None = None
+        self.rate = 0.0  # images a second of the last epoch, evaluation aside
 
     def resume(self, checkpoints: Checkpoints) -> bool:
         """Go on from the newest complete checkpoint; false where there is none."""
@@ -99,6 +100,7 @@ class Trainer:
             if self._due():
                 self.save()
         self._take(self.flags.flush())
+        self.rate = self.display.rate()
 
     def _update(self, parts: list[Any]) -> Flags | None:
         """One update; what is known of it, or of the one before, afterwards."""
@@ -180,7 +182,7 @@ class Trainer:
             "step": here.step,
             "train_loss": here.mean_loss,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "images_per_second": round(self.display.rate(), 1),
+            "images_per_second": round(self.rate, 1),
         }
         if self.last is not None:
             values |= {"val_loss" if name == "loss" else name: value for name, value in self.last}

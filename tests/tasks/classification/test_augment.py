@@ -61,7 +61,9 @@ def test_histograms_are_those_of_pillow(name: str, reference: object) -> None:
     pixels = (images(2, 256) // 3) + 40
     expected = [np.asarray(reference(Image.fromarray(p.permute(1, 2, 0).numpy()))) for p in pixels]  # type: ignore[operator]
     out = getattr(colour, name)(pixels / 255, torch.zeros(2, 1, 1, 1)).mul(255).round().permute(0, 2, 3, 1)
-    assert np.abs(out.numpy() - np.stack(expected)).max() <= 4  # Pillow counts half of the pixels of a value, in whole numbers
+    assert (
+        np.abs(out.numpy() - np.stack(expected)).max() <= 4
+    )  # Pillow counts half of the pixels of a value, in whole numbers
 
 
 def test_each_image_has_its_own_operation() -> None:

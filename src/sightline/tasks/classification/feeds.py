@@ -103,7 +103,7 @@ class MemoryFeed:
         size = card.input_size[1:]
         height, width = size
         change = BatchAugment(augment, (height, width), card.mean, place.device)
-        self.augment = torch.compile(change) if compiled and place.device.type == "cuda" else change
+        self.augment = torch.compile(change.__call__) if compiled and place.device.type == "cuda" else change
         kept = data.preload_size
         pair = (kept, kept) if isinstance(kept, int) else kept
         train, val = (Samples(split, eval_transform(card), card.input_size[0]) for split in splits)
@@ -117,9 +117,10 @@ class MemoryFeed:
 
     def parts(self, epoch: int, start: int) -> Iterator[Batch]:
         order, slots = self.order, self.order.slots().numpy()
-        sequence = order.sequence(epoch).to(self.place.device)
-        for part, places in enumerate(order.places(start), start * order.parts):
-            batch = self.train.take(sequence[places.to(self.place.device, non_blocking=True)])
+        sequence = order.sequence(epoch)
+        indices = torch.stack([sequence[places] for places in order.places(start)]).to(self.place.device)
+        for part, chosen in enumerate(indices, start * order.parts):
+            batch = self.train.take(chosen)
             rng = np.random.default_rng(derive(order.seed, epoch, part, 2))
             uniform = rng.random((order.part, COLUMNS), dtype=np.float32)[slots]
             pixels = self.augment(batch.images, _to(uniform, self.place.device))
