@@ -17,8 +17,9 @@ from sightline.engine.optimize import make_average, make_optimizer, make_schedul
 from sightline.engine.progress import Display
 from sightline.engine.run_folder import RunFolder
 from sightline.engine.signals import StopSignals
-from sightline.engine.state import Progress, capture, restore
+from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
 from sightline.engine.step import Stepper
+from sightline.engine.values import ConfigError
 from sightline.tasks.order import derive
 
 
@@ -46,6 +47,10 @@ class Trainer:
             for model in (self.raw, *([self.average.module] if self.average else [])):
                 model.compile(mode=config.model.compile_mode)
         self.model, self.optimizer = accelerator.prepare(self.raw, optimizer)
+        self.raw = accelerator.unwrap_model(self.model)
+        self.sharded = is_sharded(self.raw)
+        if self.sharded and self.average is not None:
+            raise ConfigError("ema.decay: averaged weights are not available with FSDP; give --ema.decay 0")
         self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
         self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim)
         self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
@@ -203,29 +208,32 @@ class Trainer:
         if here.best is not None and not top1 > here.best:
             return
         here.best, here.best_epoch = top1, here.epoch + 1
+        weights = full_weights(self.raw if self.average is None else self.average.module)
         if self.folder is not None and self.last is not None:
-            model = self.raw if self.average is None else self.average.module
-            write_weights(self.folder.checkpoints / BEST / WEIGHTS, model, self.task.card)
+            write_weights(self.folder.checkpoints / BEST / WEIGHTS, weights, self.task.card)
             self.folder.keep_evaluation(self.last, self.task.card.classes)
 
     def _due(self) -> bool:
         run, step = self.config.run, self.progress.step
         if run.save_steps is not None and step % run.save_steps == 0:
             return True
+        if self.sharded:  # all processes must save together, and their clocks differ
+            return False
         return run.save_minutes is not None and time.monotonic() - self.saved_at > 60 * run.save_minutes
 
     def save(self) -> None:
         """Write a checkpoint, once all that came before it is known to be good."""
         self._take(self.flags.flush())
         self.saved_at = time.monotonic()
-        if self.folder is None:
+        if self.folder is None and not self.sharded:
             return
         here = self.progress
         here.broken = list(self.task.broken)
         now = time.monotonic()
         here.seconds, self.started = here.seconds + now - self.started, now
         weights, tensors, record = capture(here, self.raw, self.average, self.optimizer, self.accelerator.scaler)
-        Checkpoints(self.folder.checkpoints, self.display.say).save(weights, self.task.card, tensors, record)
+        if self.folder is not None:
+            Checkpoints(self.folder.checkpoints, self.display.say).save(weights, self.task.card, tensors, record)
 
     def _stop_asked(self) -> bool:
         asked = torch.tensor(float(self.signals.received is not None), device=self.accelerator.device)
