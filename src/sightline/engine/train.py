@@ -7,11 +7,12 @@ import torch
 
 from sightline.engine.checkpoint import Checkpoints
 from sightline.engine.config import Config
-from sightline.engine.distributed import leave, make_accelerator, peers, rank
+from sightline.engine.distributed import leave, make_accelerator, peers, rank, total
 from sightline.engine.progress import clock
 from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.signals import StopSignals
 from sightline.engine.trainer import Trainer
+from sightline.engine.values import ConfigError
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.order import Place
 
@@ -49,6 +50,7 @@ def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: 
         trainer = Trainer(config, task, accelerator, folder, signals, board)
         _introduce(trainer, path)
         resumed = going_on and trainer.resume(Checkpoints(path / "checkpoints", trainer.display.say))
+        _agree(trainer)
         if folder is not None:
             if resumed:
                 folder.rewind(trainer.progress.step)
@@ -64,6 +66,13 @@ def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: 
             task.close()
         if folder is not None:
             folder.close()
+
+
+def _agree(trainer: Trainer) -> None:
+    """Refuse to go on where processes found different checkpoints."""
+    step = torch.tensor([float(trainer.progress.step)], device=trainer.accelerator.device)
+    if float(total(step)) != trainer.progress.step * trainer.accelerator.num_processes:
+        raise ConfigError("run.folder: processes see different checkpoints; give a folder that all machines share")
 
 
 def _place(config: Config, accelerator: Any) -> Place:

@@ -81,10 +81,12 @@ class Trainer:
             NonFiniteError: a loss or gradient is not finite.
             SaveError: a checkpoint could not be written.
         """
-        while self.progress.epoch < self.epochs and not self._enough():
-            self._train_epoch()
-            self._finish_epoch()
-        self.display.stop()
+        try:
+            while self.progress.epoch < self.epochs and not self._enough():
+                self._train_epoch()
+                self._finish_epoch()
+        finally:
+            self.display.stop()
         return self.progress
 
     def _enough(self) -> bool:
@@ -241,7 +243,6 @@ class Trainer:
 
     def _stop(self) -> None:
         self.save()
-        self.display.stop()
         here = self.progress
         raise Stopped(
             f"stopped by {self.signals.received or 'a signal'} and saved at step {here.step} (epoch {here.epoch + 1}, "

@@ -117,7 +117,8 @@ def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
     refuse("there is no split val or validation or test or eval; it holds train", _without(folder, "val"), "val")
     refuse("there is no split dev", Data(path=str(folder), train_split="dev"))
     (tmp_path / "text.txt").write_text("x")
-    refuse("not a folder or a tar file", Data(path=str(tmp_path / "text.txt")))
+    refuse("not a folder or a tar file", Data(path=str(tmp_path / "text.txt")), "val")
+    refuse("one file holds no splits", Data(path=str(as_tar(folder, tmp_path / "tars") / "train.tar")))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/train.tar").write_bytes(b"no archive")
     refuse("no images found in it as a tar file", Data(path=str(tmp_path / "bad")))
@@ -150,6 +151,13 @@ def test_class_map(folder: Path, tmp_path: Path) -> None:
     names.write_text("red\nred\n")
     refuse("needs two or more different names", Data(path=str(folder), class_map=str(names)))
     refuse("cannot be read", Data(path=str(folder), class_map="nowhere"))
+
+
+def test_wrong_columns(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    path = f"hfds/{as_parquet(folder, tmp_path / 'rows')}"
+    refuse("no column 'img' among image, label; give --data.image_key", Data(path=path, image_key="img"))
+    refuse("no data set or no split dev", Data(path=path, train_split="dev"))
 
 
 def test_wrong_shards(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from sightline.tasks.classification.config import Data
-from sightline.tasks.classification.images import load_image
+from sightline.tasks.classification.images import ImageError, load_image
 from sightline.tasks.classification.shards import ShardReader
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "test", "eval")}
@@ -56,8 +56,6 @@ class Split:
         try:
             source = self.reader[self.indices[index]][0]
         except OSError as error:
-            from sightline.tasks.classification.images import ImageError
-
             raise ImageError(f"{self.name(index)}: cannot be read ({error.strerror or error})") from error
         try:
             return load_image(source, self.name(index), channels)
@@ -78,6 +76,8 @@ def open_split(data: Data, which: str, classes: tuple[str, ...] | None = None) -
         from sightline.tasks.classification.embedded import embedded
 
         return _limited(_open_tar(embedded() / f"{_embedded_split(asked, which)}.tar", classes), data.limit)
+    if which == "train" and Path(data.path).is_file():
+        raise DataError(f"{data.path}: one file holds no splits; give --data a folder with train.tar and val.tar")
     given = classes or _read_class_map(data.class_map)
     if data.source == "hfds" or (data.source == "auto" and data.path.startswith(HF)):
         split = _open_hf(data, names, given)
@@ -186,17 +186,13 @@ def _open_hf(data: Data, names: Sequence[str], classes: tuple[str, ...] | None) 
             reader = HubReader(name, split, data.image_key, data.label_key)
             return Split(reader, reader.targets, classes or reader.classes, f"{name}:{split}")
         except KeyError as error:
+            columns = ", ".join(map(str, error.args[1:]))
             raise DataError(
-                f"{name}: no column {error}; give --data.image_key and --data.label_key ({reader_columns(error)})"
+                f"{name}: no column {error.args[0]!r} among {columns}; give --data.image_key and --data.label_key"
             ) from error
         except (ValueError, OSError, RuntimeError) as error:
             last = error
     raise DataError(f"{name}: no data set or no split {' or '.join(names)} ({_line(last)})")
-
-
-def reader_columns(error: KeyError) -> str:
-    """The columns that there are, as `HubReader` notes them."""
-    return ", ".join(map(str, error.args[1:])) or "see the data set's page"
 
 
 def _check(split: Split, which: str, given: tuple[str, ...] | None) -> None:
