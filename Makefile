@@ -12,8 +12,7 @@ test-gpu: $(STAMP)
 	$(BIN)/pytest -n 8
 
 demo: $(STAMP)
-	$(BIN)/sightline list
-	$(BIN)/sightline demo
+	$(BIN)/sightline train
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

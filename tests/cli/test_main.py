@@ -73,9 +73,9 @@ def test_help_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no command; give one of list, info, convert, bench, demo, or --help"),
+        ([], f"no command; give one of {', '.join(COMMANDS)}, or --help"),
         (["lst"], "no command 'lst'; did you mean 'list'?"),
-        (["xyzzy"], "no command 'xyzzy'; give one of list, info, convert, bench, demo"),
+        (["xyzzy"], f"no command 'xyzzy'; give one of {', '.join(COMMANDS)}"),
         (["list", "--jsn"], "--jsn; see `sightline list --help`"),
         (["info"], "NAME"),
         (["info", "a", "b"], "b; see `sightline info --help`"),

@@ -1,7 +1,7 @@
 """The command `sightline`: parse, run one command, and turn what goes wrong into one line and an exit status.
 
-Status 0 is success, 1 a command that ran and found something wrong, 2 bad input, 130 an interrupt, 141 a reader of the
-output that went away.
+Status 0 is success, 1 a run that could not go on or a measurement that failed, 2 bad input, 75 a run that was stopped by
+a signal and saved, 130 an interrupt, 141 a reader of the output that went away.
 """
 
 import contextlib
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from inspect import getdoc
 
 import sightline
-from sightline.cli import bench, convert, demo, info
+from sightline.cli import bench, convert, demo, eval, info, predict, train
 from sightline.cli import list as list_models
-from sightline.cli.options import Command, Parser, UsageError, add_options, nearest, read_options
+from sightline.cli.options import Command, Parser, UsageError, add_options, check_keys, expand, nearest, read_options
+from sightline.engine.errors import RunError
 
 COMMANDS: dict[str, Command] = {
     "list": list_models.COMMAND,
@@ -21,6 +22,9 @@ COMMANDS: dict[str, Command] = {
     "convert": convert.COMMAND,
     "bench": bench.COMMAND,
     "demo": demo.COMMAND,
+    "train": train.COMMAND,
+    "eval": eval.COMMAND,
+    "predict": predict.COMMAND,
 }
 
 
@@ -36,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sightline: interrupted", file=sys.stderr)
         return 130
+    except RunError as error:
+        print(f"sightline: {error}", file=sys.stderr)
+        return error.status
     except (ValueError, OSError) as error:
         print(f"sightline: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -48,7 +55,11 @@ def _dispatch(argv: list[str]) -> int:
     if name is not None and name not in COMMANDS:
         remedy = nearest(name, COMMANDS, f"give one of {', '.join(COMMANDS)}")
         raise UsageError(f"no command {name!r}; {remedy}")
+    if name is not None:
+        argv = expand(argv, COMMANDS[name].aliases)
     try:
+        if name is not None:
+            check_keys(COMMANDS[name].options, argv)
         parsed = build_parser().parse_args(argv)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
@@ -70,7 +81,9 @@ def build_parser() -> Parser:
         required=True, dest="command", metavar="COMMAND", title="commands", description=None
     )
     for name, command in COMMANDS.items():
-        child = Parser(description=getdoc(command.options), epilog=f"examples:\n{command.examples}")
+        child = Parser(
+            usage=command.usage, description=getdoc(command.options), epilog=f"examples:\n{command.examples}"
+        )
         add_options(child, command.options)
         commands.add_subcommand(name, child, help=command.help)
     return parser

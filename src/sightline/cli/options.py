@@ -5,13 +5,14 @@
         name: str = positional("model to describe")
         img_size: str | None = option("size of the images")     # --img-size
 
-Booleans are switches and tuples are options that may be repeated; all others are checked against their type.
+Booleans are switches and tuples are options that may be repeated, or places that take several values; all others are
+checked against their type.
 """
 
 import re
 from argparse import Action
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_origin, get_type_hints
 
@@ -30,6 +31,8 @@ class Command:
     run: Callable[[Any], int | None]
     help: str
     examples: str
+    usage: str | None = None  # where a list of all options would say less
+    aliases: dict[str, str] = field(default_factory=dict)  # short options and what they stand for
 
 
 def positional(help: str, *, optional: bool = False) -> Any:
@@ -80,9 +83,14 @@ def add_options(parser: Parser, options: type) -> None:
     """Give the parser an argument for every field of the dataclass `options`."""
     hints = get_type_hints(options)
     for item in fields(options):
+        if "keys" in item.metadata:
+            for key, help_text in item.metadata["keys"]():
+                parser.add_argument(f"--{key}", type=str, help=help_text.replace("%", "%%"), metavar="VALUE")
+            continue
         help_text, metavar = item.metadata["help"], item.metadata.get("metavar")
         if item.metadata.get("positional"):
-            nargs: Any = {} if item.default is MISSING else {"nargs": "?"}
+            several = get_origin(hints[item.name]) is tuple
+            nargs: Any = {"nargs": "+"} if several else {} if item.default is MISSING else {"nargs": "?"}
             parser.add_argument(item.name, type=str, help=help_text, metavar=item.name.upper(), **nargs)
             continue
         flag = f"--{item.name.replace('_', '-')}"
@@ -96,8 +104,33 @@ def add_options(parser: Parser, options: type) -> None:
 
 def read_options(options: type, parsed: Any) -> Any:
     """The dataclass `options` filled with what was parsed."""
-    values = {item.name: parsed[item.name] for item in fields(options)}
+    values = {item.name: _read(item, parsed) for item in fields(options)}
     return options(**{name: value for name, value in values.items() if value is not None})
+
+
+def _read(item: Field[Any], parsed: Any) -> Any:
+    """The value of a field; of one with keys, those keys that were given, as texts."""
+    if "keys" not in item.metadata:
+        return parsed[item.name]
+    return {key: parsed[key] for key, _ in item.metadata["keys"]() if parsed[key] is not None}
+
+
+def expand(argv: list[str], aliases: dict[str, str]) -> list[str]:
+    """`argv` with the short options written out."""
+    names = ((word, *word.split("=", 1)) for word in argv)
+    return [word if name not in aliases else "=".join([aliases[name], *value]) for word, name, *value in names]
+
+
+def check_keys(options: type, argv: list[str]) -> None:
+    """Refuse `--section.key` that the configuration does not have, with the nearest one that it has."""
+    for item in fields(options):
+        if "keys" in item.metadata:
+            own = [other.name.replace("_", "-") for other in fields(options) if other is not item]
+            known = {*own, *(key for key, _ in item.metadata["keys"]()), "help", "version"}
+            for word in argv:
+                name = word.removeprefix("--").split("=", 1)[0]
+                if word.startswith("--") and name not in known:
+                    raise UsageError(item.metadata["unknown"](name, own))
 
 
 def nearest(name: str, names: Iterable[str], otherwise: str) -> str:

@@ -1,13 +1,15 @@
-"""Progress of a long command, on the standard error: a bar on a terminal, a line a step in a file."""
+"""Progress of a long command, on the standard error: over steps (`Progress`) or over many images (`bar`)."""
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 
 class Progress:
-    """Counts steps, with a rate and an estimate of what is left.
+    """Counts steps, with a rate and an estimate of what is left: a bar on a terminal, a line a step in a file.
 
     Example:
         with Progress("cases", 12) as progress:
@@ -62,3 +64,22 @@ class Progress:
             print(
                 f"[{self.count}/{self.total} {self.unit}, {pace}] {self.label}: {result}", file=sys.stderr, flush=True
             )
+
+
+@contextmanager
+def bar(total: int, title: str) -> Iterator[Callable[[int], None]]:
+    """A bar for `total` images on a terminal, nothing in a file; gives the function that moves it on by so many."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text("" if task.speed is None else f"{task.speed:,.0f} images/s")
+
+    console = Console(stderr=True)
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.advance(task, count)

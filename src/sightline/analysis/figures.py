@@ -1,0 +1,88 @@
+"""Figures of attention. Drawn without a display; matplotlib is imported only here and when one is asked for."""
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from PIL import Image
+from torch import Tensor, nn
+
+from sightline.analysis.maps import AttentionMap, Query, attention_maps, block_grids
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Item = TypeVar("Item")
+PANEL = 2.2  # inches
+TITLE = 30  # letters in a line of a title
+SIGNED = "RdBu_r"  # blue below zero, white at zero, red above
+UNSIGNED = "viridis"
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of so many inches.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError('figures need matplotlib: pip install "sightline[train]"') from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def attention_figure(rows: "Sequence[tuple[str, Image.Image, Sequence[AttentionMap]]]") -> "Figure":
+    """A row for every image: its title, the image as the model sees it with the query marked, and the maps beside it.
+
+    A map shows the mean over heads, as a multiple of even attention, 1 / N, on a scale of its own. Weights keep their
+    sign: where any is negative, blue is negative, white zero and red positive; elsewhere dark is least, bright most.
+    """
+    columns = 1 + max((len(maps) for _, _, maps in rows), default=0)
+    figure = new_figure(PANEL * columns + 0.8, (PANEL + 0.45) * len(rows))
+    grid: Any = figure.subplots(len(rows), columns, squeeze=False)
+    for axes, (title, image, maps) in zip(grid, rows, strict=True):
+        for axis in axes:
+            axis.set_axis_off()
+        _draw_image(axes[0], title, image, maps)
+        for axis, found in zip(axes[1:], maps, strict=False):
+            _draw_map(figure, axis, found, image.size)
+    return figure
+
+
+def _draw_image(axis: Any, title: str, image: Image.Image, maps: "Sequence[AttentionMap]") -> None:
+    axis.imshow(image.convert("RGB"))
+    axis.set_title(fill(title, TITLE), fontsize=8, parse_math=False)
+    if maps and maps[-1].place is not None:
+        # The middle of the token, in the finest grid that is shown.
+        finest = max(maps, key=lambda found: found.grid[0])
+        assert finest.place is not None
+        down, across = ((p + 0.5) / n for p, n in zip(finest.place, finest.grid, strict=True))
+        axis.plot(across * image.width - 0.5, down * image.height - 0.5, "o", mfc="none", mec="lime", ms=9, mew=2)
+
+
+def _draw_map(figure: "Figure", axis: Any, found: AttentionMap, size: tuple[int, int]) -> None:
+    mean = found.weights.mean(0).numpy()
+    relative = mean * (mean.size + found.prefix.shape[1])
+    low, high, colours = float(relative.min()), float(relative.max()), UNSIGNED
+    if low < 0:
+        low, high, colours = -max(-low, high), max(-low, high), SIGNED
+    extent = (0, size[0], size[1], 0)
+    drawn = axis.imshow(relative, cmap=colours, vmin=low, vmax=high, extent=extent, interpolation="nearest")
+    axis.set_title(f"{found.block.removesuffix('.attn')}, {found.mechanism}", fontsize=7, parse_math=False)
+    bar = figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03)
+    bar.ax.tick_params(labelsize=6)
+
+
+def telling_maps(model: nn.Module, image: Tensor, query: Query, count: int = 3) -> list[AttentionMap]:
+    """Maps of so many blocks from the first to the last, of those that see more than one place."""
+    names = [name for name, grid in block_grids(model, image).items() if grid[0] * grid[1] > 1]
+    if query is None:  # not every block has the class token
+        return _spread(attention_maps(model, image, query, names), count)
+    return attention_maps(model, image, query, _spread(names, count))
+
+
+def _spread(items: list[Item], count: int) -> list[Item]:
+    if len(items) <= count:
+        return items
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]

@@ -1,0 +1,139 @@
+"""A trained classifier from a file or a run folder, for the commands that use one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.cli.options import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sightline.cli.weights import Checkpoint
+    from sightline.tasks.classification.card import ModelCard
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model in evaluation mode, its card, the name to print, the file, and whether the classes have names."""
+
+    model: "nn.Module"
+    card: "ModelCard"
+    title: str
+    path: Path
+    named: bool
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+
+def load_classifier(source: str, name: str | None = None, args: dict[str, Any] | None = None) -> Classifier:
+    """Read a run folder, a file that `sightline train` or `convert` wrote, or a public checkpoint as published.
+
+    Args:
+        source: a file of weights, or a run folder, of which the best weights are taken.
+        name, args: the model, where the file does not say it and its shapes leave it open.
+
+    Raises:
+        ValueError: it cannot be read, or has no classifier.
+    """
+    from sightline.engine.report.attention import find_weights
+    from sightline.models.reader import read_metadata
+    from sightline.models.zoo import VARIANTS
+    from sightline.tasks.classification.card import CardError, ModelCard
+
+    path = find_weights(Path(source)) if Path(source).is_dir() else Path(source)
+    try:
+        card = ModelCard.from_metadata(read_metadata(path))
+    except CardError as error:
+        raise CardError(f"{path}: {error}") from error
+    if card is not None and card.name not in VARIANTS and name is None:
+        model, title = _foreign(path, card), card.name
+    else:
+        model, title, card = _own(path, card, name, args or {})
+    if not model.num_classes:
+        raise UsageError(f"{path}: these weights have no classifier; give a checkpoint that has one")
+    named = bool(card.classes)
+    if named and len(card.classes) != model.num_classes:
+        raise UsageError(f"{path}: {len(card.classes)} names for {model.num_classes} classes; write the weights again")
+    return Classifier(model.eval(), card, title, path, named)
+
+
+def _own(path: Path, card: "ModelCard | None", name: str | None, args: dict[str, Any]) -> "tuple[Any, str, ModelCard]":
+    """A model of sightline: identified by what the file says of itself, else by its shapes."""
+    from sightline.cli.weights import Checkpoint, choose, load, naming
+
+    file = Checkpoint.read(str(path))
+    with naming(path):
+        identity = choose(file, name, args)[0]
+        model = load(file, identity)
+    return model, str(identity), card or _public_card(file, identity.name, identity.kwargs, model)
+
+
+def _public_card(file: "Checkpoint", name: str, args: dict[str, Any], model: Any) -> "ModelCard":
+    """A card for weights that carry none: the published input, and ImageNet's classes where there are 1000."""
+    from timm.data import resolve_model_data_config
+
+    from sightline.tasks.classification.card import ModelCard
+    from sightline.tasks.classification.labels import imagenet_classes
+
+    usual = resolve_model_data_config(model)
+    channels = model.in_chans
+    mean, std = (
+        tuple(usual[key]) if len(usual[key]) == channels else (sum(usual[key]) / len(usual[key]),) * channels
+        for key in ("mean", "std")
+    )
+    classes = imagenet_classes() if model.num_classes == len(imagenet_classes()) else ()
+    size = (channels, *model.img_size)
+    return ModelCard(name, args, classes, size, mean, std, usual["interpolation"], usual["crop_pct"])
+
+
+def _foreign(path: Path, card: "ModelCard") -> Any:
+    """A model of timm that was trained here, named by its card."""
+    import torch
+
+    from sightline.models.checkpoint import MismatchError, compare
+    from sightline.models.reader import read_state
+    from sightline.tasks.classification.model import create
+
+    for key in card.arguments:  # a file must not name other files to read
+        if key.startswith(("pretrained", "checkpoint", "cache")):
+            raise UsageError(f"{path}: its card asks for {key!r}, which is not of the model; write the weights again")
+    state = read_state(path)
+    with torch.device("meta"):  # before memory is taken: a forged card ends here
+        mismatch = compare(state, create(card.name, card.arguments))
+    if mismatch:
+        raise MismatchError(f"{path}: the weights do not fit {card.name}", mismatch)
+    model: Any = create(card.name, card.arguments)
+    model.load_state_dict(state)
+    return model
+
+
+def choose_device(name: str) -> "torch.device":
+    """`auto` is a GPU where there is one; a device that does not work is an error of one line."""
+    import torch
+
+    if name == "auto":
+        usable = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(usable)
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device: {name!r} cannot be used here; give cpu, cuda or auto") from error
+    return device
+
+
+def parse_sizes(texts: tuple[str, ...]) -> list[tuple[int, int]]:
+    """`("224,288", "384x640")` -> heights and widths, each once."""
+    from sightline.cli.models import parse_size
+
+    sizes: list[tuple[int, int]] = []
+    for text in ",".join(texts).split(","):
+        size = parse_size(text)
+        pair = (size, size) if isinstance(size, int) else size
+        if pair not in sizes:
+            sizes.append(pair)
+    return sizes

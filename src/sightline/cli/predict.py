@@ -1,0 +1,232 @@
+"""`sightline predict`: the likeliest classes of images, and what the model looked at."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sightline.cli.classifier import Classifier, choose_device, load_classifier, parse_sizes
+from sightline.cli.models import parse_model_args
+from sightline.cli.options import Command, UsageError, option, positional
+from sightline.cli.table import Column, show
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from sightline.analysis.maps import Query
+    from sightline.tasks.classification.card import ModelCard
+
+COLUMNS = (Column("rank", right=True), Column("index", right=True), Column("probability", right=True), Column("class"))
+
+
+@dataclass(frozen=True)
+class Options:
+    """Classify images and print the likeliest classes of each.
+
+    An image may be a file, a folder (with the folders in it) or a pattern in quotes, such as 'photos/*.jpg'. Images
+    are turned upright, and of any colour space, depth and size.
+    """
+
+    image: tuple[str, ...] = positional("images, folders or patterns")
+    checkpoint: str | None = option("run folder, or file of weights, public ones as published", metavar="PATH")
+    top: int = option("classes to print; by default 5", default=5, metavar="K")
+    attention: str | None = option(
+        "draw attention maps: a PNG file, or a folder for several images; needs matplotlib", metavar="PATH"
+    )
+    query: str | None = option(
+        "whose attention to draw: down,across as shares of the image, or class for the class token; by default 0.5,0.5",
+        metavar="PLACE",
+    )
+    img_size: str | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
+    model: str | None = option("the model, where the weights do not show it", metavar="NAME")
+    model_args: tuple[str, ...] = option(
+        "arguments of the model, as key=value or a JSON object; may be repeated", default=(), metavar="ARGS"
+    )
+    device: str = option("cpu, cuda, mps; by default what there is", default="auto", metavar="NAME")
+    on_error: Literal["stop", "skip"] = option(
+        "on an unreadable image: stop (default) or skip it", default="stop", metavar="WHAT"
+    )
+    json: bool = option("print JSON", default=False)
+
+
+def run(options: Options) -> None:
+    """Classify one image after the other, printing as they come."""
+    from sightline.tasks.classification.labels import in_words
+    from sightline.tasks.classification.preprocess import at_size
+
+    if options.checkpoint is None:
+        raise UsageError("--checkpoint: say which weights: a run folder, or a file")
+    if options.top < 1:
+        raise UsageError(f"--top: {options.top} is not a number of classes; give at least 1")
+    paths = find_images(options.image)
+    query = parse_query(options.query)
+    pictures = _pictures(options.attention, paths)
+    classifier = load_classifier(options.checkpoint, options.model, parse_model_args(options.model_args))
+    if options.attention is not None:
+        check_attention(classifier, query)
+    card = classifier.card
+    if options.img_size is not None:
+        card = at_size(card, parse_sizes((options.img_size,))[0])
+    device = choose_device(options.device)
+    classifier.model.to(device)
+    names = in_words(card.classes) if classifier.named else None
+    facts = []
+    for path, image, error in _read(paths, card, options.on_error):
+        if image is None:
+            facts.append({"file": str(path), "error": error})
+            if not options.json:
+                print(f"{error}\n")
+            continue
+        probabilities, indices = classify(classifier, image.to(device), options.top)
+        found = [_fact(p, i, names) for p, i in zip(probabilities, indices, strict=True)]
+        fact: dict[str, Any] = {"file": str(path), "predictions": found}
+        if path in pictures:
+            draw(classifier, card, image.to(device), query, f"{path.name}: {found[0]['class']}", pictures[path])
+            fact["attention"] = str(pictures[path])
+        facts.append(fact)
+        if not options.json:
+            _print(fact)
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    elif options.attention is not None and pictures:
+        print(f"wrote {options.attention}")
+
+
+def find_images(given: tuple[str, ...]) -> list[Path]:
+    """The files that are meant, each once: folders with what is in them, patterns with what they match."""
+    from sightline.tasks.classification.images import EXTENSIONS
+
+    paths: dict[Path, None] = {}
+    for text in given:
+        path = Path(text)
+        if path.is_dir():
+            inside = sorted(item for item in path.rglob("*") if item.suffix.lower() in EXTENSIONS and item.is_file())
+            if not inside:
+                raise UsageError(f"{text}: no images in this folder ({', '.join(EXTENSIONS)})")
+        elif has_magic(text) and not path.exists():
+            inside = sorted(Path(item) for item in glob(text, recursive=True) if Path(item).is_file())
+            if not inside:
+                raise UsageError(f"{text}: no file matches this pattern")
+        else:
+            inside = [path]
+        paths.update(dict.fromkeys(inside))
+    return list(paths)
+
+
+def parse_query(text: str | None) -> "Query":
+    """`0.5,0.25` -> (0.5, 0.25); `class` -> None; the middle by default."""
+    if text is None:
+        return 0.5, 0.5
+    if text.strip().lower() == "class":
+        return None
+    try:
+        down, across = (float(part) for part in text.split(","))
+    except ValueError:
+        down = across = -1.0
+    if not (0 <= down <= 1 and 0 <= across <= 1):
+        raise UsageError(f"--query: {text!r} is no place; give down,across from 0,0 to 1,1, or class")
+    return down, across
+
+
+def _pictures(target: str | None, paths: list[Path]) -> dict[Path, Path]:
+    """The file for the attention of every image."""
+    if target is None:
+        return {}
+    path = Path(target)
+    if path.suffix.lower() == ".png":
+        if len(paths) > 1:
+            raise UsageError(f"--attention: {target} is one file for {len(paths)} images; give a folder")
+        if not path.parent.is_dir() or path.is_dir():
+            raise UsageError(f"--attention: {target} cannot be written; is there a folder {path.parent}?")
+        return {paths[0]: path}
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--attention: {target} is not a folder; give a folder, or a file that ends in .png")
+    path.mkdir(parents=True, exist_ok=True)
+    stems = [image.stem for image in paths]
+    width = len(str(len(paths)))
+    unique = len(set(stems)) == len(stems)
+    return {
+        image: path / (f"{image.stem}.png" if unique else f"{i:0{width}d}-{image.stem}.png")
+        for i, image in enumerate(paths, 1)
+    }
+
+
+def check_attention(classifier: Classifier, query: "Query") -> None:
+    """Refuse what cannot be drawn before any image is read."""
+    from sightline.analysis.figures import new_figure
+    from sightline.analysis.maps import attention_blocks
+
+    new_figure(1, 1)
+    if not attention_blocks(classifier.model):
+        raise UsageError(f"--attention: {classifier.title} has no attention blocks of sightline")
+    if query is None and not getattr(classifier.model, "num_prefix_tokens", 0):
+        raise UsageError(f"--query: {classifier.title} has no class token; give a place such as 0.5,0.5")
+
+
+def _read(paths: list[Path], card: "ModelCard", on_error: str) -> "Iterator[tuple[Path, Tensor | None, str]]":
+    from sightline.tasks.classification.images import ImageError, load_image
+    from sightline.tasks.classification.preprocess import make_transform
+
+    transform = make_transform(card)
+    for path in paths:
+        try:
+            yield path, transform(load_image(path, channels=card.input_size[0])), ""
+        except ImageError as error:
+            if on_error == "stop":
+                raise ImageError(f"{error}; repair or remove it, or pass --on-error skip") from error
+            yield path, None, str(error)
+
+
+def classify(classifier: Classifier, image: "Tensor", top: int) -> tuple[list[float], list[int]]:
+    """Probabilities and outputs of the likeliest classes of an image (channels, height, width)."""
+    import torch
+
+    with torch.inference_mode():
+        try:
+            logits: torch.Tensor = classifier.model(image.unsqueeze(0))[0].float()
+        except (RuntimeError, AssertionError) as error:
+            size, reason = "x".join(map(str, image.shape[1:])), str(error).partition("\n")[0]
+            raise UsageError(f"{classifier.title} failed on an image of {size}: {reason}") from error
+    probabilities, indices = logits.softmax(0).topk(min(top, len(logits)))
+    return probabilities.tolist(), indices.tolist()
+
+
+def draw(
+    classifier: Classifier, card: "ModelCard", image: "torch.Tensor", query: "Query", title: str, path: Path
+) -> None:
+    """Write the attention maps of an image as a PNG file."""
+    from sightline.analysis.figures import attention_figure, telling_maps
+    from sightline.engine.report.attention import shown
+
+    title = title if query is not None else f"{title} (class token)"
+    maps = telling_maps(classifier.model, image, query)
+    attention_figure([(title, shown(image, card), maps)]).savefig(path, dpi=110, bbox_inches="tight")
+
+
+def _fact(probability: float, index: int, names: list[str] | None) -> dict[str, Any]:
+    return {"index": index, "class": names[index] if names else str(index), "probability": round(probability, 6)}
+
+
+def _print(fact: dict[str, Any]) -> None:
+    print(fact["file"])
+    rows = [
+        [str(rank), str(found["index"]), f"{found['probability']:.4f}", found["class"]]
+        for rank, found in enumerate(fact["predictions"], 1)
+    ]
+    show(COLUMNS, rows)
+    print()
+
+
+COMMAND = Command(
+    Options,
+    run,
+    help="the likeliest classes of images, and what the model looked at",
+    examples=(
+        "  sightline predict photo.jpg --checkpoint runs/quick\n"
+        "  sightline predict 'photos/*.jpg' --checkpoint public.pth --top 3 --json\n"
+        "  sightline predict photos --checkpoint public.pth --attention maps --query 0.3,0.6"
+    ),
+)

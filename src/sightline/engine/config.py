@@ -1,0 +1,109 @@
+"""The typed configuration of a training run: every key, its default, its limits and a line of help.
+
+`sightline.engine.settings` reads it from recipes and command lines and refuses what does not fit. The sections about
+data, model and loss belong to the task. Nothing heavy is imported here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
+from sightline.tasks.options import entry
+
+__all__ = ["Augment", "Batch", "Config", "Data", "Distill", "Ema", "Loss", "Model", "Optim", "Run", "Schedule"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How many images make a step."""
+
+    size: int = entry(1024, "images of one update, over all processes and accumulated parts", least=1)
+    accumulate: int = entry(1, "parts that an update is computed in, one after the other", least=1)
+    eval_size: int | None = entry(None, "images of one evaluation step, over all processes; by default as in training",
+                                  least=1)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer, from timm."""
+
+    name: str = entry("adamw", "optimizer of timm, see timm.optim.list_optimizers()")
+    lr: float = entry(5e-4, "learning rate; for a batch of optim.lr_batch where that is given", least=0)
+    lr_batch: int | None = entry(None, "scale the rate linearly: lr x batch.size / lr_batch", least=1)
+    weight_decay: float = entry(
+        0.05, "decay of matrices; 1-d parameters, biases and position tables have none", least=0
+    )
+    betas: tuple[float, ...] | None = entry(None, "betas of the optimizer; by default its own", least=0, most=1)
+    eps: float | None = entry(None, "epsilon of the optimizer; by default its own", least=0)
+    momentum: float = entry(0.9, "momentum, for the optimizers that have it", least=0, most=1)
+    args: Mapping[str, Any] = entry({}, "further arguments of the optimizer")
+    clip: float | None = entry(None, "largest norm of the gradient", least=0)
+    clip_mode: Literal["norm", "value", "agc"] = entry("norm", "how gradients are clipped")
+    layer_decay: float | None = entry(None, "factor of the rate from a layer to the one before it", least=0, most=1)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over time, from timm; it changes at every update."""
+
+    name: Literal["cosine", "tanh", "step", "multistep", "poly"] = entry("cosine", "form of the schedule")
+    epochs: int = entry(300, "epochs of the schedule, warm-up included; cool-down comes on top", least=1)
+    warmup_epochs: float = entry(0.0, "epochs over which the rate rises", least=0)
+    warmup_lr: float = entry(1e-6, "rate at the very start", least=0)
+    min_lr: float = entry(0.0, "rate at the end", least=0)
+    cooldown_epochs: int = entry(0, "epochs at the lowest rate", least=0)
+    scale_all: bool = entry(False, "scale warmup_lr and min_lr with the batch too, as Swin's recipe does")
+    decay_epochs: float = entry(30.0, "epochs between the steps of `step`", least=0)
+    decay_rate: float = entry(0.1, "factor of a step", least=0)
+    milestones: tuple[int, ...] = entry((), "epochs of the steps of `multistep`", least=0)
+
+
+@dataclass(frozen=True)
+class Ema:
+    """A running average of the weights, evaluated beside them."""
+
+    decay: float = entry(0.0, "decay of the average for every update, 0 for none", least=0, most=1)
+    batch: int | None = entry(None, "the decay is meant for this batch: decay ** (batch.size / ema.batch)", least=1)
+    warmup: bool = entry(False, "start with a short average that grows to the decay")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where it runs, what it writes, and when it gives up."""
+
+    folder: str | None = entry(None, "folder of the run; by default runs/NAME-OF-THE-RECIPE, with a number")
+    resume: Literal["auto", "never", "must"] = entry(
+        "auto", "go on with an unfinished run of the same configuration; never; or fail where there is none"
+    )
+    seed: int = entry(0, "seed of weights, order and augmentation", least=0)
+    device: str = entry("auto", "cpu, cuda, mps; auto takes what there is")
+    threads: int | None = entry(None, "threads of the processor for each process; by default all", least=1)
+    precision: Literal["no", "fp16", "bf16"] = entry("no", "mixed precision")
+    deterministic: bool = entry(False, "only deterministic kernels, also on a GPU; slower")
+    eval_every: int = entry(1, "epochs between evaluations; the last one is always evaluated", least=1)
+    save_every: int = entry(1, "epochs between checkpoints", least=1)
+    save_minutes: float | None = entry(10.0, "minutes between checkpoints inside an epoch; null for none", least=0)
+    save_steps: int | None = entry(None, "updates between checkpoints inside an epoch", least=1)
+    skip_nonfinite: int = entry(0, "batches with a non-finite loss or gradient to skip before stopping", least=0)
+    max_steps: int | None = entry(None, "stop after this many updates in all", least=1)
+    timeout: float = entry(600.0, "seconds that processes wait for each other before they give up", least=1)
+    tensorboard: bool = entry(True, "write TensorBoard events")
+    report: bool = entry(True, "write figures and the report at the end")
+    log_every: int = entry(50, "updates between lines where there is no terminal", least=1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. A recipe is this as YAML; `base: NAME` in it starts from another recipe."""
+
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: Augment = field(default_factory=Augment)
+    loss: Loss = field(default_factory=Loss)
+    distill: Distill = field(default_factory=Distill)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)

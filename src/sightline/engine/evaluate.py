@@ -1,0 +1,116 @@
+"""Evaluation of a classifier: shared by training, after every epoch, and by `sightline eval`.
+
+result = evaluate(model, loader, classes=10)
+for name, value in result:
+    print(name, value)
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.tasks.classification.metrics import Statistics, precision, recall, scores, statistics
+
+AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+Batches = Iterable[Any]  # of (images, labels, ...)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The sums over a whole set, on the CPU, and how long it took; iterating gives `(name, value)`."""
+
+    total: Statistics
+    seconds: float
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """`top1`, `top5`, `balanced` and `ece` in percent, and `loss`."""
+        return scores(self.total)
+
+    @property
+    def images(self) -> int:
+        """Images that counted."""
+        return int(self.total.images)
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        yield from self.scores.items()
+
+    def per_class(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """A row for every class: name, images, recall and precision in percent (None where there is none)."""
+        columns = zip(
+            names,
+            self.total.targets.tolist(),
+            map(_finite, recall(self.total).tolist()),
+            map(_finite, precision(self.total).tolist()),
+            strict=True,
+        )
+        return [{"class": n, "images": i, "recall": r, "precision": p} for n, i, r, p in columns]
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 4) if value == value else None
+
+
+@torch.no_grad()
+def evaluate_tables(
+    model: nn.Module,
+    loader: Batches,
+    classes: int,
+    tables: Mapping[str, Tensor | None],
+    *,
+    device: torch.device | str = "cpu",
+    precision: str = "no",
+    reduce: Callable[[Tensor], Tensor] | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> dict[str, Evaluation]:
+    """Evaluate one pass over the images against several sets of labels at once.
+
+    Args:
+        model: gives (B, classes); its mode is restored afterwards.
+        loader: batches (images, labels, ...), images as tensors.
+        classes: outputs of the model.
+        tables: by name, None where the loader's labels are the labels, or a table of them: then the loader's labels are
+            the rows to take. A table is (images,) or (images, classes), see `metrics.statistics`.
+        device: where the model is.
+        precision: "no", "fp16" or "bf16" for autocast.
+        reduce: sums a tensor over processes; every process must then call this.
+        on_batch: called with the number of images after every batch.
+    """
+    place, training = torch.device(device), model.training
+    start = time.perf_counter()
+    totals = {name: _empty(classes, table, place) for name, table in tables.items()}
+    moved = {name: None if table is None else table.to(place) for name, table in tables.items()}
+    model.eval()
+    try:
+        for images, labels, *_ in loader:
+            images, labels = images.to(place, non_blocking=True), labels.to(place, non_blocking=True)
+            with torch.autocast(place.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST):
+                logits = model(images)
+            for name, table in moved.items():
+                right = labels if table is None else table[labels]
+                totals[name] = totals[name] + statistics(logits, right)
+            if on_batch is not None:
+                on_batch(len(images))
+    finally:
+        model.train(training)
+    if reduce is not None:
+        totals = {name: total.map(reduce) for name, total in totals.items()}
+    seconds = time.perf_counter() - start
+    return {name: Evaluation(total.map(Tensor.cpu), seconds) for name, total in totals.items()}
+
+
+def evaluate(model: nn.Module, loader: Batches, classes: int, **options: Any) -> Evaluation:
+    """Evaluate against the labels of the loader; `options` are those of `evaluate_tables`."""
+    return evaluate_tables(model, loader, classes, {"labels": None}, **options)["labels"]
+
+
+def _empty(classes: int, table: Tensor | None, device: torch.device) -> Statistics:
+    """The sums over no images: what a process without images gives."""
+    sets = table is not None and table.ndim == 2
+    labels = torch.zeros((0, classes), dtype=torch.bool) if sets else torch.zeros(0, dtype=torch.long)
+    return statistics(torch.zeros(0, classes, device=device), labels.to(device))

@@ -1,0 +1,79 @@
+"""Optimizer, schedule and averaged weights, all from timm."""
+
+from typing import Any
+
+from timm.optim import create_optimizer_v2, list_optimizers
+from timm.scheduler import create_scheduler_v2
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from sightline.engine.config import Config
+from sightline.engine.values import ConfigError
+
+
+def scaled_lr(config: Config) -> float:
+    """The learning rate for the batch of this run."""
+    factor = config.batch.size / config.optim.lr_batch if config.optim.lr_batch else 1.0
+    return config.optim.lr * factor
+
+
+def make_optimizer(model: nn.Module, config: Config) -> Any:
+    """The optimizer; parameters of one dimension and those that the model names are not decayed."""
+    optim = config.optim
+    options: dict[str, Any] = {**optim.args}
+    if optim.eps is not None:
+        options["eps"] = optim.eps
+    if optim.betas is not None:
+        options["betas"] = optim.betas
+    if optim.name not in list_optimizers():
+        from difflib import get_close_matches
+
+        close = get_close_matches(optim.name, list_optimizers(), 1, cutoff=0.5)
+        remedy = f"did you mean {close[0]!r}?" if close else "timm.optim.list_optimizers() shows all"
+        raise ConfigError(f"optim.name: no optimizer {optim.name!r}; {remedy}")
+    try:
+        return create_optimizer_v2(
+            model,
+            opt=optim.name,
+            lr=scaled_lr(config),
+            weight_decay=optim.weight_decay,
+            momentum=optim.momentum,
+            layer_decay=optim.layer_decay,
+            **options,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optim: {optim.name} refuses its arguments ({' '.join(str(error).split())})") from error
+
+
+def make_schedule(optimizer: Any, config: Config, steps: int) -> tuple[Any, int]:
+    """The schedule, stepped at every update, and the number of epochs with cool-down.
+
+    Args:
+        steps: updates of an epoch.
+    """
+    schedule = config.schedule
+    factor = scaled_lr(config) / config.optim.lr if schedule.scale_all and config.optim.lr else 1.0
+    made, epochs = create_scheduler_v2(
+        optimizer,
+        sched=schedule.name,
+        num_epochs=schedule.epochs,
+        decay_epochs=schedule.decay_epochs,
+        decay_milestones=schedule.milestones or (90, 180, 270),
+        cooldown_epochs=schedule.cooldown_epochs,
+        warmup_epochs=schedule.warmup_epochs,
+        warmup_lr=schedule.warmup_lr * factor,
+        min_lr=schedule.min_lr * factor,
+        decay_rate=schedule.decay_rate,
+        step_on_epochs=False,
+        updates_per_epoch=steps,
+    )
+    return made, epochs
+
+
+def make_average(model: nn.Module, config: Config) -> ModelEmaV3 | None:
+    """The running average of the weights; None where there is none."""
+    ema = config.ema
+    if not ema.decay:
+        return None
+    decay = ema.decay ** (config.batch.size / ema.batch) if ema.batch else ema.decay
+    return ModelEmaV3(model, decay=decay, use_warmup=ema.warmup)

@@ -1,0 +1,68 @@
+"""Learning curves and the confusion matrix."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sightline.analysis.figures import new_figure
+from sightline.engine.report.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_NAMED = 40  # classes up to which the axes of the confusion matrix carry names
+MAX_NUMBERED = 15  # classes up to which its cells carry numbers
+LOSSES = {"train_loss": "training", "loss": "test", "val_loss": "test"}
+ACCURACIES = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights"}
+
+
+def curves_figure(record: Record) -> "Figure | None":
+    """Loss, accuracy and learning rate by epoch; None where nothing was measured."""
+    panels: list[tuple[str, dict[str, str]]] = [
+        ("loss", LOSSES),
+        ("accuracy, %", ACCURACIES),
+        ("learning rate", {"lr": ""}),
+    ]
+    panels = [(title, keys) for title, keys in panels if any(record.series(key)[0] for key in keys)]
+    if not panels:
+        return None
+    figure = new_figure(3.6 * len(panels), 2.9)
+    axes: Any = figure.subplots(1, len(panels), squeeze=False)
+    for axis, (title, keys) in zip(axes[0], panels, strict=True):
+        for key, label in keys.items():
+            epochs, values = record.series(key)
+            if epochs:
+                axis.plot(epochs, values, marker="o" if len(epochs) <= 30 else None, ms=3, lw=1.5, label=label)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("epoch", fontsize=9)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.3)
+        if len(axis.lines) > 1 or keys is LOSSES:
+            axis.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def confusion_figure(record: Record) -> "Figure | None":
+    """The confusion matrix, every row in percent of its class; None where there is none."""
+    if record.confusion is None:
+        return None
+    counts = np.asarray(record.confusion, dtype=float)
+    share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    number = len(counts)
+    side = min(3 + 0.42 * number, 11)
+    figure = new_figure(side + 0.8, side)
+    axis: Any = figure.subplots()
+    drawn = axis.imshow(share, cmap="Blues", vmin=0, vmax=100)
+    figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03, label="% of the true class")
+    axis.set_xlabel("predicted")
+    axis.set_ylabel("true")
+    if number <= MAX_NAMED and len(record.classes) == number:
+        axis.set_xticks(range(number), record.classes, rotation=90, fontsize=8, parse_math=False)
+        axis.set_yticks(range(number), record.classes, fontsize=8, parse_math=False)
+    if number <= MAX_NUMBERED:
+        for i, j in np.ndindex(number, number):
+            if counts[i, j]:
+                colour = "white" if share[i, j] > 55 else "black"
+                axis.text(j, i, f"{counts[i, j]:.0f}", ha="center", va="center", fontsize=7, color=colour)
+    return figure

@@ -1,0 +1,145 @@
+"""The report as one HTML page that needs nothing else: styles and pictures are inside it, and no script."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sightline.engine.report.record import Record
+
+STYLE = """
+:root { color-scheme: light; --line: #d9dde3; --soft: #5b6470; --accent: #1f5fa8; }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2128; background: #f6f7f9; margin: 0; }
+main { max-width: 1080px; margin: 0 auto; padding: 28px 24px 48px; }
+h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px; margin: 30px 0 10px; }
+.under { color: var(--soft); margin: 2px 0 18px; overflow-wrap: anywhere; }
+.cards { display: flex; flex-wrap: wrap; gap: 12px; }
+.card { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 10px 16px; min-width: 118px; }
+.card b { display: block; font-size: 23px; color: var(--accent); } .card span { color: var(--soft); font-size: 13px; }
+figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 10px; }
+img { max-width: 100%; height: auto; display: block; margin: 0 auto; }
+.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 12px;
+  align-items: start; }
+table { border-collapse: collapse; background: #fff; border: 1px solid var(--line); width: 100%; font-size: 14px; }
+th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid var(--line); overflow-wrap: break-word; }
+td:first-child { min-width: 7em; }
+td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+pre { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; white-space: pre-wrap;
+  overflow-wrap: anywhere; font-size: 12px; margin: 0; columns: 3 270px; }
+figcaption { color: var(--soft); font-size: 13px; margin-top: 6px; }
+.wide { overflow-x: auto; }
+@media print { body { background: #fff; } figure, table, .card { break-inside: avoid; } }
+"""
+MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
+
+
+def render(record: Record, figures: Mapping[str, Path], attention: Sequence[Path]) -> str:
+    """The page as text. Everything from files is escaped: a class may be called `<script>`."""
+    model = record.config.get("model") or {}
+    best = record.best()
+    parts = [
+        f"<h1>{escape(record.name)}</h1>",
+        f'<p class="under">{escape(str(model.get("name", "?")))}{_arguments(model.get("args"))}</p>',
+        _cards(record, best),
+    ]
+    if "curves" in figures:
+        parts += ["<h2>Learning curves</h2>", _figure(figures["curves"], "learning curves")]
+    if record.confusion is not None:
+        parts.append("<h2>Classes</h2>")
+        matrix = _figure(figures["confusion"], "confusion matrix") if "confusion" in figures else ""
+        parts.append(f'<div class="two">{matrix}{_classes(record)}</div>')
+    if attention:
+        caption = (
+            "Attention of the query in the ring, mean over heads, as a multiple of even attention; every map has "
+            "its own scale. Where weights are negative, blue is negative, white zero, red positive; else dark is least."
+        )
+        parts.append("<h2>Attention</h2>")
+        parts.append('<div class="two">' + "".join(_figure(path, "attention maps") for path in attention) + "</div>")
+        parts.append(f"<p class='under'>{caption}</p>")
+    parts += ["<h2>Made by</h2>", _versions(record), "<h2>Configuration</h2>", _config(record.config)]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(record.name)}</title><style>{STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
+    )
+
+
+def _arguments(args: Any) -> str:
+    if not isinstance(args, dict) or not args:
+        return ""
+    return escape(" (" + ", ".join(f"{key}={value}" for key, value in args.items()) + ")")
+
+
+def _cards(record: Record, best: Mapping[str, Any]) -> str:
+    last = record.rows[-1] if record.rows else {}
+    figures = [
+        ("top-1, best", _percent(best.get("top1"))),
+        ("top-5", _percent(best.get("top5"))),
+        ("calibration error", _percent(best.get("ece"))),
+        ("epoch of the best", _plain(best.get("epoch"))),
+        ("training loss, last", _plain(last.get("train_loss"), 3)),
+        ("images / s", _plain(last.get("images_per_second"), 0)),
+    ]
+    cells = [f'<div class="card"><b>{value}</b><span>{title}</span></div>' for title, value in figures if value]
+    return f'<div class="cards">{"".join(cells)}</div>'
+
+
+def _classes(record: Record) -> str:
+    counts = np.asarray(record.confusion, dtype=float)
+    images, chosen, right = counts.sum(1), counts.sum(0), counts.diagonal()
+    order = np.argsort(right / np.maximum(images, 1), kind="stable")
+    shown = order[:MAX_CLASSES] if len(order) > MAX_CLASSES else range(len(order))
+    names = record.classes if len(record.classes) == len(counts) else [str(i) for i in range(len(counts))]
+    rows = []
+    for i in shown:
+        others = counts[i].copy()
+        others[i] = 0
+        most = f"{escape(names[int(others.argmax())])} ({others.max():.0f})" if others.max() else ""
+        numbers = (f"{images[i]:.0f}", _share(right[i], images[i]), _share(right[i], chosen[i]))
+        cells = "".join(f"<td class=n>{number}</td>" for number in numbers)
+        rows.append(f"<tr><td>{escape(names[i])}</td>{cells}<td>{most}</td></tr>")
+    head = "<tr><th>class</th><th class=n>images</th><th class=n>accuracy</th><th class=n>precision</th>"
+    note = f"<figcaption>The {MAX_CLASSES} classes with the lowest accuracy.</figcaption>"
+    return (
+        f"<div class=wide><table>{head}<th>most often taken for</th></tr>{''.join(rows)}</table>"
+        f"{note if len(order) > MAX_CLASSES else ''}</div>"
+    )
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _versions(record: Record) -> str:
+    rows = [
+        f"<tr><td>{escape(str(key))}</td><td>{escape(str(value))}</td></tr>"
+        for key, value in record.versions.items()
+        if value is not None
+    ]
+    return f"<div class=wide><table>{''.join(rows)}</table></div>"
+
+
+def _config(config: Mapping[str, Any]) -> str:
+    import yaml
+
+    return f"<pre>{escape(yaml.safe_dump(dict(config), sort_keys=False, default_flow_style=None, width=100))}</pre>"
+
+
+def _figure(path: Path, alt: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<figure><img alt="{escape(alt)}" src="data:image/png;base64,{data}"></figure>'
+
+
+def _percent(value: Any) -> str:
+    return f"{value:.2f} %" if isinstance(value, int | float) and value == value else ""
+
+
+def _plain(value: Any, digits: int | None = None) -> str:
+    if not isinstance(value, int | float) or value != value:
+        return ""
+    return f"{value:,}" if digits is None else f"{value:,.{digits}f}"

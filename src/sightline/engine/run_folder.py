@@ -1,0 +1,195 @@
+"""The folder of a run: which one, who may write to it, and the files in it that people and the report read."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sightline.engine.config import Config
+from sightline.engine.settings import to_dict, to_yaml
+from sightline.engine.values import ConfigError
+
+CONFIG, VERSIONS, METRICS, CLASSES = "config.yaml", "versions.json", "metrics.jsonl", "classes.json"
+CONFUSION, PER_CLASS, DONE, LOCK = "confusion.json", "per_class.json", "done.json", ".lock"
+# What may change between the start of a run and its resumption.
+FREE = {"run", "data.path", "data.workers", "batch.eval_size", "model.compile", "model.compile_mode"}
+
+
+class RunFolder:
+    """An open run folder; `close` gives it free for others."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def describe(self, config: Config, classes: tuple[str, ...], device: str) -> None:
+        """Write the resolved configuration, the versions of everything, and the names of the classes."""
+        write(self.path / CONFIG, to_yaml(config))
+        write(self.path / VERSIONS, json.dumps(versions(device), indent=1) + "\n")
+        write(self.path / CLASSES, json.dumps(list(classes), ensure_ascii=False, indent=1) + "\n")
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Append a line to the metrics, flushed to the disk."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rewind(self, step: int) -> None:
+        """Forget metrics that were written after update `step`, and a line that was cut short."""
+        path = self.path / METRICS
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError):
+                continue
+        write(path, "".join(f"{line}\n" for line in kept))
+
+    def clear(self) -> None:
+        """A run that starts anew, in a folder where another one ended before its first checkpoint."""
+        (self.path / METRICS).unlink(missing_ok=True)
+
+    def keep_evaluation(self, evaluation: Any, classes: tuple[str, ...]) -> None:
+        """The confusion matrix (rows are the truth) and the scores by class of the best evaluation."""
+        counts = evaluation.total.confusion.tolist()
+        write(self.path / CONFUSION, json.dumps({"classes": list(classes), "counts": counts}) + "\n")
+        write(self.path / PER_CLASS, json.dumps(evaluation.per_class(classes), indent=1) + "\n")
+
+    def finish(self, values: Mapping[str, Any]) -> None:
+        """Mark the run as complete."""
+        write(self.path / DONE, json.dumps(values, indent=1) + "\n")
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def choose(config: Config, name: str) -> tuple[Path, bool]:
+    """The folder for a run, and whether there is an unfinished run of the same configuration in it to go on with.
+
+    Raises:
+        ConfigError: the folder that was asked for holds another run, or none where one must be.
+    """
+    resume = config.run.resume
+    if config.run.folder is not None:
+        path = Path(config.run.folder)
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"run.folder: {path} is not a folder")
+        started = (path / CONFIG).is_file()
+        if resume == "must" and not started:
+            raise ConfigError(f"run.folder: {path} holds no run to resume")
+        if not started:
+            return path, False
+        _check_resumable(path, config)
+        return path, True
+    number = 1
+    while True:
+        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        if not path.exists():
+            if resume == "must":
+                raise ConfigError("run.resume: there is no unfinished run of this configuration under runs")
+            return path, False
+        unfinished = (path / CONFIG).is_file() and not (path / DONE).exists()
+        if unfinished and resume != "never" and not differences(path, config):
+            return path, True
+        number += 1
+
+
+def _check_resumable(path: Path, config: Config) -> None:
+    if config.run.resume == "never":
+        raise ConfigError(f"run.folder: {path} holds a run already; choose another folder, or leave run.resume out")
+    if (path / DONE).exists():
+        raise ConfigError(f"run.folder: the run in {path} is complete; choose another folder")
+    if differing := differences(path, config):
+        raise ConfigError(
+            f"run.folder: {path} was started with another {', '.join(differing[:4])}; "
+            f"give the same configuration or another folder"
+        )
+
+
+def differences(path: Path, config: Config) -> list[str]:
+    """The keys in which a configuration differs from the one that a run folder was started with."""
+    try:
+        stored = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return ["configuration, which cannot be read"]
+    now = to_dict(config)
+    if not isinstance(stored, dict):
+        return ["configuration, which cannot be read"]
+    keys = [(s, k) for s, values in now.items() if s not in FREE for k in values if f"{s}.{k}" not in FREE]
+    return [f"{s}.{k}" for s, k in keys if (stored.get(s) or {}).get(k) != now[s][k]]
+
+
+def versions(device: str) -> dict[str, Any]:
+    """What made a run: versions, machine, commit and command."""
+    import timm
+    import torch
+
+    from sightline import __version__
+
+    return {
+        "sightline": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "device": device,
+        "platform": platform.platform(),
+        "command": " ".join(["sightline", *sys.argv[1:]]),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that runs, where it is one."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+        tracked = subprocess.run(
+            ["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, timeout=5
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 == tracked.returncode else None
+
+
+def write(path: Path, text: str) -> None:
+    """A small text file that is whole or not there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _lock(path: Path) -> int | None:
+    """Hold the folder; the system gives it free when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return None
+    handle = os.open(path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise ConfigError(
+            f"run.folder: another process is training in {path}; wait for it or choose another"
+        ) from error
+    return handle

@@ -1,0 +1,138 @@
+"""A training run as a whole: from a configuration to a run folder with its report."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sightline.engine.checkpoint import Checkpoints
+from sightline.engine.config import Config
+from sightline.engine.distributed import leave, make_accelerator, peers, rank, total
+from sightline.engine.progress import clock
+from sightline.engine.run_folder import RunFolder, choose
+from sightline.engine.signals import StopSignals
+from sightline.engine.trainer import Trainer
+from sightline.engine.values import ConfigError
+from sightline.tasks.classification.task import Classification
+from sightline.tasks.order import Place
+
+
+def train(config: Config, name: str = "run") -> Path | None:
+    """Train as `config` says; gives the run folder, or None in processes other than the first.
+
+    Args:
+        config: of the run.
+        name: what to call the run folder where `run.folder` does not say.
+
+    Raises:
+        ValueError: the configuration or the data cannot be used.
+        RunError: the run could not go on, or was asked to stop.
+    """
+    path, going_on = choose(config, name)
+    accelerator = make_accelerator(config.run)
+    try:
+        with StopSignals() as signals, peers():
+            return _run(config, path, going_on, accelerator, signals)
+    finally:
+        leave(accelerator)
+
+
+def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: StopSignals) -> Path | None:
+    torch.use_deterministic_algorithms(config.run.deterministic)
+    folder = RunFolder(path) if accelerator.is_main_process else None
+    task = None
+    try:
+        accelerator.wait_for_everyone()
+        task = Classification(
+            config.data, config.model, config.augment, config.loss, config.distill, _place(config, accelerator), _note
+        )
+        board = _board(config, folder)
+        trainer = Trainer(config, task, accelerator, folder, signals, board)
+        _introduce(trainer, path)
+        resumed = going_on and trainer.resume(Checkpoints(path / "checkpoints", trainer.display.say))
+        _agree(trainer)
+        if folder is not None:
+            if resumed:
+                folder.rewind(trainer.progress.step)
+            else:
+                folder.clear()
+                folder.describe(config, task.card.classes, _device(accelerator))
+        trainer.fit()
+        if folder is not None:
+            _conclude(trainer, folder)
+        return path if folder is not None else None
+    finally:
+        if task is not None:
+            task.close()
+        if folder is not None:
+            folder.close()
+
+
+def _agree(trainer: Trainer) -> None:
+    """Refuse to go on where processes found different checkpoints."""
+    step = torch.tensor([float(trainer.progress.step)], device=trainer.accelerator.device)
+    if float(total(step)) != trainer.progress.step * trainer.accelerator.num_processes:
+        raise ConfigError("run.folder: processes see different checkpoints; give a folder that all machines share")
+
+
+def _place(config: Config, accelerator: Any) -> Place:
+    batch = config.batch
+    return Place(
+        accelerator.device,
+        batch.size,
+        batch.accumulate,
+        batch.eval_size or batch.size,
+        accelerator.num_processes,
+        accelerator.process_index,
+        config.run.seed,
+    )
+
+
+def _note(what: str, done: int, total: int) -> None:
+    if rank() == 0 and done >= total:
+        print(f"{what} decoded: {total:,}", flush=True)
+
+
+def _board(config: Config, folder: RunFolder | None) -> Any:
+    """TensorBoard's writer in the first process, where it is wanted and installed."""
+    if folder is None or not config.run.tensorboard:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        print('no TensorBoard events: pip install "sightline[train]"', flush=True)
+        return None
+    return SummaryWriter(str(folder.path / "tensorboard"))
+
+
+def _device(accelerator: Any) -> str:
+    device = accelerator.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    return f"{accelerator.num_processes} x {device.type} ({name})"
+
+
+def _introduce(trainer: Trainer, path: Path) -> None:
+    task = trainer.task
+    millions = sum(p.numel() for p in trainer.raw.parameters()) / 1e6
+    size = "x".join(map(str, task.card.input_size))
+    trainer.display.say(f"{task.card.name}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
+    trainer.display.say(
+        f"{task.order.images:,} training images, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
+    )
+    trainer.display.say(f"run folder: {path}")
+
+
+def _conclude(trainer: Trainer, folder: RunFolder) -> None:
+    """Mark the run complete, draw its figures, write its report, and say where everything is."""
+    here = trainer.progress
+    if trainer.board is not None:
+        trainer.board.close()
+    folder.finish({"top1": here.best, "epoch": here.best_epoch, "step": here.step, "seconds": here.seconds})
+    if trainer.config.run.report:
+        from sightline.engine.report import write_report
+
+        write_report(folder.path)
+    if here.skipped or trainer.task.broken:
+        print(f"skipped: {here.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
+    best = "" if here.best is None else f"best top-1 {here.best:.2f} % (epoch {here.best_epoch}) "
+    print(f"{best}in {clock(here.seconds)}; everything is in {folder.path}", flush=True)

@@ -1,0 +1,258 @@
+"""The training loop: updates, evaluations, checkpoints; stopped anywhere, it goes on as if it had not been."""
+
+import math
+import time
+from itertools import islice
+from typing import Any
+
+import torch
+
+from sightline.engine.checkpoint import BEST, WEIGHTS, Checkpoints, write_weights
+from sightline.engine.config import Config
+from sightline.engine.distributed import total
+from sightline.engine.errors import NonFiniteError, Stopped
+from sightline.engine.evaluate import Evaluation, evaluate
+from sightline.engine.guards import FlagReader, Flags
+from sightline.engine.optimize import make_average, make_optimizer, make_schedule
+from sightline.engine.progress import Display
+from sightline.engine.run_folder import RunFolder
+from sightline.engine.signals import StopSignals
+from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
+from sightline.engine.step import Stepper
+from sightline.engine.values import ConfigError
+from sightline.tasks.order import derive
+
+
+class Trainer:
+    """A run from its first update, or from a checkpoint, to its last evaluation.
+
+    Args:
+        config: of the run.
+        task: model, batches, loss and evaluation.
+        accelerator: Accelerate's engine.
+        folder: of the run in the first process, None in the others.
+        signals: that ask to stop.
+        board: TensorBoard's writer, or None.
+    """
+
+    def __init__(
+        self, config: Config, task: Any, accelerator: Any, folder: RunFolder | None, signals: StopSignals, board: Any
+    ) -> None:
+        self.config, self.task, self.accelerator = config, task, accelerator
+        self.folder, self.signals, self.board = folder, signals, board
+        self.raw = task.model
+        optimizer = make_optimizer(self.raw, config)
+        self.average = make_average(self.raw, config)
+        if config.model.compile:
+            for model in (self.raw, *([self.average.module] if self.average else [])):
+                model.compile(mode=config.model.compile_mode)
+        self.model, self.optimizer = accelerator.prepare(self.raw, optimizer)
+        self.raw = accelerator.unwrap_model(self.model)
+        self.sharded = is_sharded(self.raw)
+        if self.sharded and self.average is not None:
+            raise ConfigError("ema.decay: averaged weights are not available with FSDP; give --ema.decay 0")
+        self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
+        self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim)
+        self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
+        self.progress = Progress()
+        self.display = Display(
+            accelerator.is_main_process, self.epochs, task.order.steps, config.batch.size, config.run.log_every
+        )
+        self.saved_at = self.started = time.monotonic()
+        self.last: Evaluation | None = None
+        self.rate = 0.0  # images a second of the last epoch, evaluation aside
+
+    def resume(self, checkpoints: Checkpoints) -> bool:
+        """Go on from the newest complete checkpoint; false where there is none."""
+        saved = checkpoints.latest()
+        if saved is None:
+            return False
+        self.progress = restore(saved, self.raw, self.average, self.optimizer, self.accelerator.scaler)
+        self.task.broken.update(dict.fromkeys(self.progress.broken))
+        where = f"epoch {self.progress.epoch + 1}, update {self.progress.batch}"
+        self.display.say(f"resuming from {saved.path}: {where}, step {self.progress.step}")
+        return True
+
+    def fit(self) -> Progress:
+        """Train to the end.
+
+        Raises:
+            Stopped: a signal came; the state is saved.
+            NonFiniteError: a loss or gradient is not finite.
+            SaveError: a checkpoint could not be written.
+        """
+        try:
+            while self.progress.epoch < self.epochs and not self._enough():
+                self._train_epoch()
+                self._finish_epoch()
+        finally:
+            self.display.stop()
+        return self.progress
+
+    def _enough(self) -> bool:
+        limit = self.config.run.max_steps
+        return limit is not None and self.progress.step >= limit
+
+    def _train_epoch(self) -> None:
+        here, order = self.progress, self.task.order
+        self.model.train()
+        self.display.begin(here.epoch, here.batch)
+        batches = iter(self.task.batches(here.epoch, here.batch)) if here.batch < order.steps else iter(())
+        while here.batch < order.steps and not self._enough():
+            parts = list(islice(batches, order.parts))
+            flags = self._update(parts)
+            self.display.update(here.epoch, here.batch, here.mean_loss, self.optimizer.param_groups[0]["lr"])
+            if flags is not None and flags.stop:
+                self._stop()
+            if self._due():
+                self.save()
+        self._take(self.flags.flush())
+        self.rate = self.display.rate()
+
+    def _update(self, parts: list[Any]) -> Flags | None:
+        """One update; what is known of it, or of the one before, afterwards."""
+        here, order = self.progress, self.task.order
+        # What the model draws (stochastic depth, dropout) follows from the step alone, not from what ran before.
+        torch.manual_seed(derive(order.seed, here.step, order.rank, 4))
+        self.schedule.step_update(here.step)
+        values = self.stepper.gradients(parts, self.signals.received is not None)
+        flags = self.flags.push(values)
+        here.step, here.batch = here.step + 1, here.batch + 1
+        self._take(flags)
+        if flags is not None and flags.bad and not self.flags.lag:
+            self.stepper.skip()
+        else:
+            self.stepper.apply()
+            if self.average is not None:
+                self.average.update(self.raw, here.step)
+        return flags
+
+    def _take(self, flags: Flags | None) -> None:
+        """Note the loss of an update, or what was wrong with it."""
+        here = self.progress
+        if flags is None:
+            return
+        if not flags.bad:
+            here.loss_sum, here.losses = here.loss_sum + flags.loss, here.losses + 1
+            return
+        here.skipped += 1
+        allowed = self.config.run.skip_nonfinite
+        late = int(self.flags.lag)
+        what = "the loss" if not math.isfinite(flags.loss) else "the gradient"
+        where = f"step {here.step - late}, epoch {here.epoch + 1}, batch {here.batch - late}"
+        if here.skipped > allowed:
+            raise NonFiniteError(
+                f"{where}: {what} is not finite, after {allowed} that were skipped; the last good checkpoint is kept; "
+                f"lower optim.lr, set optim.clip, or skip such batches with --run.skip_nonfinite N"
+            )
+        self.display.say(f"{where}: {what} is not finite; skipped ({here.skipped} of {allowed})")
+
+    def _finish_epoch(self) -> None:
+        """Evaluate, log, keep the best weights, save."""
+        here, run = self.progress, self.config.run
+        last = here.epoch + 1 >= self.epochs or self._enough()
+        if last or (here.epoch + 1) % run.eval_every == 0:
+            self.last = self._evaluate()
+        else:
+            self.last = None
+        self._log()
+        if here.batch >= self.task.order.steps:  # not where run.max_steps ended it before
+            here.next_epoch()
+        if last or here.epoch % run.save_every == 0 or self.signals.received:
+            self.save()
+        if self._stop_asked():
+            self._stop()
+
+    def _evaluate(self) -> Evaluation:
+        model = self.raw if self.average is None else self.average.module
+        done, images = 0, len(self.task)
+
+        def note(count: int) -> None:
+            nonlocal done
+            done += count * self.accelerator.num_processes
+            self.display.note("evaluation", min(done, images), images)
+
+        return evaluate(
+            model,
+            self.task.evaluation(),
+            len(self.task.card.classes),
+            device=self.accelerator.device,
+            precision=self.config.run.precision,
+            reduce=total,
+            on_batch=note if self.display.bar is not None else None,
+        )
+
+    def _log(self) -> None:
+        here = self.progress
+        values = {
+            "epoch": here.epoch + 1,
+            "step": here.step,
+            "train_loss": here.mean_loss,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "images_per_second": round(self.rate, 1),
+        }
+        if self.last is not None:
+            values |= {"val_loss" if name == "loss" else name: value for name, value in self.last}
+            self._keep_best(values["top1"])
+        if here.skipped or self.task.broken:
+            values |= {"skipped_batches": here.skipped, "skipped_images": len(self.task.broken)}
+        if self.folder is not None:
+            self.folder.log(values)
+        if self.board is not None:
+            for name, value in values.items():
+                if name not in ("epoch", "step") and value is not None:
+                    self.board.add_scalar(name, value, here.step)
+            self.board.flush()
+        self.display.say(_line(values, self.epochs))
+
+    def _keep_best(self, top1: float) -> None:
+        here = self.progress
+        if here.best is not None and not top1 > here.best:
+            return
+        here.best, here.best_epoch = top1, here.epoch + 1
+        weights = full_weights(self.raw if self.average is None else self.average.module)
+        if self.folder is not None and self.last is not None:
+            write_weights(self.folder.checkpoints / BEST / WEIGHTS, weights, self.task.card)
+            self.folder.keep_evaluation(self.last, self.task.card.classes)
+
+    def _due(self) -> bool:
+        run, step = self.config.run, self.progress.step
+        if run.save_steps is not None and step % run.save_steps == 0:
+            return True
+        if self.sharded:  # all processes must save together, and their clocks differ
+            return False
+        return run.save_minutes is not None and time.monotonic() - self.saved_at > 60 * run.save_minutes
+
+    def save(self) -> None:
+        """Write a checkpoint, once all that came before it is known to be good."""
+        self._take(self.flags.flush())
+        self.saved_at = time.monotonic()
+        if self.folder is None and not self.sharded:
+            return
+        here = self.progress
+        here.broken = list(self.task.broken)
+        now = time.monotonic()
+        here.seconds, self.started = here.seconds + now - self.started, now
+        weights, tensors, record = capture(here, self.raw, self.average, self.optimizer, self.accelerator.scaler)
+        if self.folder is not None:
+            Checkpoints(self.folder.checkpoints, self.display.say).save(weights, self.task.card, tensors, record)
+
+    def _stop_asked(self) -> bool:
+        asked = torch.tensor(float(self.signals.received is not None), device=self.accelerator.device)
+        return bool(total(asked))
+
+    def _stop(self) -> None:
+        self.save()
+        here = self.progress
+        raise Stopped(
+            f"stopped by {self.signals.received or 'a signal'} and saved at step {here.step} (epoch {here.epoch + 1}, "
+            f"update {here.batch}); give the same command to resume"
+        )
+
+
+def _line(values: dict[str, Any], epochs: int) -> str:
+    loss = values["train_loss"]
+    parts = [f"epoch {values['epoch']}/{epochs}", f"loss {'-' if loss is None else format(loss, '.3f')}"]
+    if "top1" in values:
+        parts += [f"top-1 {values['top1']:.2f} %", f"top-5 {values['top5']:.2f} %"]
+    return ", ".join([*parts, f"{values['images_per_second']:,.0f} images/s"])

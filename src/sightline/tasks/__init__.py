@@ -1,0 +1,1 @@
+"""What models are trained for: each task the same few files (data, model, loss, metrics)."""

@@ -1,0 +1,142 @@
+"""Augmentation of whole batches on their device, for preloaded data: crop, flip, colours, RandAugment.
+
+Everything is a function of uniform numbers, COLUMNS for each image, so that a batch needs one small copy to the
+device and no decision in Python. The crop, the flip and the geometric operations of RandAugment are one affine map,
+sampled once.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sightline.tasks.classification import colour
+from sightline.tasks.classification.config import Augment
+
+LAYERS = 4  # operations in a row, at most
+COLUMNS = 8 + 4 * LAYERS
+GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+ROTATION, SHEAR, TRANSLATION = 30.0, 0.3, 0.45  # degrees, slope, share of the side; at magnitude 10
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """`layers` operations in a row, each with probability `p`, of strength `magnitude` out of 10 give or take `std`."""
+
+    magnitude: float = 9.0
+    std: float = 0.0
+    layers: int = 2
+    p: float = 0.5
+
+    @classmethod
+    def parse(cls, text: str) -> "RandAugment":
+        """timm's notation, such as rand-m9-mstd0.5-inc1-n2-p0.5; the increasing forms are always used."""
+        parts = dict(re.findall(r"-([a-z]+)(\d*\.?\d+)", text))
+        known = {"m", "mstd", "n", "p", "inc"}
+        if not text.startswith("rand") or parts.keys() - known or int(float(parts.get("n", 2))) > LAYERS:
+            raise ValueError(
+                f"augment.auto: {text!r} is not available with data.preload; give rand-mM-mstdS-nN-pP with N up to "
+                f"{LAYERS}, or leave data.preload out"
+            )
+        return cls(
+            min(float(parts.get("m", 9)), 10.0),
+            float(parts.get("mstd", 0)),
+            int(float(parts.get("n", 2))),
+            float(parts.get("p", 0.5)),
+        )
+
+
+class BatchAugment:
+    """uint8 (B, C, H, W) -> float pixels from 0 to 1, (B, C, height, width).
+
+    Args:
+        augment: what to do; mixing and erasing come later.
+        size: (height, width) that comes out.
+        fill: mean colour, for what an operation brings in from outside of the image.
+    """
+
+    def __init__(self, augment: Augment, size: tuple[int, int], fill: tuple[float, ...], device: torch.device) -> None:
+        self.augment = augment
+        self.size = size
+        self.fill = torch.tensor(fill, device=device).view(1, -1, 1, 1)
+        self.rand = RandAugment.parse(augment.auto) if augment.auto else None
+
+    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
+        """`uniform`: (B, COLUMNS) numbers from 0 to 1."""
+        crop, layers = uniform[:, :8], uniform[:, 8:].reshape(-1, LAYERS, 4)
+        theta = self._crop(crop, images.shape[-2], images.shape[-1])
+        operations, levels = self._operations(layers)
+        if self.rand is not None:
+            theta = torch.bmm(theta, geometry(operations, levels))
+        centred = images.float() / 255 - self.fill
+        grid = F.affine_grid(theta[:, :2], [len(images), images.shape[1], *self.size], align_corners=False)
+        pixels = (F.grid_sample(centred, grid, align_corners=False) + self.fill).clamp(0, 1)
+        if self.rand is not None:
+            for layer in range(self.rand.layers):
+                pixels = colour.apply(pixels, operations[:, layer] - len(GEOMETRIC), levels[:, layer])
+        elif self.augment.color_jitter:
+            pixels = colour.jitter(pixels, crop[:, 5:8], self.augment.color_jitter)
+        return pixels
+
+    def _crop(self, uniform: Tensor, height: int, width: int) -> Tensor:
+        """The affine map (B, 3, 3) from output to input coordinates, both from -1 to 1, of crop and flips."""
+        tall, wide, down, across = self._window(uniform, height, width)
+        flip = 1 - 2 * (uniform[:, 4] < self.augment.hflip).float()
+        # One number decides both flips: its upper half, stretched, is as uniform as the whole.
+        turn = 1 - 2 * ((uniform[:, 4] * 1024).frac() < self.augment.vflip).float()
+        theta = torch.zeros(len(uniform), 3, 3, device=uniform.device)
+        theta[:, 0, 0], theta[:, 0, 2] = wide * flip, across
+        theta[:, 1, 1], theta[:, 1, 2] = tall * turn, down
+        theta[:, 2, 2] = 1
+        return theta
+
+    def _window(self, uniform: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Half height and width, and centre, of the part of the image that is kept, in units of half its sides."""
+        area, ratio, down, across = uniform[:, :4].unbind(1)
+        if self.augment.crop == "center":
+            one, zero = torch.ones_like(area), torch.zeros_like(area)
+            return one, one, zero, zero
+        if self.augment.crop == "padded":
+            one = torch.ones_like(area)
+            return one, one, (2 * down - 1) / 4, (2 * across - 1) / 4  # an eighth of the side
+        low, high = self.augment.scale
+        narrow, broad = (math.log(limit) for limit in self.augment.ratio)
+        area = (low + area * (high - low)) * height * width
+        ratio = torch.exp(narrow + ratio * (broad - narrow))
+        wide = ((area * ratio).sqrt() / width).clamp(max=1)
+        tall = ((area / ratio).sqrt() / height).clamp(max=1)
+        return tall, wide, (2 * down - 1) * (1 - tall), (2 * across - 1) * (1 - wide)
+
+    def _operations(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Which operation every layer applies, -1 for none, and its strength with a sign, both (B, LAYERS)."""
+        if self.rand is None:
+            return torch.full(uniform.shape[:2], -1, device=uniform.device), torch.zeros_like(uniform[..., 0])
+        which, chosen, level, sign = uniform.unbind(-1)
+        count = len(GEOMETRIC) + len(colour.OPERATIONS)
+        operations = (which * count).long().clamp(max=count - 1)
+        operations = torch.where(chosen < self.rand.p, operations, -1)
+        normal = math.sqrt(2) * torch.erfinv((2 * level - 1).clamp(-0.999, 0.999))
+        levels = ((self.rand.magnitude + self.rand.std * normal) / 10).clamp(0, 1)
+        active = torch.arange(LAYERS, device=uniform.device) < self.rand.layers
+        return torch.where(active, operations, -1), levels * (1 - 2 * (sign < 0.5).float())
+
+
+def geometry(operations: Tensor, levels: Tensor) -> Tensor:
+    """The geometric operations of all layers as one affine map, (B, 3, 3)."""
+    theta = torch.eye(3, device=levels.device).repeat(len(levels), 1, 1)
+    for layer in range(operations.shape[1]):
+        amounts = [
+            torch.where(operations[:, layer] == i, levels[:, layer], torch.zeros_like(levels[:, layer]))
+            for i in range(len(GEOMETRIC))
+        ]
+        angle = amounts[0] * math.radians(ROTATION)
+        step = torch.zeros_like(theta)
+        step[:, 0, 0], step[:, 0, 1] = angle.cos(), -angle.sin() + amounts[1] * SHEAR
+        step[:, 1, 0], step[:, 1, 1] = angle.sin() + amounts[2] * SHEAR, angle.cos()
+        step[:, 0, 2], step[:, 1, 2] = amounts[3] * 2 * TRANSLATION, amounts[4] * 2 * TRANSLATION
+        step[:, 2, 2] = 1
+        theta = torch.bmm(theta, step)
+    return theta

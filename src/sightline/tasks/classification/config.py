@@ -1,0 +1,103 @@
+"""What a classification run is configured with: data, model, augmentation, loss, teacher.
+
+Nothing heavy is imported here, so that `sightline train --help` stays fast.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sightline.tasks.options import entry
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where images come from and what they become before augmentation."""
+
+    path: str | None = entry(None, "folder, tar file, WebDataset folder or hfds/NAME; by default the embedded data")
+    source: Literal["auto", "folder", "tar", "wds", "hfds", "synthetic"] = entry(
+        "auto", "kind of data; auto looks at the path; synthetic needs none and measures speed"
+    )
+    train_split: str | None = entry(None, "split to train on; by default train")
+    val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
+    class_map: str | None = entry(None, "text file with a class a line, in the order of the labels")
+    size: int | tuple[int, int] | None = entry(
+        None, "pixels: 224, or [384, 640] for height, width; by default the model's", least=1
+    )
+    mean: tuple[float, ...] | None = entry(None, "mean of the channels, 0 to 1; by default ImageNet's")
+    std: tuple[float, ...] | None = entry(None, "deviation of the channels; by default ImageNet's", least=1e-6)
+    interpolation: Literal["bicubic", "bilinear", "nearest", "random"] = entry("bicubic", "resampling of images")
+    crop_pct: float | None = entry(None, "share of the side that evaluation keeps; by default the model's",
+                                   least=0.01, most=1)  # fmt: skip
+    workers: int = entry(2, "loader processes for each training process; 0 loads in the process itself", least=0)
+    preload: bool = entry(False, "decode once to uint8 in the memory of the device and augment there, in batches")
+    preload_size: int | tuple[int, int] | None = entry(
+        None, "pixels that preloaded images are kept at; by default data.size", least=1
+    )
+    on_error: Literal["stop", "skip"] = entry("stop", "on an unreadable image: stop, or skip, count and report it")
+    image_key: str = entry("image", "name of the image in a Hugging Face data set")
+    label_key: str = entry("label", "name of the label in a Hugging Face data set")
+    limit: int | None = entry(None, "use the first images of every class only, this many", least=1)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained."""
+
+    name: str = entry("inline_deit_tiny", "a model of sightline or timm, as `sightline list` shows")
+    args: Mapping[str, Any] = entry({}, "arguments of the model, such as {depths: 6, attention: softmax}")
+    checkpoint: str | None = entry(
+        None, "weights to start from, public or sightline's own; a new classifier if need be"
+    )
+    pretrained: bool = entry(False, "start from the weights that timm publishes for this model, downloaded")
+    drop: float = entry(0.0, "dropout before the classifier", least=0, most=1)
+    drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
+    grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
+    channels_last: bool = entry(False, "keep images as NHWC in memory")
+    compile: bool = entry(False, "torch.compile the model")
+    compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to training images."""
+
+    crop: Literal["resized", "padded", "center"] = entry(
+        "resized", "random resized crop; random crop after padding by an eighth; or the evaluation's own crop"
+    )
+    scale: tuple[float, float] = entry((0.08, 1.0), "share of the image that a random resized crop keeps",
+                                       least=0.001, most=1)  # fmt: skip
+    ratio: tuple[float, float] = entry((0.75, 4 / 3), "width to height of a random resized crop", least=0.01)
+    hflip: float = entry(0.5, "probability of a mirror image", least=0, most=1)
+    vflip: float = entry(0.0, "probability of turning upside down", least=0, most=1)
+    color_jitter: float = entry(0.0, "brightness, contrast and saturation; not beside auto", least=0)
+    auto: str | None = entry(None, "RandAugment and relatives in timm's notation, such as rand-m9-mstd0.5-inc1")
+    erase: float = entry(0.0, "probability of erasing a rectangle", least=0, most=1)
+    erase_mode: Literal["pixel", "rand", "const"] = entry("pixel", "what an erased rectangle is filled with")
+    mixup: float = entry(0.0, "alpha of mixup, 0 for none", least=0)
+    cutmix: float = entry(0.0, "alpha of cutmix, 0 for none", least=0)
+    mix_prob: float = entry(1.0, "probability of mixing a batch", least=0, most=1)
+    mix_switch: float = entry(0.5, "probability of cutmix where both are on", least=0, most=1)
+    mix_mode: Literal["batch", "pair", "elem"] = entry("batch", "mix with one ratio a batch, a pair or an image")
+    mix_off_epoch: int | None = entry(None, "epoch from which nothing is mixed any more", least=0)
+    repeats: int = entry(1, "repeated augmentation: an image comes this often in a row of batches", least=1)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised."""
+
+    name: Literal["cross_entropy", "bce"] = entry("cross_entropy", "softmax cross entropy, or binary a class")
+    smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
+
+
+@dataclass(frozen=True)
+class Distill:
+    """A teacher's logits beside the labels."""
+
+    teacher: str | None = entry(None, "any model of timm or sightline; none by default")
+    args: Mapping[str, Any] = entry({}, "arguments of the teacher")
+    checkpoint: str | None = entry(None, "weights of the teacher; by default those that timm publishes")
+    mode: Literal["soft", "hard"] = entry("soft", "follow the teacher's probabilities, or its first choice")
+    weight: float = entry(0.5, "share of the teacher in the loss", least=0, most=1)
+    temperature: float = entry(1.0, "temperature of soft distillation", least=0.01)

@@ -1,0 +1,72 @@
+"""Image files of every kind into the one form that models see: upright RGB, eight bits, nothing transparent."""
+
+import io
+import warnings
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image, ImageOps
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+MODES = {1: "L", 3: "RGB"}
+Source = str | Path | bytes | IO[bytes]
+
+
+class ImageError(ValueError):
+    """An image that cannot be read; the message is one line that begins with its name."""
+
+
+def load_image(source: Source, name: str | None = None, channels: int = 3) -> Image.Image:
+    """Read and decode an image.
+
+    It is turned upright as its EXIF entry says, 16-bit grey is scaled to eight bits, what is transparent shows white,
+    and every colour space (palette, CMYK, grey) becomes RGB. Of a moving picture the first frame is taken.
+
+    Args:
+        source: a path, the bytes of a file, or an open file.
+        name: what to call the image in an error; by default its path.
+        channels: 3 for RGB, 1 for grey.
+
+    Raises:
+        ImageError: there is no such file, or it is truncated, unreadable or too large to decode.
+    """
+    title = name or (str(source) if isinstance(source, str | Path) else str(getattr(source, "name", "image")))
+    if channels not in MODES:
+        raise ImageError(f"{title}: images are read with 1 or 3 channels, not {channels}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd metadata, and of large images below the limit
+            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+                image.load()
+                return _flatten(ImageOps.exif_transpose(image)).convert(MODES[channels])
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ImageError(f"{title}: there is no such image file") from error
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:  # decoders raise whatever a damaged file leads them to
+        raise ImageError(f"{title}: cannot be read as an image ({_reason(error, title)})") from error
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """Eight bits a channel, and white where the image is transparent."""
+    if image.mode.startswith("I"):
+        image = _from_16_bits(image)
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels have no scale; save it with 8 or 16 bits")
+    if image.has_transparency_data:
+        colours = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours)
+    return image
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError("pixels of 32 bits; save it with 8 or 16")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+
+
+def _reason(error: Exception, title: str) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "not an image, or a kind that is not known" if "cannot identify" in text else text.replace(title, "it")[:160]

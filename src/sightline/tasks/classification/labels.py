@@ -1,0 +1,153 @@
+"""Class names of data and of a model brought together, and the other label sets of ImageNet.
+
+ImageNet's classes are known by their WordNet numbers (n01440764), which the folders of the training set carry, by their
+place in the sorted list of those, which the folders of ImageNet-V2 carry, and by words (tench).
+"""
+
+import json
+import pkgutil
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+WORDNET = re.compile(r"n\d{8}")
+VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
+WAYS = ("names", "order", "v2")
+
+
+class LabelError(ValueError):
+    """Labels that do not fit the model; the message is one line."""
+
+
+@cache
+def imagenet_classes() -> tuple[str, ...]:
+    """The WordNet numbers of ImageNet-1K, in the order of every public model's outputs."""
+    from timm.data import ImageNetInfo
+
+    return tuple(ImageNetInfo().label_names())
+
+
+def in_words(names: Sequence[str]) -> list[str]:
+    """Names as people read them: WordNet numbers become words, all else stays."""
+    if not any(WORDNET.fullmatch(name) for name in names):
+        return list(names)
+    from timm.data import ImageNetInfo
+
+    info, known = ImageNetInfo(), set(imagenet_classes())
+    return [info.label_name_to_description(name) if name in known else name for name in names]
+
+
+def match(found: Sequence[str], known: Sequence[str], way: str = "names") -> list[int]:
+    """The output of the model for every class of the data.
+
+    Args:
+        found: classes of the data.
+        known: classes of the model, in the order of its outputs.
+        way: "names" goes by name, WordNet number or words; "order" takes the classes as they come; "v2" reads the names
+            as places of outputs, as ImageNet-V2 has them.
+
+    Raises:
+        LabelError: a class of the data has no output.
+    """
+    if way not in WAYS:
+        raise LabelError(f"labels: {way!r} is not a way to match classes; give one of {', '.join(WAYS)}")
+    if way == "v2":
+        return [_place(name, len(known)) for name in found]
+    if way == "order":
+        if len(found) > len(known):
+            raise LabelError(f"labels: the data have {len(found)} classes and the model {len(known)}")
+        return list(range(len(found)))
+    outputs = {name: i for i, name in reversed(list(enumerate(known)))}
+    if tuple(known) == imagenet_classes() and not set(found) & set(known) and all(n.isdecimal() for n in found):
+        return match(found, known, "v2")
+    words = _words(known)
+    return [outputs[name] if name in outputs else _by_words(name, words, known) for name in found]
+
+
+def _place(name: str, count: int) -> int:
+    if not name.isdecimal() or int(name) >= count:
+        raise LabelError(f"labels: class {name!r} is not the place of one of {count} outputs, 0 to {count - 1}")
+    return int(name)
+
+
+def _words(known: Sequence[str]) -> dict[str, list[int]]:
+    """The outputs that a word may mean: the whole name, and of WordNet's names each synonym."""
+    words: dict[str, list[int]] = {}
+    for i, (name, text) in enumerate(zip(known, in_words(known), strict=True)):
+        for word in dict.fromkeys([text, *(text.split(",") if text != name else ())]):
+            words.setdefault(_plain(word), []).append(i)
+    return words
+
+
+def _plain(word: str) -> str:
+    return word.strip().lower().replace("_", " ")
+
+
+def _by_words(name: str, words: dict[str, list[int]], known: Sequence[str]) -> int:
+    places = words.get(_plain(name), [])
+    if len(places) == 1:
+        return places[0]
+    if places:  # ImageNet has two kinds of crane
+        both = " or ".join(known[i] for i in places)
+        raise LabelError(f"labels: class {name!r} could be {both}; name it so")
+    close = get_close_matches(_plain(name), list(words), 1, cutoff=0.6)
+    nearest = f"the nearest is {known[words[close[0]][0]]!r}" if close else f"it has {', '.join(known[:3])} and others"
+    raise LabelError(
+        f"labels: the model has no class {name!r}; {nearest}; rename the class, or match by place with --labels order"
+    )
+
+
+def real_labels(files: Sequence[str], classes: Sequence[str], path: str | Path | None = None) -> Tensor:
+    """ImageNet-ReaL: for every image the set of outputs that are right, (images, outputs) booleans.
+
+    Args:
+        files: names of the images; ILSVRC2012_val_00000293.JPEG is the 293rd.
+        classes: of the model; they must be ImageNet's.
+        path: a JSON file of the sets, a list in the order of the validation images, or an object by file name; by
+            default the published one, which timm carries.
+
+    Raises:
+        LabelError: the file is none, an image is not in it, or the model is not for ImageNet.
+    """
+    outputs = {name: i for i, name in enumerate(classes)}
+    if not set(imagenet_classes()) <= outputs.keys():
+        raise LabelError("labels: the ReaL labels are those of ImageNet-1K's 1000 classes; this model has others")
+    order = [outputs[name] for name in imagenet_classes()]
+    sets = _read_sets(path)
+    table = torch.zeros(len(files), len(classes), dtype=torch.bool)
+    for row, file in zip(table, files, strict=True):
+        row[[order[label] for label in _set_of(file, sets)]] = True
+    return table
+
+
+def _read_sets(path: str | Path | None) -> dict[str, list[int]]:
+    try:
+        if path is None:
+            text = (pkgutil.get_data("timm.data", "_info/imagenet_real_labels.json") or b"").decode()
+        else:
+            text = Path(path).read_text(encoding="utf-8")
+        sets = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise LabelError(f"labels: {path or 'the ReaL labels of timm'} cannot be read as JSON") from error
+    if isinstance(sets, list):
+        sets = {f"ILSVRC2012_val_{i:08d}": labels for i, labels in enumerate(sets, 1)}
+    if not isinstance(sets, dict) or not all(_is_set(labels) for labels in sets.values()):
+        raise LabelError(f"labels: {path} does not hold lists of labels 0 to 999, one an image")
+    return {Path(name).stem: labels for name, labels in sets.items()}
+
+
+def _is_set(labels: object) -> bool:
+    return isinstance(labels, list) and all(type(label) is int and 0 <= label < 1000 for label in labels)
+
+
+def _set_of(file: str, sets: dict[str, list[int]]) -> list[int]:
+    numbered = VALIDATION.search(file)
+    stem = numbered[0] if numbered else Path(file).stem
+    if stem not in sets:
+        raise LabelError(f"labels: no set of labels for {file}; the images must be ILSVRC2012_val_00000001.JPEG and on")
+    return sets[stem]

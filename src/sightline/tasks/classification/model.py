@@ -1,0 +1,126 @@
+"""The model that is trained and its teacher, built by timm's registry."""
+
+import warnings
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import timm
+import torch
+from timm.data import resolve_model_data_config
+from torch import nn
+
+from sightline.models.checkpoint import read_state
+from sightline.models.identify import arguments
+from sightline.models.zoo import VARIANTS
+from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.classification.config import Data, Distill, Model
+
+
+def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Module, ModelCard]:
+    """The model with its starting weights, and the card that says how to use it.
+
+    Raises:
+        ValueError: there is no such model or argument, or the weights do not fit.
+    """
+    kwargs = dict(config.args)
+    if data.size is not None and config.name in VARIANTS:
+        kwargs["img_size"] = data.size
+    kwargs = {**kwargs, "num_classes": len(classes)}
+    drops = {key: value for key, value in (("drop_rate", config.drop), ("drop_path_rate", config.drop_path)) if value}
+    model = create(config.name, {**kwargs, **drops}, config.pretrained)
+    if config.checkpoint is not None:
+        load_weights(model, config.checkpoint)
+    if config.grad_checkpointing:
+        model.set_grad_checkpointing()  # type: ignore[operator]
+    return model, card_of(config.name, kwargs, model, data, classes)
+
+
+def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False) -> nn.Module:
+    """A registered model; a wrong name or argument is an error of one line."""
+    known = [*VARIANTS, *timm.list_models()] if name not in VARIANTS else []
+    if name not in VARIANTS and name.split(".")[0] not in known:
+        close = get_close_matches(name, known, 1, cutoff=0.5)
+        remedy = f"did you mean {close[0]!r}?" if close else "`sightline list` and timm.list_models() show all"
+        raise ValueError(f"model.name: no model {name!r}; {remedy}")
+    if name in VARIANTS:
+        own = arguments(name)
+        for key in kwargs:
+            if key not in own:
+                close = get_close_matches(key, own, 1, cutoff=0.5)
+                remedy = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(own)}"
+                raise ValueError(f"model.args: {name} has no argument {key!r}; {remedy}")
+    try:
+        return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
+    except TypeError as error:
+        raise ValueError(f"model.args: {name} refuses its arguments ({error})") from error
+    except RuntimeError as error:
+        raise ValueError(f"model.name: {name} cannot be built ({error})") from error
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Read weights as data only; a classifier for other classes stays new."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        state = read_state(path)
+        head = model.get_classifier()  # type: ignore[operator]
+        if type(model).__module__.startswith("timm.") and isinstance(head, nn.Module):
+            own = model.state_dict()
+            heads = {id(p) for p in head.parameters()}
+            names = {n for n, p in model.named_parameters() if id(p) in heads}
+            state = {k: own[k] if k in names and v.shape != own[k].shape else v for k, v in state.items()}
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    for warning in caught:
+        if "classifier" in str(warning.message):
+            print(f"{path}: {warning.message}", flush=True)
+
+
+def card_of(name: str, kwargs: Mapping[str, Any], model: nn.Module, data: Data, classes: tuple[str, ...]) -> ModelCard:
+    """What the model takes: the configuration where it says so, else what the model was published with."""
+    usual = resolve_model_data_config(model)
+    channels = int(kwargs.get("in_chans", usual["input_size"][0]))
+    size = data.size or kwargs.get("img_size") or usual["input_size"][1:]
+    height, width = (size, size) if isinstance(size, int) else size
+    return ModelCard(
+        name,
+        {key: _list(value) for key, value in kwargs.items()},
+        classes,
+        (channels, int(height), int(width)),
+        _channels("mean", data.mean, usual["mean"], channels),
+        _channels("std", data.std, usual["std"], channels),
+        data.interpolation,
+        data.crop_pct or usual["crop_pct"],
+    )
+
+
+def _channels(what: str, given: tuple[float, ...] | None, usual: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    values = given or usual
+    if len(values) != channels and (given is None or len(given) == 1):
+        values = (sum(values) / len(values),) * channels
+    if len(values) != channels:
+        raise ValueError(f"data.{what}: {list(values)} has {len(values)} values for {channels} channels")
+    return tuple(float(value) for value in values)
+
+
+def build_teacher(config: Distill, classes: int, channels: int, device: torch.device) -> nn.Module | None:
+    """The teacher in evaluation mode, without gradients; None where there is none."""
+    if config.teacher is None:
+        return None
+    kwargs = {"num_classes": classes, "in_chans": channels, **config.args}
+    teacher = create(config.teacher, kwargs, pretrained=config.checkpoint is None)
+    if config.checkpoint is not None:
+        load_weights(teacher, config.checkpoint)
+    return teacher.eval().requires_grad_(False).to(device)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(v) for v in value) if isinstance(value, list) else value
+
+
+def _list(value: Any) -> Any:
+    return [_list(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,156 @@
+"""Images one by one in loader processes: decoded, augmented by timm from the seed of their place, uint8."""
+
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sightline.tasks.classification.batch import Batch
+from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.classification.config import Augment
+from sightline.tasks.classification.data import Split
+from sightline.tasks.classification.images import ImageError
+from sightline.tasks.order import Key
+
+Transform = Callable[[Any], Any]
+Sample = tuple[Tensor | None, int, str | None]  # pixels, class, what was wrong
+
+
+class Samples(Dataset[Sample]):
+    """A split whose items are uint8 (C, H, W) with their class; what cannot be read is told, not raised.
+
+    Args:
+        split: labelled images.
+        transform: PIL image -> uint8 array.
+        channels: of the model.
+        replace: take the next readable image for a broken one, so that a training batch stays whole.
+    """
+
+    def __init__(self, split: Split, transform: Transform, channels: int = 3, replace: bool = False) -> None:
+        self.split = split
+        self.transform = transform
+        self.channels = channels
+        self.replace = replace
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, key: Key) -> Sample:
+        first, seed = key
+        broken = None
+        for index in (*range(first, len(self)), *range(first)):
+            try:
+                pixels = self._pixels(index, seed)
+            except ImageError as error:
+                broken = broken or str(error)
+                if not self.replace:
+                    break
+                continue
+            return pixels, self.split.targets[index], broken
+        return None, self.split.targets[first], broken
+
+    def _pixels(self, index: int, seed: int) -> Tensor:
+        image = self.split.image(index, self.channels)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch.random.default_generator.manual_seed(seed)
+        return torch.from_numpy(np.ascontiguousarray(self.transform(image)))
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Samples that could be read, stacked; what was wrong with the others."""
+    good = [(pixels, target) for pixels, target, _ in samples if pixels is not None]
+    broken = tuple(message for _, _, message in samples if message is not None)
+    images = torch.stack([pixels for pixels, _ in good]) if good else torch.empty(0, dtype=torch.uint8)
+    return Batch(images, torch.tensor([target for _, target in good], dtype=torch.long), broken)
+
+
+class Keys:
+    """What a loader is to read next; the main process sets `keys` before every pass."""
+
+    def __init__(self) -> None:
+        self.keys: Callable[[], Iterator[list[Key]]] = lambda: iter(())
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self.keys()
+
+
+def make_loader(samples: Samples, keys: Keys, workers: int, pin: bool) -> DataLoader[Any]:
+    """A loader of the batches in `keys`, with processes that outlive an epoch."""
+    return DataLoader(
+        samples,
+        batch_sampler=keys,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=pin,
+        persistent_workers=workers > 0,
+        worker_init_fn=_start_worker,
+    )
+
+
+def close_loader(loader: DataLoader[Any]) -> None:
+    """End the processes of a loader. They ignore signals, so nothing else would."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+def _start_worker(number: int) -> None:
+    """The main process decides when loading ends: a signal to the whole group must not tear its workers away."""
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def train_transform(card: ModelCard, augment: Augment) -> Transform:
+    """Crop, flip and change colours with timm's transforms; uint8 comes out, which the device normalises."""
+    from timm.data import create_transform
+    from timm.data.transforms import ToNumpy
+    from torchvision import transforms
+
+    first, second, _ = create_transform(
+        card.input_size,
+        is_training=True,
+        scale=augment.scale,
+        ratio=augment.ratio,
+        hflip=augment.hflip,
+        vflip=augment.vflip,
+        color_jitter=augment.color_jitter or None,
+        auto_augment=augment.auto,
+        interpolation=card.interpolation,
+        mean=card.mean,
+        separate=True,
+        use_prefetcher=True,
+    )
+    height, width = card.input_size[1:]
+    if augment.crop != "resized":
+        flips = [f(p=p) for f, p in ((transforms.RandomHorizontalFlip, augment.hflip),
+                                     (transforms.RandomVerticalFlip, augment.vflip)) if p]  # fmt: skip
+        pad = [transforms.RandomCrop((height, width), (width // 8, height // 8))] if augment.crop == "padded" else []
+        geometry = _geometry(card, 1.0 if pad else card.crop_pct)
+        first = transforms.Compose([*geometry, *pad, *flips])
+    return transforms.Compose([first, second, ToNumpy()])
+
+
+def eval_transform(card: ModelCard) -> Transform:
+    """Resize and cut out the centre; uint8 comes out."""
+    from timm.data.transforms import ToNumpy
+    from torchvision import transforms
+
+    return transforms.Compose([*_geometry(card, card.crop_pct), ToNumpy()])
+
+
+def _geometry(card: ModelCard, crop_pct: float) -> list[Any]:
+    """timm's resize and centre crop of evaluation, without what follows them."""
+    from timm.data import create_transform
+
+    made = create_transform(
+        card.input_size, is_training=False, interpolation=card.interpolation, crop_pct=crop_pct, use_prefetcher=True
+    )
+    return list(made.transforms[:-1])

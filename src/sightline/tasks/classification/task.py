@@ -1,0 +1,113 @@
+"""Classification as the engine trains it: data, model and loss put together."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sightline.tasks.classification.batch import Batch
+from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
+from sightline.tasks.classification.data import open_split
+from sightline.tasks.classification.feeds import Feed, LoaderFeed, MemoryFeed, Note, SyntheticFeed
+from sightline.tasks.classification.images import ImageError
+from sightline.tasks.classification.loss import Criterion
+from sightline.tasks.classification.mix import erase, mix, mixes
+from sightline.tasks.classification.model import build, build_teacher
+from sightline.tasks.order import Place, derive
+
+SYNTHETIC_CLASSES = 10
+
+
+class Classification:
+    """A model, its training batches, their loss, and the images it is evaluated on.
+
+    Args:
+        data, model, augment, loss, distill: sections of the configuration.
+        place: device and share of the work.
+        note: hears of the progress of preloading.
+
+    Attributes:
+        model: in training mode on the device, not yet compiled or wrapped.
+        card: what a file of its weights says of itself.
+        order: of the training images.
+        broken: what was wrong with images that could not be read, every one once.
+    """
+
+    def __init__(
+        self, data: Data, model: Model, augment: Augment, loss: Loss, distill: Distill, place: Place, note: Note
+    ) -> None:
+        self.data, self.augment, self.place = data, augment, place
+        self.channels_last = model.channels_last
+        splits = None
+        classes: tuple[str, ...] = tuple(f"class {i}" for i in range(SYNTHETIC_CLASSES))
+        if data.source != "synthetic":
+            train = open_split(data, "train")
+            splits, classes = (train, open_split(data, "val", train.classes)), train.classes
+        torch.manual_seed(place.seed)
+        built, self.card = build(model, data, classes)
+        self.model: nn.Module = built.to(place.device)
+        if model.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+        self.criterion = Criterion(
+            loss, distill, build_teacher(distill, len(classes), self.card.input_size[0], place.device)
+        )
+        self.broken: dict[str, None] = {}
+        self.feed: Feed
+        if splits is None:
+            self.feed = SyntheticFeed(self.card, place)
+        elif data.preload:
+            self.feed = MemoryFeed(data, augment, self.card, splits, place, note, model.compile)
+        else:
+            self.feed = LoaderFeed(data, augment, self.card, *splits, place)
+        self.order = self.feed.order
+        self.images = len(splits[1]) if splits else self.order.local * place.ranks
+        if self.order.ranks > 1 and self.order.local % 2 and mixes(augment, 0):
+            raise ValueError(
+                f"batch.size={place.batch} gives {self.order.local} images a process and part, mixing needs an even "
+                f"number; give a multiple of {2 * place.ranks * place.parts}"
+            )
+
+    def __len__(self) -> int:
+        """Images to evaluate."""
+        return self.images
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The parts of an epoch's updates from update `start` on, ready for the model."""
+        order, slots = self.order, self.order.slots()
+        mixing = mixes(self.augment, epoch)
+        for part, batch in enumerate(self.feed.parts(epoch, start), start * order.parts):
+            self._note_broken(batch)
+            images, targets = batch.images, batch.targets
+            rng = np.random.default_rng(derive(order.seed, epoch, part, 1))
+            if mixing:
+                images, targets = mix(images, targets, len(self.card.classes), self.augment, rng, slots, order.part)
+            if self.augment.erase:
+                noise = derive(order.seed, epoch, part, 3, order.rank)
+                images = erase(images, self.augment, rng, slots, order.part, noise)
+            yield Batch(self._layout(images), targets)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss of a part of an update."""
+        return self.criterion(model(batch.images), batch.targets, batch.images)
+
+    def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of the images to evaluate, every one once over all processes."""
+        for batch in self.feed.evaluation():
+            self._note_broken(batch)
+            yield self._layout(batch.images), batch.targets
+
+    def close(self) -> None:
+        """End what was started to load images."""
+        self.feed.close()
+
+    def _layout(self, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
+
+    def _note_broken(self, batch: Batch) -> None:
+        for message in batch.broken:
+            if self.data.on_error == "stop":
+                raise ImageError(f"{message}; repair or remove it, or pass --data.on_error skip")
+            if message not in self.broken:
+                self.broken[message] = None
+                print(f"skipped: {message}", flush=True)

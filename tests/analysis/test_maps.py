@@ -1,0 +1,160 @@
+"""Attention maps against the blocks: the weights, applied to the values, must give what the block gave."""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from sightline.analysis.maps import AttentionMap, attention_blocks, attention_maps
+from sightline.layers.attention import project
+from sightline.layers.inline import ResidualWeights
+from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
+from sightline.layers.soft import HeadwiseConv
+from sightline.layers.stripe_attention import Branch
+
+from ..models.tiny import TINY, WITH_CLASS_TOKEN, every_family, image, tiny
+
+MECHANISMS = ("softmax", "linear", "inline", "inline(phi=relu)", "linear(phi=relu_affine)", "none")
+QUERIES = ((0.0, 0.0), (0.5, 0.5), (0.3, 0.9), (1.0, 1.0))
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model without local terms and output projections, so that a block gives its weights times its values."""
+    for module in model.modules():
+        if isinstance(module, ResidualWeights):
+            nn.init.zeros_(module.fc2.weight)
+            nn.init.zeros_(module.fc2.bias)  # type: ignore[arg-type]
+        elif isinstance(module, HeadwiseConv):
+            nn.init.zeros_(module.conv.weight)
+        elif isinstance(module, Branch):
+            nn.init.zeros_(module.lepe.weight)
+            nn.init.zeros_(module.lepe.bias)  # type: ignore[arg-type]
+        elif hasattr(module, "qkv"):
+            nn.init.eye_(module.proj.weight)
+            nn.init.zeros_(module.proj.bias)
+    return model
+
+
+def inputs_and_outputs(model: nn.Module, x: Tensor) -> dict[str, tuple[Tensor, tuple[int, int], Tensor]]:
+    seen: dict[str, Any] = {}
+    handles = [
+        dict(model.named_modules())[name].register_forward_hook(
+            lambda _, args, out, name=name: seen.update({name: (args[0], args[1], out)})
+        )
+        for name in attention_blocks(model)
+    ]
+    model(x)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def values(module: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The values (N, H, D) of a block in the order of the map, or of the reduced one."""
+    heads = module.num_heads if hasattr(module, "num_heads") else module.core.num_heads
+    if getattr(module, "sr", None) is not None:
+        x = module.sr_norm(to_tokens(module.sr(pad_to_multiple(to_map(x, grid), module.sr.stride)))[0])
+    return project(module.qkv, heads, x)[2][0]
+
+
+def check(model: nn.Module, found: AttentionMap, seen: tuple[Tensor, tuple[int, int], Tensor]) -> None:
+    module, (x, grid, out) = dict(model.named_modules())[found.block], seen
+    weights = torch.cat([found.prefix, found.weights.flatten(1)], 1)  # H keys
+    mixed = torch.einsum("hn,nhd->hd", weights, values(module, x, grid)).flatten()
+    prefix = found.prefix.shape[1]
+    token = 0 if found.place is None else prefix + found.place[0] * grid[1] + found.place[1]
+    torch.testing.assert_close(mixed, out[0, token], rtol=1e-3, atol=1e-4 * float(out.abs().max()))
+
+
+@every_family
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@torch.no_grad()
+def test_weights_times_values_are_the_output(family: str, mechanism: str) -> None:
+    model = bare(tiny(family, attention=mechanism))
+    x = image(64, 80, batch=1)
+    seen = inputs_and_outputs(model, x)
+    for query in QUERIES:
+        maps = attention_maps(model, x[0], query)
+        assert [found.block for found in maps] == list(seen)
+        for found in maps:
+            check(model, found, seen[found.block])
+
+
+@pytest.mark.parametrize("family", ["soft", "soft_norm"])
+@torch.no_grad()
+def test_soft(family: str) -> None:
+    model, x = bare(tiny(family)), image(64, 80, batch=1)
+    seen = inputs_and_outputs(model, x)
+    for found in attention_maps(model, x[0], (0.4, 0.7)):
+        check(model, found, seen[found.block])
+
+
+@torch.no_grad()
+def test_windows_of_linear_attention_and_their_shift() -> None:
+    model = bare(tiny("swin", attention="inline", map_window=3, depths=(2, 2, 2, 2)))
+    x = image(64, 80, batch=1)
+    seen = inputs_and_outputs(model, x)
+    for query in QUERIES:
+        for found in attention_maps(model, x[0], query):
+            check(model, found, seen[found.block])
+    first = attention_maps(model, x[0])[0]
+    assert int((first.weights[0] != 0).sum()) == 9  # the window of the query, nothing else
+
+
+@pytest.mark.parametrize("family", WITH_CLASS_TOKEN)
+@torch.no_grad()
+def test_class_token(family: str) -> None:
+    model, x = bare(tiny(family)), image(64, 80, batch=1)
+    seen = inputs_and_outputs(model, x)
+    maps = attention_maps(model, x[0], None)
+    assert maps
+    for found in maps:
+        assert found.place is None
+        check(model, found, seen[found.block])
+
+
+@torch.no_grad()
+def test_no_class_token_no_maps() -> None:
+    assert attention_maps(tiny("pvt"), image(64, batch=1)[0], None) == []
+
+
+@every_family
+@torch.no_grad()
+def test_inline_is_signed_and_sums_to_one(family: str) -> None:
+    for found in attention_maps(tiny(family, attention="inline"), image(64, batch=1)[0] * 30):
+        total = found.weights.sum((1, 2)) + found.prefix.sum(1)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-4)
+    sharp = tiny("deit", attention="inline(residual=false)")
+    for block in sharp.blocks:
+        block.attn.qkv.weight.data *= 30
+    assert any((found.weights < 0).any() for found in attention_maps(sharp, image(64, batch=1)[0]))
+
+
+@torch.no_grad()
+def test_the_model_is_left_as_it_was() -> None:
+    model, x = tiny("deit"), image(64, batch=1)
+    before = model(x)
+    attention_maps(model, x[0])
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_chosen_blocks_and_places() -> None:
+    model, x = tiny("deit"), image(64, 80, batch=1)[0]
+    (found,) = attention_maps(model, x, (0.99, 0.0), blocks=["blocks.1.attn"])
+    assert (found.block, found.mechanism, found.grid, found.place) == ("blocks.1.attn", "inline", (4, 5), (3, 0))
+    with pytest.raises(ValueError, match=r"blocks\.9"):
+        attention_maps(model, x, blocks=["blocks.9"])
+    with pytest.raises(ValueError, match="query"):
+        attention_maps(model, x, (1.5, 0))
+
+
+@torch.no_grad()
+def test_the_published_models_on_the_fast_path() -> None:
+    name, _ = TINY["pvt"]
+    model = timm.create_model(name, depths=(1, 1, 1, 1)).eval()
+    maps = attention_maps(model, torch.randn(3, 96, 160))
+    assert [tuple(found.weights.shape[1:]) for found in maps] == [(24, 40), (12, 20), (6, 10), (3, 5)]

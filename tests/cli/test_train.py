@@ -1,0 +1,157 @@
+"""`sightline train` as a command: help, configuration, errors of one line, and a whole short run."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sightline.cli.main import main
+from sightline.engine.settings import entries, load_recipe, recipe_names, resolve, to_yaml
+from tests.engine.tiny import make_images, write_recipe
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["train", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("sightline: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for key, _ in entries():
+        assert f"--{key} " in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--optm.lr", "1"], "no key 'optm.lr' in the configuration; did you mean 'optim.lr'?"),
+        (["--optim.lrr=1"], "no key 'optim.lrr' in the configuration; did you mean 'optim.lr'?"),
+        (["--confg", "quick"], "did you mean 'config'?"),
+        (["--config", "imagenete"], "no recipe 'imagenete'; did you mean 'imagenette'?"),
+        (["--optim.lr", "fast"], "optim.lr: 'fast' is not a number"),
+        (["--optim.lr", "-1"], "optim.lr: -1.0 is out of range; give at least 0"),
+        (["--batch.size", "1.5"], "batch.size: '1.5' is not a whole number"),
+        (["--run.precision", "bf61"], "did you mean 'bf16'?"),
+        (["--data.preload", "maybe"], "data.preload: 'maybe' is not true or false"),
+        (["--augment.scale", "[0.1]"], "augment.scale: '[0.1]' is not a list of 2"),
+        (["--model.args", "3"], "model.args: '3' is not a mapping"),
+        (["--run.device", "gpu"], "run.device: 'gpu' is not one of auto, cpu, cuda, mps"),
+        (["--data", "/nowhere"], "/nowhere: there is no such folder or file"),
+        (["--model", "inline_deit_tiy", "--model.args", "{}"], "did you mean 'inline_deit_tiny'?"),
+        (["--model", "inline_deit_tiny", "--model.args", "{depth: 3}"], "did you mean 'depths'?"),
+        (["--optim.name", "adamv"], "did you mean 'adam"),
+        (["--batch.size", "100000"], "batch.size=100000 is more than the 10000 training images"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--run.device", "cpu", "--data.preload", "false", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("sightline: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_wrong_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "mine.yaml"
+    for text, message in (
+        ("optim: {lrr: 1}", "no key 'optim.lrr' in the configuration; did you mean 'optim.lr'?"),
+        ("lr: 1", "no key 'lr' in the configuration; did you mean 'optim.lr'?"),
+        ("optim: 3", "optim: 3 is not a section"),
+        ("[1, 2]", "not a configuration"),
+        ("a: [", "not YAML"),
+        ("base: nothing", "no recipe 'nothing'"),
+        ("!!python/object/apply:os.system [echo]", "not YAML"),
+    ):
+        recipe.write_text(text)
+        assert message in fail(capsys, "--config", str(recipe))
+
+
+def test_print_config_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--config", "imagenette", "--optim.lr", "1e-4", "--data", "x", "--print_config"]) == 0
+    shown = capsys.readouterr().out
+    assert yaml.safe_load(shown)["optim"]["lr"] == 1e-4
+    (tmp_path / "again.yaml").write_text(shown)
+    assert to_yaml(resolve(load_recipe(str(tmp_path / "again.yaml")))) == shown
+
+
+def test_every_recipe_resolves() -> None:
+    names = recipe_names()
+    assert {"quick", "imagenette", "cifar10", "finetune"} <= set(names)
+    for name in names:
+        assert yaml.safe_load(to_yaml(resolve(load_recipe(name))))
+
+
+def test_a_base_lies_below(tmp_path: Path) -> None:
+    (tmp_path / "low.yaml").write_text("optim: {lr: 1.0, clip: 2.0}\nmodel: {args: {depths: 3}}")
+    (tmp_path / "high.yaml").write_text("base: low.yaml\noptim: {lr: 0.5}\nmodel: {args: {}}")
+    config = resolve(load_recipe(str(tmp_path / "high.yaml")))
+    assert (config.optim.lr, config.optim.clip, config.model.args) == (0.5, 2.0, {})
+    (tmp_path / "low.yaml").write_text("base: high.yaml")
+    with pytest.raises(ValueError, match="does not lead to a recipe"):
+        load_recipe(str(tmp_path / "high.yaml"))
+
+
+def test_a_run_and_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = make_images(tmp_path / "images")
+    recipe = write_recipe(tmp_path / "tiny.yaml", run={"report": True, "tensorboard": True})
+    for folder in ("runs/tiny", "runs/tiny-2"):
+        assert main(["train", "--config", str(recipe), "--data", str(images), "--run.log_every", "2"]) == 0
+        shown = capsys.readouterr().out
+        assert "epoch 2/2, update 4/4: " in shown
+        assert "images/s, loss" in shown
+        assert shown.splitlines()[-1].endswith(f"everything is in {folder}")
+        for name in ("report.html", "curves.png", "confusion.png", "metrics.jsonl", "config.yaml", "versions.json"):
+            assert (tmp_path / folder / name).stat().st_size > 0
+        assert list((tmp_path / folder / "attention").glob("*.png"))
+        assert list((tmp_path / folder / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("preload", ["false", "true"])
+def test_broken_images(tmp_path: Path, capsys: pytest.CaptureFixture[str], preload: str) -> None:
+    images = make_images(tmp_path / "images")
+    for name in ("train/red/3.png", "val/green/1.png"):
+        (images / name).write_bytes((images / name).read_bytes()[:100])
+    recipe = write_recipe(tmp_path / "tiny.yaml")
+    arguments = ["--config", str(recipe), "--data", str(images), "--data.preload", preload]
+    assert main(["train", *arguments, "--out", str(tmp_path / "stop")]) == 2
+    err = capsys.readouterr().err
+    assert "red/3.png: cannot be read" in err
+    assert "--data.on_error skip" in err
+    assert err.count("\n") == 1
+    assert main(["train", *arguments, "--out", str(tmp_path / "skip"), "--data.on_error", "skip"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("red/3.png: cannot be read") == 1
+    assert "skipped: 0 batches, 2 unreadable images" in shown
+    confusion = yaml.safe_load((tmp_path / "skip/confusion.json").read_text())["counts"]
+    assert sum(map(sum, confusion)) == 14
+
+
+def test_odd_images_train(tmp_path: Path) -> None:
+    from PIL import Image
+
+    images = make_images(tmp_path / "images")
+    odd = images / "train/red"
+    Image.new("RGB", (1, 1), "red").save(odd / "a.png")
+    Image.new("CMYK", (20, 20)).save(odd / "b.jpg")
+    Image.new("I;16", (20, 20), 40000).save(odd / "c.png")
+    Image.new("RGBA", (20, 20), (255, 0, 0, 10)).save(odd / "d.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (30, 10), "red").save(odd / "e.jpg", exif=exif)
+    recipe = write_recipe(tmp_path / "tiny.yaml", batch={"size": 41}, schedule={"epochs": 1})
+    assert main(["train", "--config", str(recipe), "--data", str(images), "--out", str(tmp_path / "run")]) == 0

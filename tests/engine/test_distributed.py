@@ -1,0 +1,103 @@
+"""Several processes over gloo: the same run as one process, every image counted once, nobody left waiting."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.tiny import ENVIRONMENT, command, make_images, metrics, run, write_recipe
+
+EXACT = {"batch": {"size": 16}, "model": {"drop_path": 0.0}, "augment": {"erase": 0.0}}
+LAUNCH = {
+    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node"),
+    "accelerate": ("-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no",
+                   "--dynamo_backend=no", "--num_processes"),
+}  # fmt: skip
+
+
+def launched(arguments: list[str], processes: int, launcher: str = "torchrun", port: int = 0) -> list[str]:
+    """The same command under a launcher."""
+    python, _, module, *rest = arguments
+    ports = ("--master_port" if launcher == "torchrun" else "--main_process_port", str(port)) if port else ()
+    return [python, *LAUNCH[launcher], str(processes), *ports, "-m", module, *rest]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images, a recipe and the outcome of one process."""
+    folder = tmp_path_factory.mktemp("distributed")
+    make_images(folder / "images", train=16, val=5)
+    write_recipe(folder / "recipe.yaml", **{k: {**v} for k, v in EXACT.items()})
+    done = run(command(folder / "recipe.yaml", folder / "images", folder / "one"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(("processes", "launcher"), [(2, "torchrun"), (4, "torchrun"), (2, "accelerate")])
+def test_same_losses_and_every_image_once(place: Path, processes: int, launcher: str) -> None:
+    out = place / f"{launcher}{processes}"
+    port = 29600 + processes + 10 * (launcher == "accelerate")
+    done = run(launched(command(place / "recipe.yaml", place / "images", out), processes, launcher, port))
+    assert done.returncode == 0, done.stderr
+    for one, many in zip(metrics(place / "one"), metrics(out), strict=True):
+        assert many["train_loss"] == pytest.approx(one["train_loss"], rel=1e-5)
+        assert many["val_loss"] == pytest.approx(one["val_loss"], rel=1e-4)
+        assert many["top1"] == one["top1"]
+        assert many["lr"] == one["lr"]
+    assert (out / "confusion.json").read_text() == (place / "one/confusion.json").read_text()
+
+
+def begin(place: Path, name: str) -> "tuple[Path, list[subprocess.Popen[str]]]":
+    """Two processes that no launcher looks after, once they train."""
+    out = place / name
+    long = command(place / "recipe.yaml", place / "images", out, "--schedule.epochs", "2000", "--run.save_steps", "2",
+                   "--run.eval_every", "1000", "--run.timeout", "60")  # fmt: skip
+    port = {"lost": "29641", "stopped": "29642"}[name]
+    shared = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            long,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    deadline = time.monotonic() + 120
+    while not (out / "checkpoints/previous/manifest.json").exists():
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in started), started[0].communicate()[1]
+        time.sleep(0.05)
+    return out, started
+
+
+@pytest.mark.parametrize("victim", [1])
+def test_a_killed_process_ends_the_others_with_a_message(place: Path, victim: int) -> None:
+    out, started = begin(place, "lost")
+    os.kill(started[victim].pid, signal.SIGKILL)
+    other = started[1 - victim]
+    _, errors = other.communicate(timeout=90)
+    started[victim].communicate()
+    assert other.returncode == 1, errors
+    assert f"rank {1 - victim}: another process of the run ended or answers no more" in errors
+    assert (out / "checkpoints/last/manifest.json").exists()
+
+
+def test_sigterm_to_one_process_stops_all_and_saves(place: Path) -> None:
+    out, started = begin(place, "stopped")
+    started[1].terminate()
+    results = [(process.communicate(timeout=90), process.returncode) for process in started]
+    assert [code for _, code in results] == [75, 75], results
+    assert "and saved at step" in results[0][0][1]
+    assert (out / "checkpoints/last/manifest.json").exists()
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(place: Path) -> None:
+    arguments = command(place / "recipe.yaml", place / "images", place / "uneven", "--batch.accumulate", "3")
+    done = run(arguments)
+    assert done.returncode == 2
+    assert "batch.size=16 cannot be shared by 1 processes x 3 parts; give a multiple of 3" in done.stderr

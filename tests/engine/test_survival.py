@@ -1,0 +1,220 @@
+"""Nothing is lost: runs that are really killed, stopped, starved of disk or given damaged checkpoints."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.tiny import ENVIRONMENT, command, make_images, metrics, run, weights, write_recipe
+
+STEPWISE = ("--run.save_steps", "1", "--data.workers", "2")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images, a recipe and the outcome of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("survival")
+    make_images(folder / "images", train=24)
+    write_recipe(folder / "recipe.yaml", schedule={"epochs": 3, "warmup_epochs": 1})
+    done = run(command(folder / "recipe.yaml", folder / "images", folder / "whole", *STEPWISE))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def start(place: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
+    arguments = command(place / "recipe.yaml", place / "images", out, *STEPWISE, *more)
+    return subprocess.Popen(
+        arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def step_of(out: Path) -> int:
+    try:
+        return int(json.loads((out / "checkpoints/last/manifest.json").read_text())["step"])
+    except (OSError, ValueError):
+        return 0
+
+
+def wait_for(process: "subprocess.Popen[str]", out: Path, step: int) -> bool:
+    """Until the run has saved `step`; false where it ended before."""
+    deadline = time.monotonic() + 120
+    while step_of(out) < step:
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() < deadline, "the run does not get on"
+        time.sleep(0.002)
+    return True
+
+
+def same_as_uninterrupted(place: Path, out: Path) -> None:
+    assert weights(out) == weights(place / "whole")
+    assert metrics(out) == metrics(place / "whole")
+
+
+def test_killed_again_and_again_it_ends_with_the_same_weights(place: Path) -> None:
+    out, luck, kills = place / "killed", random.Random(0), 0
+    while True:
+        process = start(place, out)
+        if wait_for(process, out, step_of(out) + 5):  # in the middle of an epoch of nine updates
+            time.sleep(luck.uniform(0, 0.05))  # anywhere in an update or a save
+            os.killpg(process.pid, signal.SIGKILL)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+        kills += 1
+    assert kills >= 3
+    same_as_uninterrupted(place, out)
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_sigterm_saves_and_says_so(place: Path, whole_group: bool) -> None:
+    out = place / f"stopped{whole_group}"
+    process = start(place, out, "--run.save_steps", "1000")
+    wait = time.monotonic() + 60
+    while not (out / "config.yaml").exists() and time.monotonic() < wait:
+        time.sleep(0.01)
+    if whole_group:
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.terminate()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGTERM and saved at step" in errors
+    assert errors.count("\n") == 1, errors
+    done = run(command(place / "recipe.yaml", place / "images", out, *STEPWISE))
+    assert "resuming from" in done.stdout
+    same_as_uninterrupted(place, out)
+
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import Checkpoints
+from sightline.tasks.classification.card import ModelCard
+
+folder, moment, card = Path(sys.argv[1]), 0, ModelCard("x")
+
+def save(step):
+    state = {"a": torch.full((1000,), float(step))}
+    Checkpoints(folder, print).save(state, card, {"b": torch.full((3,), step)}, {"step": step})
+
+def dying(function, at, counter=[0]):
+    def call(*arguments, **options):
+        counter[0] += 1
+        if counter[0] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+save(1)
+save(2)
+for step in range(3, 100):
+    moment += 1
+    child = os.fork()
+    if child == 0:
+        wrapped = lambda f: dying(f, moment)
+        os.fsync, Path.rename = wrapped(os.fsync), wrapped(Path.rename)
+        checkpoint.shutil.rmtree = wrapped(checkpoint.shutil.rmtree)
+        checkpoint.safetensors.torch.save_file = wrapped(checkpoint.safetensors.torch.save_file)
+        save(step)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    damaged = []
+    found = Checkpoints(folder, damaged.append).latest()
+    assert found.record["step"] in (step - 1, step), (moment, found.record, damaged)
+    assert float(found.weights["a"][0]) == found.record["step"] == int(found.tensors["b"][0])
+    if status == 0:
+        print(moment - 1, "moments")
+        break
+    save(step)
+"""
+
+
+def test_killed_at_every_moment_of_a_save(tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-2]) >= 12
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(place: Path) -> None:
+    out = place / "damaged"
+    process = start(place, out)
+    assert wait_for(process, out, 12)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    newest = max((out / "checkpoints").iterdir(), key=lambda path: step_of_folder(path))
+    file = newest / "state.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
+    done = run(command(place / "recipe.yaml", place / "images", out, *STEPWISE))
+    assert done.returncode == 0, done.stderr
+    assert f"{file}: damaged, its bytes are not those that were written; passed over" in done.stdout
+    assert "resuming from" in done.stdout
+    same_as_uninterrupted(place, out)
+
+
+def step_of_folder(path: Path) -> int:
+    try:
+        return int(json.loads((path / "manifest.json").read_text())["step"])
+    except (OSError, ValueError):
+        return 0
+
+
+def test_full_disk_is_one_clear_line_and_the_last_checkpoint_stays(place: Path) -> None:
+    out = place / "full"
+    process = start(place, out)
+    assert wait_for(process, out, 5)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = weights(out)
+
+    def limit() -> None:
+        size = (out / "checkpoints/last/state.safetensors").stat().st_size - 1000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # the system's own «file too large»
+
+    again = command(place / "recipe.yaml", place / "images", out, *STEPWISE)
+    failed = run(again, preexec_fn=limit)
+    assert failed.returncode == 1, failed.stderr
+    assert failed.stderr.startswith("sightline: ")
+    assert "could not be written" in failed.stderr
+    assert "the last checkpoint is intact" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    assert weights(out) == before
+    assert not (out / "checkpoints/.new").exists()
+    assert run(again).returncode == 0
+    same_as_uninterrupted(place, out)
+
+
+def test_two_runs_do_not_write_to_one_folder(place: Path) -> None:
+    out = place / "shared"
+    long = ("--schedule.epochs", "1000")
+    first = start(place, out, *long)
+    assert wait_for(first, out, 1)
+    second = run(command(place / "recipe.yaml", place / "images", out, *STEPWISE, *long))
+    first.kill()
+    first.communicate()
+    assert second.returncode == 2
+    assert "another process is training in" in second.stderr
+
+
+def test_a_complete_run_and_another_configuration_are_not_touched(place: Path) -> None:
+    shutil.copytree(place / "whole", place / "copy")
+    again = command(place / "recipe.yaml", place / "images", place / "copy")
+    assert "is complete; choose another folder" in run(again).stderr
+    (place / "copy/done.json").unlink()
+    other = run([*again, "--optim.lr", "0.5"])
+    assert other.returncode == 2
+    assert "was started with another optim.lr" in other.stderr
+    assert metrics(place / "copy") == metrics(place / "whole")

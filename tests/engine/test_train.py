@@ -1,0 +1,178 @@
+"""Training from a configuration to a run folder, in this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from sightline.engine.errors import NonFiniteError
+from sightline.engine.settings import resolve
+from sightline.engine.train import train
+from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.classification.loss import Criterion
+from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, weights
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("images"))
+
+
+def configure(images: Path, out: Path, **changes: Any) -> Any:
+    """The tiny run with `section__key=value` changes, or a whole `section={...}`."""
+    recipe = {name: dict(values) for name, values in RECIPE.items()}
+    for name, value in {"data__path": str(images), "run__folder": str(out), **changes}.items():
+        section, _, key = name.partition("__")
+        if key:
+            recipe.setdefault(section, {})[key] = value
+        else:
+            recipe[section] = value
+    return resolve(recipe)
+
+
+def test_a_run_leaves_its_folder(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(configure(images, out)) == out
+    first, last = metrics(out)
+    assert (first["epoch"], first["step"], last["epoch"], last["step"]) == (1, 4, 2, 8)
+    assert {"train_loss", "lr", "top1", "top5", "val_loss", "ece"} <= last.keys()
+    assert json.loads((out / "classes.json").read_text()) == list(CLASSES)
+    counts = json.loads((out / "confusion.json").read_text())["counts"]
+    assert sum(map(sum, counts)) == 15
+    assert json.loads((out / "versions.json").read_text())["torch"] == torch.__version__
+    assert json.loads((out / "done.json").read_text())["step"] == 8
+    for name in ("last", "best"):
+        with safe_open(out / "checkpoints" / name / "model.safetensors", "pt") as file:
+            card = ModelCard.from_metadata(file.metadata())
+        assert card is not None
+        assert card.classes == CLASSES
+        assert card.input_size == (3, 16, 16)
+
+
+def test_it_learns(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    plain = {"auto": None, "mixup": 0.0, "cutmix": 0.0, "erase": 0.0, "scale": [0.9, 1.0]}
+    train(configure(images, out, augment=plain, schedule__epochs=12, ema__decay=0.0))
+    assert metrics(out)[-1]["top1"] > 90
+
+
+def test_same_seed_same_weights_other_seed_other_weights(images: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(configure(images, tmp_path / name, run__seed=seed))
+    assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+def test_loader_processes_change_nothing(images: Path, tmp_path: Path) -> None:
+    for workers in (0, 2):
+        train(configure(images, tmp_path / str(workers), data__workers=workers, schedule__epochs=1))
+    assert weights(tmp_path / "0") == weights(tmp_path / "2")
+
+
+def test_parts_of_an_update_add_up(images: Path, tmp_path: Path) -> None:
+    exact = {"model__drop_path": 0.0, "augment": {"scale": [0.5, 1.0]}, "schedule__epochs": 1, "ema__decay": 0.0}
+    for parts in (1, 4):
+        train(configure(images, tmp_path / str(parts), batch__accumulate=parts, **exact))
+    one, four = (load_file(tmp_path / name / "checkpoints/last/model.safetensors") for name in ("1", "4"))
+    for key, value in one.items():
+        torch.testing.assert_close(value, four[key], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data__preload": True},
+        {"data__preload": True, "data__preload_size": [24, 20], "augment": {"crop": "padded", "color_jitter": 0.3}},
+        {"augment": {"crop": "center", "hflip": 0.0, "mixup": 0.4, "mix_mode": "elem", "mix_off_epoch": 1}},
+        {"augment": {"crop": "padded", "vflip": 0.5, "repeats": 3, "cutmix": 1.0, "mix_mode": "pair"}},
+        {"optim__clip": 1.0, "optim__layer_decay": 0.7, "optim__name": "lamb", "model__grad_checkpointing": True},
+        {"optim__clip": 0.1, "optim__clip_mode": "agc", "optim__name": "sgd", "model__channels_last": True},
+        {"run__precision": "bf16", "loss__name": "bce", "ema__decay": 0.99, "ema__warmup": True, "ema__batch": 4},
+        {"optim__lr_batch": 16, "schedule__scale_all": True, "schedule__cooldown_epochs": 1, "run__eval_every": 2},
+        {"data__source": "synthetic", "data__path": None, "run__max_steps": 3},
+        {"model__name": "resnet18", "model__args": {}, "data__size": 32, "model__drop_path": 0.0},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_options(images: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    train(configure(images, tmp_path / "run", **changes))
+    lines = metrics(tmp_path / "run")
+    assert all(line["train_loss"] == line["train_loss"] for line in lines)
+    if "optim__lr_batch" in changes:
+        assert [line["epoch"] for line in lines if "top1" in line] == [2, 3]
+        assert lines[0]["lr"] < 3e-3 * 8 / 16
+
+
+def test_compiled_model_trains(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: asked.append((type(self).__name__, options)))
+    train(configure(images, tmp_path / "run", model__compile=True, model__compile_mode="default", schedule__epochs=1))
+    assert asked == [("DeiT", {"mode": "default"})] * 2  # the model and its average
+
+
+def test_distillation_follows_the_teacher(images: Path, tmp_path: Path) -> None:
+    train(configure(images, tmp_path / "teacher", schedule__epochs=1))
+    teacher = tmp_path / "teacher/checkpoints/best/model.safetensors"
+    small = {"args": {**RECIPE["model"]["args"], "img_size": 16}, "checkpoint": str(teacher)}
+    for mode in ("soft", "hard"):
+        distill = {"teacher": "inline_deit_tiny", "mode": mode, "weight": 1.0, **small}
+        train(configure(images, tmp_path / mode, distill=distill, schedule__epochs=1))
+    assert weights(tmp_path / "soft") != weights(tmp_path / "hard")
+
+
+def test_finetuning_starts_from_the_checkpoint(images: Path, tmp_path: Path) -> None:
+    train(configure(images, tmp_path / "first"))
+    start = tmp_path / "first/checkpoints/best/model.safetensors"
+    train(configure(images, tmp_path / "second", model__checkpoint=str(start), optim__lr=0.0, schedule={"epochs": 1}))
+    before, after = (load_file(p) for p in (start, tmp_path / "second/checkpoints/last/model.safetensors"))
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+class Poisoned(Criterion):
+    """A loss that is nan in the third update of the run."""
+
+    calls = 0
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        type(self).calls += 1
+        loss = super().__call__(*arguments)
+        return loss * float("nan") if type(self).calls == 3 else loss
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    Poisoned.calls = 0
+    monkeypatch.setattr("sightline.tasks.classification.task.Criterion", Poisoned)
+
+
+@pytest.mark.usefixtures("poison")
+def test_nonfinite_loss_stops_with_its_place(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match=r"step 3, epoch 1, batch 3: the loss is not finite"):
+        train(configure(images, tmp_path / "run", run__save_steps=1))
+    record = json.loads((tmp_path / "run/checkpoints/last/state.json").read_text())
+    assert record["step"] == 2
+    good = load_file(tmp_path / "run/checkpoints/last/model.safetensors")
+    assert all(value.isfinite().all() for value in good.values())
+
+
+@pytest.mark.usefixtures("poison")
+def test_nonfinite_batches_can_be_skipped(images: Path, tmp_path: Path) -> None:
+    train(configure(images, tmp_path / "run", run__skip_nonfinite=1))
+    assert metrics(tmp_path / "run")[-1]["skipped_batches"] == 1
+    final = load_file(tmp_path / "run/checkpoints/last/model.safetensors")
+    assert all(value.isfinite().all() for value in final.values())
+
+
+def test_nonfinite_gradient_counts_too(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Steep(Criterion):
+        def __call__(self, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+            return (logits - logits).abs().sqrt().sum()  # 0, with an infinite slope
+
+    monkeypatch.setattr("sightline.tasks.classification.task.Criterion", Steep)
+    with pytest.raises(NonFiniteError, match="step 1, epoch 1, batch 1: the gradient is not finite"):
+        train(configure(images, tmp_path / "run"))

@@ -1,0 +1,182 @@
+"""Images and labels from every kind of source, and one clear line for each way they can be wrong."""
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.tasks.classification.config import Data
+from sightline.tasks.classification.data import DataError, Split, open_split
+from sightline.tasks.classification.images import ImageError
+from tests.engine.tiny import CLASSES, make_images
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_images(tmp_path / "images", train=3, val=2)
+
+
+def content(split: Split) -> list[tuple[int, bytes]]:
+    """Class and pixels of every image, in an order of its own."""
+    return sorted((split.targets[i], split.image(i).tobytes()) for i in range(len(split)))
+
+
+def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def as_tar(folder: Path, out: Path) -> Path:
+    out.mkdir()
+    for split in ("train", "val"):
+        with tarfile.open(out / f"{split}.tar", "w") as archive:
+            for path in sorted((folder / split).rglob("*.png")):
+                add(archive, str(path.relative_to(folder / split)), path.read_bytes())
+    return out
+
+
+def as_shards(folder: Path, out: Path, label: str) -> Path:
+    out.mkdir()
+    for split in ("train", "val"):
+        for shard, name in enumerate(CLASSES):
+            with tarfile.open(out / f"pets-{split}-{shard:04d}.tar", "w") as archive:
+                for path in sorted((folder / split / name).iterdir()):
+                    add(archive, f"{name}{path.stem}.png", path.read_bytes())
+                    text = str(shard) if label == "cls" else json.dumps({"label": name})
+                    add(archive, f"{name}{path.stem}.{label}", text.encode())
+    return out
+
+
+def as_parquet(folder: Path, out: Path) -> Path:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    out.mkdir()
+    for split, name in (("train", "train"), ("val", "validation")):
+        paths = sorted((folder / split).rglob("*.png"))
+        rows = {"image": [str(p) for p in paths], "label": [CLASSES.index(p.parent.name) for p in paths]}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(out / f"{name}-0.parquet")
+    return out
+
+
+@pytest.mark.parametrize("kind", ["tar", "cls", "json", "parquet"])
+def test_every_source_holds_the_same(folder: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / kind
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    if kind == "parquet":
+        path = f"hfds/{as_parquet(folder, out)}"
+    else:
+        path = str(as_tar(folder, out) if kind == "tar" else as_shards(folder, out, kind))
+    expected = open_split(Data(path=str(folder)), "train")
+    assert expected.classes == CLASSES
+    found = open_split(Data(path=path), "train")
+    assert found.classes == (("0", "1", "2") if kind == "cls" else CLASSES)
+    assert content(found) == content(expected)
+    val = open_split(Data(path=path), "val", found.classes)
+    assert content(val) == content(open_split(Data(path=str(folder)), "val"))
+
+
+def test_tar_is_read_by_several_processes_at_once(folder: Path, tmp_path: Path) -> None:
+    from sightline.tasks.classification.card import ModelCard
+    from sightline.tasks.classification.samples import Keys, Samples, close_loader, eval_transform, make_loader
+
+    split = open_split(Data(path=str(as_tar(folder, tmp_path / "tar"))), "train")
+    split.image(0)  # opens the archive before the processes start
+    samples = Samples(split, eval_transform(ModelCard("x", input_size=(3, 20, 20), crop_pct=1.0)))
+    keys = Keys()
+    keys.keys = lambda: iter([[(i, 0)] for i in range(9)] * 5)
+    loader = make_loader(samples, keys, 2, pin=False)
+    alone = [samples[(i, 0)][0] for i in range(9)]
+    for number, batch in enumerate(loader):
+        assert not batch.broken
+        assert np.array_equal(batch.images[0].numpy(), alone[number % 9].numpy())  # type: ignore[union-attr]
+    close_loader(loader)
+
+
+def test_embedded_data() -> None:
+    train, val = open_split(Data(limit=3), "train"), open_split(Data(limit=2), "val")
+    assert (len(train), len(val), len(train.classes)) == (30, 20, 10)
+    assert train.image(0).size == (28, 28)
+    with pytest.raises(DataError, match="no split 'foo'; they have train and test"):
+        open_split(Data(train_split="foo"), "train")
+
+
+def refuse(message: str, data: Data, which: str = "train", classes: tuple[str, ...] | None = None) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        open_split(data, which, classes)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
+    refuse("there is no such folder or file", Data(path=str(tmp_path / "nowhere")))
+    refuse("there is no split val or validation or test or eval; it holds train", _without(folder, "val"), "val")
+    refuse("there is no split dev", Data(path=str(folder), train_split="dev"))
+    (tmp_path / "text.txt").write_text("x")
+    refuse("not a folder or a tar file", Data(path=str(tmp_path / "text.txt")), "val")
+    refuse("one file holds no splits", Data(path=str(as_tar(folder, tmp_path / "tars") / "train.tar")))
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/train.tar").write_bytes(b"no archive")
+    refuse("no images found in it as a tar file", Data(path=str(tmp_path / "bad")))
+
+
+def _without(folder: Path, split: str) -> Data:
+    shutil.rmtree(folder / split)
+    return Data(path=str(folder))
+
+
+def test_empty_and_single_classes(folder: Path) -> None:
+    (folder / "train/violet").mkdir()
+    refuse("no images of class violet; fill the folder or remove it", Data(path=str(folder)))
+    (folder / "train/violet").rmdir()
+    (folder / "val/violet").mkdir()
+    open_split(Data(path=str(folder)), "val", CLASSES)  # nothing to evaluate of a class is no error
+    Image.new("RGB", (3, 3)).save(folder / "val/violet/0.png")
+    refuse("class 'violet' is not among the 3 of training", Data(path=str(folder)), "val", CLASSES)
+    for name in CLASSES[1:]:
+        shutil.rmtree(folder / "train" / name)
+    refuse("only one class, 'blue'", Data(path=str(folder)))
+    shutil.rmtree(folder / "train/blue")
+    refuse("no images in it", Data(path=str(folder)))
+
+
+def test_class_map(folder: Path, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("red\ngreen\nblue\n")
+    assert open_split(Data(path=str(folder), class_map=str(names)), "train").classes == ("red", "green", "blue")
+    names.write_text("red\nred\n")
+    refuse("needs two or more different names", Data(path=str(folder), class_map=str(names)))
+    refuse("cannot be read", Data(path=str(folder), class_map="nowhere"))
+
+
+def test_wrong_columns(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    path = f"hfds/{as_parquet(folder, tmp_path / 'rows')}"
+    refuse("no column 'img' among image, label; give --data.image_key", Data(path=path, image_key="img"))
+    refuse("no data set or no split dev", Data(path=path, train_split="dev"))
+
+
+def test_wrong_shards(folder: Path, tmp_path: Path) -> None:
+    for name, data, message in (
+        ("a.cls", b"\xff\xfe", "not a label"),
+        ("b.png", b"x", "has no label"),
+        ("a.json", b"[1]", "not a label"),
+    ):
+        path = tmp_path / name
+        path.mkdir()
+        with tarfile.open(path / "train-0.tar", "w") as archive:
+            add(archive, "a.png", b"x")
+            add(archive, name, data)
+        refuse(message, Data(path=str(path), source="wds"))
+
+
+def test_broken_image_is_named(folder: Path) -> None:
+    broken = folder / "train/green/1.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    split = open_split(Data(path=str(folder)), "train")
+    with pytest.raises(ImageError, match=r"green/1\.png: cannot be read"):
+        split.image(4)

@@ -1,0 +1,59 @@
+"""The order of images: complete, reproducible, resumable, and the same for any number of processes."""
+
+import pytest
+import torch
+
+from sightline.tasks.order import Order, Place, derive
+
+
+def test_seeds_do_not_collide() -> None:
+    assert len({derive(a, b, c) for a in range(10) for b in range(10) for c in range(10)}) == 1000
+    assert derive(1, 2, 3) == 6520558355739401531
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_processes_share_the_same_batches(ranks: int, parts: int) -> None:
+    whole = [sorted(keys) for keys in Order(70, 16, parts, seed=3).keys(2)]
+    shares = [list(Order(70, 16, parts, ranks, rank, 3).keys(2)) for rank in range(ranks)]
+    assert [sorted(key for share in shares for key in share[i]) for i in range(4 * parts)] == whole
+
+
+def test_an_epoch_has_every_image_once_and_other_epochs_another_order() -> None:
+    first, second = (Order(64, 16).sequence(epoch).tolist() for epoch in (0, 1))
+    assert sorted(first) == list(range(64)) == sorted(second)
+    assert first != second
+
+
+def test_going_on_in_the_middle() -> None:
+    order = Order(64, 16, 2)
+    assert list(order.keys(5, start=2)) == list(order.keys(5))[4:]
+
+
+def test_partners_stay_together() -> None:
+    for ranks in (1, 2, 4):
+        for rank in range(ranks):
+            slots = Order(64, 16, 1, ranks, rank).slots()
+            assert torch.equal(slots.flip(0), 15 - slots)
+
+
+def test_repeated_augmentation() -> None:
+    keys = [key for part in Order(12, 4, repeats=3).keys(0) for key in part]
+    assert len(keys) == 12
+    assert len({index for index, _ in keys}) == 4
+    assert len({seed for _, seed in keys}) == 12
+
+
+@pytest.mark.parametrize(("images", "batch", "message"), [(100, 6, "multiple of 4"), (3, 4, "more than the 3")])
+def test_impossible_batches(images: int, batch: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Order(images, batch, 2, 2)
+
+
+@pytest.mark.parametrize("images", [1, 5, 16, 17, 31])
+def test_evaluation_counts_every_image_once(images: int) -> None:
+    for ranks in (1, 2, 4):
+        shares = [list(Place(torch.device("cpu"), 8, eval_batch=6, ranks=ranks, rank=r).evaluation(images))
+                  for r in range(ranks)]  # fmt: skip
+        assert sorted(i for share in shares for local in share for i in local) == list(range(images))
+        assert len({len(share) for share in shares}) == 1
