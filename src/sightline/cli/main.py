@@ -1,7 +1,7 @@
 """The command `sightline`: parse, run one command, and turn what goes wrong into one line and an exit status.
 
-Status 0 is success, 1 a run that could not go on or a measurement that failed, 2 bad input, 75 a run that was stopped by
-a signal and saved, 130 an interrupt, 141 a reader of the output that went away.
+Status 0 is success, 1 a run that could not go on or a measurement that failed, 2 bad input, 75 a run that was stopped
+by a signal and saved, 130 an interrupt, 141 a reader of the output that went away.
 """
 
 import contextlib

@@ -292,12 +292,15 @@ def forward_partial(
 
 @triton.jit(do_not_specialize=["parts", "size"])
 def add_parts(parts_ptr, out, parts, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """(parts, size) -> (size,), in the type of `out`; PARTS is a power of two that holds all parts."""
+    """(parts, size) -> (size,), in the type of `out`; PARTS parts are read at a time."""
     item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     part = tl.arange(0, PARTS)
-    cell = (part < parts)[:, None] & (item < size)[None, :]
-    values = tl.load(parts_ptr + part[:, None] * tl.cast(size, tl.int64) + item[None, :], mask=cell, other=0)
-    tl.store(out + item, tl.sum(values, 0).to(out.dtype.element_ty), mask=item < size)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, parts, PARTS):
+        cell = (first + part < parts)[:, None] & (item < size)[None, :]
+        place = (first + part)[:, None] * tl.cast(size, tl.int64) + item[None, :]
+        total += tl.sum(tl.load(parts_ptr + place, mask=cell, other=0), 0)
+    tl.store(out + item, total.to(out.dtype.element_ty), mask=item < size)
 
 
 @triton.jit(do_not_specialize=["tokens", "tokens_k", "chunk", "height", "width", "prefix", "H"])

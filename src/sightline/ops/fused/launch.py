@@ -1,7 +1,7 @@
 """Launches the kernels: what is cut how, chosen from the shape by fixed rules; nothing is tuned at run time."""
 
-import os
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,14 +10,15 @@ import triton
 from torch import Tensor
 
 from sightline.ops.fused import backward_kernels, forward_kernels
+from sightline.ops.fused.launcher import INTERPRETED, compiling, run
 
 # How tensors are multiplied; Triton's interpreter has no products of bfloat16.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PRODUCTS = {torch.bfloat16: "tf32" if INTERPRETED else "bf16", torch.float16: "tf32", torch.float32: "fp32"}
 SHORT = 1024  # tokens up to which one program takes the keys of a whole image
 CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up to 32 and beyond
 PARTS = 64  # chunks at most
 ROWS = 32  # grid rows of a chunk in the sum of dw
+SUM_TILE = {"PARTS": 8, "BLOCK": 512}  # of the sum over chunks
 PROGRAMS = 1024  # programs that a pass over the grid is cut into, if it has the rows
 
 
@@ -52,6 +53,10 @@ class Plan:
     chunk: int  # tokens of a chunk
     rows: int  # grid rows of a chunk of dw
     short: bool  # one chunk
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return self.sums, self.queries, self.whole, self.write, self.keys, self.taps
 
 
 @lru_cache(maxsize=4096)
@@ -119,6 +124,8 @@ def forward(
     heads, dim = q.shape[2:]
     cut = _plan(q, k, call)
     flags, images = _flags(q, residual, mask, cu, call, (q, k, v))
+    if not INTERPRETED and q.is_cuda:
+        _compile_ahead(q, k, v, residual, mask is not None, cu is not None, call, save, (*flags.values(), *cut.tiles))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     size = row_size(heads, dim)
     weights, steps = _weights(residual)
@@ -126,25 +133,28 @@ def forward(
     if cut.short:
         sums = torch.empty(images if save else 0, size, dtype=torch.float32, device=q.device)
         tile = cut.whole if residual is not None else cut.queries
-        forward_kernels.forward_short[(heads // tile.heads, images)](
-            q, k, v, out, weights, mask, cu, grids, sums, *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2],
-            *steps, heads, q.shape[1], k.shape[1], *place, T=tile.size, X=cut.write.size, SAVE=save,
-            STAGES=cut.write.stages, **flags, **tile.constants,
+        run(
+            forward_kernels.forward_short, (heads // tile.heads, images),
+            (q, k, v, out, weights, mask, cu, grids, sums, *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2],
+             *steps, heads, q.shape[1], k.shape[1], *place),
+            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **tile.constants},
         )  # fmt: skip
         return out, sums
     parts = triton.cdiv(call.longest or k.shape[1], cut.chunk)
     partial = torch.empty(parts, images, size, dtype=torch.float32, device=q.device)
-    forward_kernels.forward_partial[(heads // cut.sums.heads, images, parts)](
-        k, v, mask, cu, partial, *k.stride(), *v.stride(), heads, k.shape[1], cut.chunk, T=cut.sums.size,
-        **_without(flags, "RESIDUAL"), **cut.sums.constants,
+    run(
+        forward_kernels.forward_partial, (heads // cut.sums.heads, images, parts),
+        (k, v, mask, cu, partial, *k.stride(), *v.stride(), heads, k.shape[1], cut.chunk),
+        {"T": cut.sums.size, **_without(flags, "RESIDUAL"), **cut.sums.constants},
     )  # fmt: skip
     sums = _add(partial, torch.float32)
     tile = cut.write if residual is not None else cut.queries
     pieces, chunk = _pieces(tile, cut, call, heads * images, q.shape[1], residual is not None)
-    forward_kernels.forward_write[(heads // tile.heads, images, pieces)](
-        q, v, out, weights, mask, cu, grids, sums, *q.stride(), *v.stride(), *out.stride()[:2], *steps, heads,
-        q.shape[1], k.shape[1], chunk, *place, T=cut.queries.size, X=tile.size, STAGES=tile.stages, **flags,
-        **tile.constants,
+    run(
+        forward_kernels.forward_write, (heads // tile.heads, images, pieces),
+        (q, v, out, weights, mask, cu, grids, sums, *q.stride(), *v.stride(), *out.stride()[:2], *steps, heads,
+         q.shape[1], k.shape[1], chunk, *place),
+        {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **tile.constants},
     )  # fmt: skip
     return out, sums if save else sums.new_empty(0, size)
 
@@ -160,9 +170,11 @@ def backward(
     dq, dk, dv = gradients
     parts = triton.cdiv(call.longest or q.shape[1], cut.chunk)
     edges = torch.empty(parts, images, heads * dim * (dim + 1), dtype=torch.float32, device=q.device)
-    backward_kernels.backward_queries[(heads // cut.queries.heads, images, parts)](
-        q, grad, cu, sums, dq, edges, *q.stride(), *grad.stride(), *dq.stride()[:2], heads, q.shape[1], cut.chunk,
-        call.scale, call.eps, T=cut.queries.size, **_without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants,
+    run(
+        backward_kernels.backward_queries, (heads // cut.queries.heads, images, parts),
+        (q, grad, cu, sums, dq, edges, *q.stride(), *grad.stride(), *dq.stride()[:2], heads, q.shape[1], cut.chunk,
+         call.scale, call.eps),
+        {"T": cut.queries.size, **_without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants},
     )  # fmt: skip
     edge = _add(edges, torch.float32)
     for wanted, weights in _key_passes(cut, residual, q.dtype):
@@ -170,6 +182,40 @@ def backward(
     if residual is None:
         return q.new_empty(0)
     return _taps(v, grad, residual, mask, cu, grids, call, cut, flags, images)
+
+
+_compiled: set[tuple] = set()
+
+
+def _compile_ahead(
+    q: Tensor, k: Tensor, v: Tensor, residual: Tensor | None, masked: bool, packed: bool, call: Call, save: bool,
+    kind: tuple,
+) -> None:  # fmt: skip
+    """Before the first call of its kind, compile the kernels for short and for long images, and those of backward.
+
+    They are compiled in parallel, on tensors without data, so that no later size has to wait.
+    """
+    key = (*kind, q.dtype, save, None if residual is None else residual.dtype)
+    if key in _compiled:
+        return
+    _compiled.add(key)
+    with compiling():
+        for side in (1, math.isqrt(SHORT) + 1):
+            tokens, meta = side * side, torch.device("meta")
+            qs, ks, vs = (
+                torch.empty_strided((1, tokens, *t.shape[2:]), t.stride(), dtype=t.dtype, device=meta)
+                for t in (q, k, v)
+            )
+            weights = None if residual is None else residual[:1].to(meta)
+            mask = torch.empty(1, tokens, dtype=torch.bool, device=meta) if masked else None
+            cu = torch.empty(2, dtype=torch.int32, device=meta) if packed else None
+            grids = torch.empty(1, 2, dtype=torch.int32, device=meta) if packed and residual is not None else None
+            grid = (side, side) if residual is not None else (0, 0)
+            size = replace(call, grid=grid, longest=tokens if packed else 0)
+            out, sums = forward(qs, ks, vs, weights, mask, cu, grids, size, save)
+            if save:
+                outputs = (torch.empty_like(qs), torch.empty_like(ks), torch.empty_like(vs))
+                backward(qs, ks, vs, torch.empty_like(out), weights, mask, cu, grids, sums, size, outputs)
 
 
 def _key_passes(cut: Plan, residual: Tensor | None, dtype: torch.dtype) -> list[tuple[str, Tensor | None]]:
@@ -192,11 +238,13 @@ def _keys(
     weights, steps = _weights(residual)
     tile = cut.keys if residual is not None else cut.queries
     pieces, chunk = _pieces(tile, cut, call, heads * images, k.shape[1], residual is not None)
-    backward_kernels.backward_keys[(heads // tile.heads, images, pieces)](
-        k, v, grad, weights, mask, cu, grids, sums, edge, dk, dv, *k.stride(), *v.stride(), *grad.stride(),
-        *dk.stride()[:2], *dv.stride()[:2], *steps, heads, grad.shape[1], k.shape[1], chunk, *call.grid, call.prefix,
-        call.scale, T=cut.queries.size, X=tile.size, STAGES=tile.stages, DK="k" in wanted, DV="v" in wanted,
-        **{**flags, "RESIDUAL": residual is not None}, **tile.constants,
+    run(
+        backward_kernels.backward_keys, (heads // tile.heads, images, pieces),
+        (k, v, grad, weights, mask, cu, grids, sums, edge, dk, dv, *k.stride(), *v.stride(), *grad.stride(),
+         *dk.stride()[:2], *dv.stride()[:2], *steps, heads, grad.shape[1], k.shape[1], chunk, *call.grid, call.prefix,
+         call.scale),
+        {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, "DK": "k" in wanted, "DV": "v" in wanted,
+         **flags, "RESIDUAL": residual is not None, **tile.constants},
     )  # fmt: skip
 
 
@@ -210,10 +258,12 @@ def _taps(
     pieces = strips * max(1, triton.cdiv(call.grid[0], cut.rows))
     dtype = residual.dtype if pieces == 1 else torch.float32
     parts = torch.empty(pieces, images, 3, 3, channels, dtype=dtype, device=v.device)
-    backward_kernels.backward_taps[(heads // cut.taps.heads, images, pieces)](
-        v, grad, mask, cu, grids, parts, *v.stride(), *grad.stride(), channels, grad.shape[1], v.shape[1], cut.rows,
-        *call.grid, call.prefix, X=cut.taps.size, STAGES=cut.taps.stages,
-        **_without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"), **cut.taps.constants,
+    run(
+        backward_kernels.backward_taps, (heads // cut.taps.heads, images, pieces),
+        (v, grad, mask, cu, grids, parts, *v.stride(), *grad.stride(), channels, grad.shape[1], v.shape[1], cut.rows,
+         *call.grid, call.prefix),
+        {"X": cut.taps.size, "STAGES": cut.taps.stages, **_without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
+         **cut.taps.constants},
     )  # fmt: skip
     return _add(parts, residual.dtype).permute(0, 3, 1, 2)
 
@@ -251,11 +301,8 @@ def _add(parts: Tensor, dtype: torch.dtype) -> Tensor:
     if parts.shape[0] == 1 and parts.dtype == dtype:
         return parts[0]
     out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
-    room = triton.next_power_of_2(parts.shape[0])
-    block = max(32, 4096 // room)
-    forward_kernels.add_parts[(triton.cdiv(out.numel(), block),)](
-        parts, out, parts.shape[0], out.numel(), PARTS=room, BLOCK=block
-    )
+    grid = (triton.cdiv(out.numel(), SUM_TILE["BLOCK"]),)
+    run(forward_kernels.add_parts, grid, (parts, out, parts.shape[0], out.numel()), SUM_TILE)
     return out
 
 

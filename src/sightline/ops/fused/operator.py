@@ -6,6 +6,7 @@ that its gradient is written once and in place. The autograd of both is register
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -42,6 +43,12 @@ def _implements(name: str) -> Callable[[Callable], Callable]:
     return register
 
 
+def _device(tensor: Tensor) -> AbstractContextManager:
+    """The tensor's device as the current one, which Triton launches on."""
+    current = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
+    return nullcontext() if current else torch.cuda.device(tensor.device)
+
+
 def _call(longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool) -> Call:
     return Call(phi, linear, scale, eps, prefix, (height, width), longest)
 
@@ -54,7 +61,8 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out, and the sums that backward needs where `save`."""
     call = _call(longest, height, width, prefix, scale, eps, phi, linear)
-    return launch.forward(q, k, v, residual, mask, cu, grids, call, save)
+    with _device(q):
+        return launch.forward(q, k, v, residual, mask, cu, grids, call, save)
 
 
 @_implements("attend_packed")
@@ -65,7 +73,8 @@ def _attend_packed(
     """InLine attention of qkv (B, N, 3, H, D): out, and the sums that backward needs where `save`."""
     q, k, v = qkv.unbind(2)
     call = _call(0, height, width, prefix, scale, 0.0, phi, False)
-    return launch.forward(q, k, v, residual, mask, None, None, call, save)
+    with _device(q):
+        return launch.forward(q, k, v, residual, mask, None, None, call, save)
 
 
 @_implements("attend_backward")
@@ -77,7 +86,8 @@ def _attend_backward(
     """dq, dk, dv, and d(residual), empty where there is none."""
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     call = _call(longest, height, width, prefix, scale, eps, phi, linear)
-    dw = launch.backward(q, k, v, grad, residual, mask, cu, grids, sums, call, (dq, dk, dv))
+    with _device(q):
+        dw = launch.backward(q, k, v, grad, residual, mask, cu, grids, sums, call, (dq, dk, dv))
     return dq, dk, dv, dw
 
 
@@ -91,7 +101,8 @@ def _attend_packed_backward(
     packed = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     dq, dk, dv = packed.unbind(2)
     call = _call(0, height, width, prefix, scale, 0.0, phi, False)
-    dw = launch.backward(q, k, v, grad, residual, mask, None, None, sums, call, (dq, dk, dv))
+    with _device(q):
+        dw = launch.backward(q, k, v, grad, residual, mask, None, None, sums, call, (dq, dk, dv))
     return packed, dw
 
 
