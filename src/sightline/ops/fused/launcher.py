@@ -19,13 +19,13 @@ REMEMBERED = 8192  # calls at most; then all are forgotten
 THREADS = 8
 
 _kernels: dict[tuple, tuple[Any, tuple]] = {}
-_state = {"compiling": False}
+_ahead: list[Any] | None = None  # kernels under way, while `compiling`
 
 
 def run(kernel: Any, grid: tuple[int, ...], args: tuple, constants: dict[str, Any]) -> None:
     """Launch `kernel` on a grid of programs: `args` in the order of its signature, then its `constants`."""
-    if _state["compiling"]:
-        kernel.warmup(*args, grid=grid, **constants)
+    if _ahead is not None:
+        _ahead.append(kernel.warmup(*args, grid=grid, **constants))
         return
     if INTERPRETED:
         kernel[grid](*args, **constants)
@@ -49,10 +49,18 @@ def _trait(argument: Any) -> Any:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, kernels are compiled and not launched; at the end all are done."""
-    _state["compiling"] = True
+    """Inside, kernels are compiled and not launched; at the end all are ready to be launched."""
+    global _ahead
+    _ahead = []
     try:
-        with ThreadPoolExecutor(THREADS) as pool, AsyncCompileMode(pool):
-            yield
+        with ThreadPoolExecutor(THREADS) as pool:
+            with AsyncCompileMode(pool):
+                yield
+            list(pool.map(_load, _ahead))
     finally:
-        _state["compiling"] = False
+        _ahead = None
+
+
+def _load(kernel: Any) -> None:
+    """Bring a compiled kernel onto the device; asking for its launcher does that."""
+    (kernel.result() if hasattr(kernel, "result") else kernel)[(1, 1, 1)]
