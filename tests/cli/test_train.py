@@ -33,6 +33,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--optim.lrr=1"], "no key 'optim.lrr' in the configuration; did you mean 'optim.lr'?"),
         (["--confg", "quick"], "did you mean 'config'?"),
         (["--config", "imagenete"], "no recipe 'imagenete'; did you mean 'imagenette'?"),
+        (["--config", "imagenette"], "the recipe imagenette needs data of its own; give --data PATH"),
         (["--optim.lr", "fast"], "optim.lr: 'fast' is not a number"),
         (["--optim.lr", "-1"], "optim.lr: -1.0 is out of range; give at least 0"),
         (["--batch.size", "1.5"], "batch.size: '1.5' is not a whole number"),

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from sightline.engine.errors import NonFiniteError
+from sightline.engine.errors import NonFiniteError, RunError
 from sightline.engine.settings import resolve
 from sightline.engine.train import train
 from sightline.tasks.classification.card import ModelCard
@@ -175,4 +175,71 @@ def test_nonfinite_gradient_counts_too(images: Path, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("sightline.tasks.classification.task.Criterion", Steep)
     with pytest.raises(NonFiniteError, match="step 1, epoch 1, batch 1: the gradient is not finite"):
+        train(configure(images, tmp_path / "run"))
+
+
+def unfinished(images: Path, out: Path, **changes: Any) -> Any:
+    """A run that has saved its last checkpoint but is not marked complete, and the configuration to go on with."""
+    config = configure(images, out, **changes)
+    train(config)
+    (out / "done.json").unlink()
+    return config
+
+
+def test_what_ended_before_its_report_writes_it_later(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = unfinished(images, out)
+    before = metrics(out)
+    with (out / "metrics.jsonl").open("a") as file:  # as logged before a kill, and to be logged again
+        file.write(json.dumps({**before[-1], "epoch": 3}) + "\n")
+    train(config)
+    assert (out / "done.json").exists()
+    assert metrics(out) == before
+
+
+def test_no_checkpoint_can_be_read(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = unfinished(images, out)
+    for name in ("last", "previous"):
+        path = out / "checkpoints" / name / "model.safetensors"
+        if path.exists():
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match="holds no checkpoint to go on from; choose another folder"):
+        train(config)
+    assert len(metrics(out)) == 2
+
+
+def test_other_data_are_refused(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    unfinished(images, out)
+    fewer = make_images(tmp_path / "fewer", train=24)
+    with pytest.raises(
+        ValueError, match=r"data.path: .* training images, but .* was trained on .*; give the same data"
+    ):
+        train(configure(fewer, out))
+    renamed = make_images(tmp_path / "renamed")
+    for split in renamed.iterdir():
+        (split / CLASSES[0]).rename(split / "zebra")
+    with pytest.raises(ValueError, match=r"the classes are not those that .* was trained on; give the same data"):
+        train(configure(renamed, out))
+    with pytest.raises(ValueError, match=r"was started with another run\.seed"):
+        train(configure(images, out, run__seed=123))
+
+
+def test_a_configuration_that_cannot_be_read(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = unfinished(images, out)
+    (out / "config.yaml").write_text("data: [1, 2]\n")
+    with pytest.raises(ValueError, match="configuration, which cannot be read"):
+        train(config)
+
+
+def test_a_killed_loader_worker_is_one_line(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any) -> None:
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
+
+    monkeypatch.setattr("sightline.engine.trainer.Trainer.fit", killed)
+    with pytest.raises(
+        RunError, match=r"worker \(pid 1\) is killed by signal: Killed; give the same command to resume"
+    ):
         train(configure(images, tmp_path / "run"))

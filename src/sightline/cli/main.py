@@ -44,8 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sightline: {error}", file=sys.stderr)
         return error.status
     except (ValueError, OSError) as error:
-        print(f"sightline: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"sightline: error: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _one_line(error: Exception) -> str:
+    """The message; of one that a loader worker sent with its traceback, what it was about."""
+    text = str(error).strip()
+    if text.startswith("Caught ") and "DataLoader worker" in text:
+        text = text.splitlines()[-1].partition(": ")[2]
+    return " ".join(text.split())
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sightline.cli.options import Command, option
-from sightline.engine.settings import entries, load_recipe, resolve, to_yaml, unknown_key
+from sightline.cli.options import Command, UsageError, option
+from sightline.engine.settings import entries, load_recipe, recipe_names, resolve, to_yaml, unknown_key
 
 DEFAULT = "quick"
 ALIASES = {
@@ -42,6 +42,9 @@ def run(options: Options) -> None:
     if options.print_config:
         print(to_yaml(config), end="")
         return
+    bare = config.data.path is None and config.data.source != "synthetic"
+    if bare and recipe != DEFAULT and recipe in recipe_names():
+        raise UsageError(f"the recipe {recipe} needs data of its own; give --data PATH")
     from sightline.engine.errors import PeerError, RunError
     from sightline.engine.train import train
 
@@ -60,7 +63,7 @@ COMMAND = Command(
     help="train a classifier; without arguments a small one on embedded data",
     examples=(
         "  sightline train\n"
-        "  sightline train --config imagenette --data imagenette2-160 --schedule.epochs 80\n"
+        "  sightline train --config imagenette_80 --data imagenette2-160\n"
         "  sightline train --config finetune --data photos --model.checkpoint inline_swin_tiny.pth\n"
         "  sightline train --config inline_deit_tiny --print_config > mine.yaml\n"
         "  torchrun --nproc-per-node 8 -m sightline train --config inline_swin_tiny --data imagenet"

@@ -103,6 +103,10 @@ class Checkpoints:
         _flush_folder(self.folder)
         shutil.rmtree(old, ignore_errors=True)
 
+    def exist(self) -> bool:
+        """Whether there is a checkpoint, complete or damaged."""
+        return any((self.folder / name).is_dir() for name in (LAST, PREVIOUS))
+
     def latest(self) -> Saved | None:
         """The newest complete checkpoint; damaged ones are reported and passed over."""
         found = []

@@ -17,8 +17,8 @@ from sightline.engine.values import ConfigError
 
 CONFIG, VERSIONS, METRICS, CLASSES = "config.yaml", "versions.json", "metrics.jsonl", "classes.json"
 CONFUSION, PER_CLASS, DONE, LOCK = "confusion.json", "per_class.json", "done.json", ".lock"
-# What may change between the start of a run and its resumption.
-FREE = {"run", "data.path", "data.workers", "batch.eval_size", "model.compile", "model.compile_mode"}
+# What may change between the start of a run and its resumption; of the section `run` all but the seed.
+FREE = {"data.path", "data.workers", "batch.eval_size", "model.compile", "model.compile_mode"}
 
 
 class RunFolder:
@@ -46,15 +46,15 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def rewind(self, step: int) -> None:
-        """Forget metrics that were written after update `step`, and a line that was cut short."""
+    def rewind(self, epochs: int) -> None:
+        """Forget metrics of all but the first `epochs`, which are complete, and a line that was cut short."""
         path = self.path / METRICS
         if not path.exists():
             return
         kept = []
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                if json.loads(line)["step"] <= step:
+                if json.loads(line)["epoch"] <= epochs:
                     kept.append(line)
             except (ValueError, KeyError, TypeError):
                 continue
@@ -101,7 +101,7 @@ def choose(config: Config, name: str) -> tuple[Path, bool]:
     number = 1
     while True:
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if not path.exists():
+        if not path.exists() or all(item.name == LOCK for item in path.iterdir()):  # unused, as after a refusal
             if resume == "must":
                 raise ConfigError("run.resume: there is no unfinished run of this configuration under runs")
             return path, False
@@ -132,8 +132,10 @@ def differences(path: Path, config: Config) -> list[str]:
     now = to_dict(config)
     if not isinstance(stored, dict):
         return ["configuration, which cannot be read"]
-    keys = [(s, k) for s, values in now.items() if s not in FREE for k in values if f"{s}.{k}" not in FREE]
-    return [f"{s}.{k}" for s, k in keys if (stored.get(s) or {}).get(k) != now[s][k]]
+    if not all(isinstance(stored.get(section) or {}, dict) for section in now):
+        return ["configuration, which cannot be read"]
+    keys = [(s, k) for s, values in now.items() for k in values if s != "run" or k == "seed"]
+    return [f"{s}.{k}" for s, k in keys if f"{s}.{k}" not in FREE and (stored.get(s) or {}).get(k) != now[s][k]]
 
 
 def versions(device: str) -> dict[str, Any]:
@@ -179,14 +181,17 @@ def write(path: Path, text: str) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Hold the folder; the system gives it free when the process ends, however it ends."""
+    """Hold the folder; the system gives it free when the process ends, however it ends.
+
+    The lock is the process's own: loader workers that outlive it for a while do not keep it.
+    """
     try:
         import fcntl
     except ImportError:  # not on this system
         return None
     handle = os.open(path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(handle)
         raise ConfigError(

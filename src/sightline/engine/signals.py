@@ -4,11 +4,11 @@ import signal
 from types import FrameType
 from typing import Any
 
-STOPPING = ("SIGTERM", "SIGINT", "SIGUSR1")
+STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 
 
 class StopSignals:
-    """Within `with`, SIGTERM, SIGINT and SIGUSR1 are noted in `received`; a second SIGINT interrupts at once."""
+    """Within `with`, the signals of STOPPING are noted in `received`; a second SIGINT interrupts at once."""
 
     def __init__(self) -> None:
         self.received: str | None = None

@@ -8,6 +8,7 @@ import torch
 from sightline.engine.checkpoint import Checkpoints
 from sightline.engine.config import Config
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total
+from sightline.engine.errors import RunError
 from sightline.engine.progress import clock
 from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.signals import StopSignals
@@ -33,6 +34,12 @@ def train(config: Config, name: str = "run") -> Path | None:
     try:
         with StopSignals() as signals, peers():
             return _run(config, path, going_on, accelerator, signals)
+    except torch.OutOfMemoryError as error:
+        raise RunError(f"out of memory; lower batch.size or raise batch.accumulate ({_first_line(error)})") from error
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise RunError(f"{_first_line(error)}; give the same command to resume, with fewer data.workers") from error
     finally:
         leave(accelerator)
 
@@ -49,11 +56,16 @@ def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: 
         board = _board(config, folder)
         trainer = Trainer(config, task, accelerator, folder, signals, board)
         _introduce(trainer, path)
-        resumed = going_on and trainer.resume(Checkpoints(path / "checkpoints", trainer.display.say))
+        checkpoints = Checkpoints(path / "checkpoints", trainer.display.say)
+        resumed = going_on and trainer.resume(checkpoints)
+        if going_on and not resumed and (checkpoints.exist() or config.run.resume == "must"):
+            raise ConfigError(
+                f"run.folder: {path} holds no checkpoint to go on from; choose another folder to start anew"
+            )
         _agree(trainer)
         if folder is not None:
             if resumed:
-                folder.rewind(trainer.progress.step)
+                folder.rewind(trainer.progress.epoch)
             else:
                 folder.clear()
                 folder.describe(config, task.card.classes, _device(accelerator))
@@ -66,6 +78,10 @@ def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: 
             task.close()
         if folder is not None:
             folder.close()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(". ")
 
 
 def _agree(trainer: Trainer) -> None:
@@ -127,11 +143,11 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> None:
     here = trainer.progress
     if trainer.board is not None:
         trainer.board.close()
-    folder.finish({"top1": here.best, "epoch": here.best_epoch, "step": here.step, "seconds": here.seconds})
-    if trainer.config.run.report:
+    if trainer.config.run.report:  # first: a run that ends here writes it when the same command is given again
         from sightline.engine.report import write_report
 
         write_report(folder.path)
+    folder.finish({"top1": here.best, "epoch": here.best_epoch, "step": here.step, "seconds": here.seconds})
     if here.skipped or trainer.task.broken:
         print(f"skipped: {here.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
     best = "" if here.best is None else f"best top-1 {here.best:.2f} % (epoch {here.best_epoch}) "

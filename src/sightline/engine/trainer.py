@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sightline.engine.checkpoint import BEST, WEIGHTS, Checkpoints, write_weights
+from sightline.engine.checkpoint import BEST, WEIGHTS, Checkpoints, Saved, write_weights
 from sightline.engine.config import Config
 from sightline.engine.distributed import total
 from sightline.engine.errors import NonFiniteError, Stopped
@@ -67,11 +67,24 @@ class Trainer:
         saved = checkpoints.latest()
         if saved is None:
             return False
+        self._check_data(saved)
         self.progress = restore(saved, self.raw, self.average, self.optimizer, self.accelerator.scaler)
         self.task.broken.update(dict.fromkeys(self.progress.broken))
         where = f"epoch {self.progress.epoch + 1}, update {self.progress.batch}"
         self.display.say(f"resuming from {saved.path}: {where}, step {self.progress.step}")
         return True
+
+    def _check_data(self, saved: Saved) -> None:
+        """Refuse to go on with other images or classes than the run was started with."""
+        images, classes = self.task.order.images, list(self.task.card.classes)
+        if saved.record.get("classes", classes) != classes:
+            raise ConfigError(
+                f"data.path: the classes are not those that {saved.path} was trained on; give the same data"
+            )
+        if (before := saved.record.get("images", images)) != images:
+            raise ConfigError(
+                f"data.path: {images:,} training images, but {saved.path} was trained on {before:,}; give the same data"
+            )
 
     def fit(self) -> Progress:
         """Train to the end.
@@ -141,9 +154,10 @@ class Trainer:
         what = "the loss" if not math.isfinite(flags.loss) else "the gradient"
         where = f"step {here.step - late}, epoch {here.epoch + 1}, batch {here.batch - late}"
         if here.skipped > allowed:
+            after = f", after {allowed} that were skipped" if allowed else ""
             raise NonFiniteError(
-                f"{where}: {what} is not finite, after {allowed} that were skipped; the last good checkpoint is kept; "
-                f"lower optim.lr, set optim.clip, or skip such batches with --run.skip_nonfinite N"
+                f"{where}: {what} is not finite{after}; the last good checkpoint is kept; go on from it skipping such "
+                f"batches with --run.skip_nonfinite N, or start in another folder with a lower optim.lr or optim.clip"
             )
         self.display.say(f"{where}: {what} is not finite; skipped ({here.skipped} of {allowed})")
 
@@ -234,6 +248,7 @@ class Trainer:
         now = time.monotonic()
         here.seconds, self.started = here.seconds + now - self.started, now
         weights, tensors, record = capture(here, self.raw, self.average, self.optimizer, self.accelerator.scaler)
+        record |= {"images": self.task.order.images, "classes": list(self.task.card.classes)}
         if self.folder is not None:
             Checkpoints(self.folder.checkpoints, self.display.say).save(weights, self.task.card, tensors, record)
 

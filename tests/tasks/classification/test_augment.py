@@ -1,14 +1,18 @@
 """Augmentation of batches: geometry, colours, mixing and erasing do what they say, for any number of processes."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from timm.data.auto_augment import rand_augment_transform
 
 from sightline.tasks.classification import colour
 from sightline.tasks.classification.augment import COLUMNS, GEOMETRIC, BatchAugment, RandAugment
 from sightline.tasks.classification.config import Augment
 from sightline.tasks.classification.mix import erase, mix
+from sightline.tasks.classification.samples import _keep_a_bit
 from sightline.tasks.order import Order
 
 CPU = torch.device("cpu")
@@ -127,3 +131,13 @@ def test_erasing() -> None:
         out = erase(ones, Augment(erase=1.0, erase_mode=mode), np.random.default_rng(0), torch.arange(200), 200, 0)  # type: ignore[arg-type]
         large = int((out[:, 0] != 1).sum((1, 2)).argmax())
         assert len(out[large, 0].unique()) - 1 >= values if mode == "pixel" else len(out[large, 0].unique()) == 2
+
+
+def test_policies_of_the_recipes_never_fail() -> None:
+    _keep_a_bit()
+    image = Image.effect_noise((8, 8), 60).convert("RGB")
+    policy = rand_augment_transform("rand-m9-mstd0.5-inc1", {"translate_const": 2, "img_mean": (0, 0, 0)})
+    for seed in range(4000):
+        random.seed(seed)
+        np.random.seed(seed)
+        assert policy(image).size == (8, 8)

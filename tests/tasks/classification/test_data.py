@@ -180,3 +180,8 @@ def test_broken_image_is_named(folder: Path) -> None:
     split = open_split(Data(path=str(folder)), "train")
     with pytest.raises(ImageError, match=r"green/1\.png: cannot be read"):
         split.image(4)
+
+
+def test_an_empty_path_is_not_the_embedded_data() -> None:
+    with pytest.raises(DataError, match=r"data\.path: the path is empty; give a folder"):
+        open_split(Data(path=""), "train")

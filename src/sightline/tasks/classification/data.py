@@ -70,6 +70,8 @@ def open_split(data: Data, which: str, classes: tuple[str, ...] | None = None) -
     Raises:
         DataError: there is no such split, it is empty, or its classes do not fit.
     """
+    if data.path is not None and not data.path.strip():
+        raise DataError("data.path: the path is empty; give a folder, or leave it out for the embedded data")
     asked = data.train_split if which == "train" else data.val_split
     names = (asked,) if asked else SPLITS[which]
     if data.path is None:

@@ -100,9 +100,20 @@ def close_loader(loader: DataLoader[Any]) -> None:
         iterator._shutdown_workers()
 
 
+def _keep_a_bit() -> None:
+    """timm's posterize may ask for no bits at all, which Pillow refuses from version 13 on: one is the least."""
+    from PIL import Image, ImageOps
+    from timm.data.auto_augment import NAME_TO_OP
+
+    def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+        return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
+
+    NAME_TO_OP |= dict.fromkeys(("Posterize", "PosterizeIncreasing", "PosterizeOriginal"), posterize)
+
+
 def _start_worker(number: int) -> None:
     """The main process decides when loading ends: a signal to the whole group must not tear its workers away."""
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -114,6 +125,7 @@ def train_transform(card: ModelCard, augment: Augment) -> Transform:
     from timm.data.transforms import ToNumpy
     from torchvision import transforms
 
+    _keep_a_bit()
     first, second, _ = create_transform(
         card.input_size,
         is_training=True,
