@@ -1,6 +1,8 @@
 """Training from a configuration to a run folder, in this process."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 
 from sightline.engine.errors import NonFiniteError, RunError
 from sightline.engine.settings import resolve
+from sightline.engine.signals import STOPPING, StopSignals
 from sightline.engine.train import train
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
@@ -243,3 +246,10 @@ def test_a_killed_loader_worker_is_one_line(images: Path, tmp_path: Path, monkey
         RunError, match=r"worker \(pid 1\) is killed by signal: Killed; give the same command to resume"
     ):
         train(configure(images, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_signals_are_noted(name: str) -> None:
+    with StopSignals() as signals:
+        os.kill(os.getpid(), getattr(signal, name))
+        assert signals.received == name

@@ -91,6 +91,9 @@ def test_flops_are_those_of_the_products_and_taps() -> None:
 
 def test_no_gradient_no_sums() -> None:
     inputs = [t.detach() for t in _inputs()]
+    options = (None, None, None, 0, *SHAPE["grid"], SHAPE["prefix"], 0.25, 0.0, "identity", False)
+    assert attend(*inputs, *options, False)[1].shape[0] == 0
+    assert attend(*inputs, *options, True)[1].shape[0] == 2
     out = inline(*inputs, backend="triton", **SHAPE)
     assert not out.requires_grad
     assert torch.equal(out, inline(*_require(inputs), backend="triton", **SHAPE))

@@ -6,6 +6,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -54,7 +55,6 @@ def as_shards(folder: Path, out: Path, label: str) -> Path:
 
 
 def as_parquet(folder: Path, out: Path) -> Path:
-    datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
     out.mkdir()
     for split, name in (("train", "train"), ("val", "validation")):

@@ -5,6 +5,7 @@ remembered by what it depends on. `compiling` turns launches into compilations i
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,13 +20,14 @@ REMEMBERED = 8192  # calls at most; then all are forgotten
 THREADS = 8
 
 _kernels: dict[tuple, tuple[Any, tuple]] = {}
-_ahead: list[Any] | None = None  # kernels under way, while `compiling`
+_local = threading.local()  # `ahead`: kernels under way while this thread is `compiling`; others go on launching
 
 
 def run(kernel: Any, grid: tuple[int, ...], args: tuple, constants: dict[str, Any]) -> None:
     """Launch `kernel` on a grid of programs: `args` in the order of its signature, then its `constants`."""
-    if _ahead is not None:
-        _ahead.append(kernel.warmup(*args, grid=grid, **constants))
+    ahead = getattr(_local, "ahead", None)
+    if ahead is not None:
+        ahead.append(kernel.warmup(*args, grid=grid, **constants))
         return
     if INTERPRETED:
         kernel[grid](*args, **constants)
@@ -50,17 +52,18 @@ def _trait(argument: Any) -> Any:
 @contextmanager
 def compiling() -> Iterator[None]:
     """Inside, kernels are compiled and not launched; at the end all are ready to be launched."""
-    global _ahead
-    _ahead = []
+    _local.ahead = []
+    device = torch.cuda.current_device()
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             with AsyncCompileMode(pool):
                 yield
-            list(pool.map(_load, _ahead))
+            list(pool.map(lambda kernel: _load(kernel, device), _local.ahead))
     finally:
-        _ahead = None
+        _local.ahead = None
 
 
-def _load(kernel: Any) -> None:
-    """Bring a compiled kernel onto the device; asking for its launcher does that."""
-    (kernel.result() if hasattr(kernel, "result") else kernel)[(1, 1, 1)]
+def _load(kernel: Any, device: int) -> None:
+    """Bring a compiled kernel onto the device; asking for its launcher does that. New threads start on device 0."""
+    with torch.cuda.device(device):
+        (kernel.result() if hasattr(kernel, "result") else kernel)[(1, 1, 1)]
