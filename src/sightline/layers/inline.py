@@ -14,6 +14,7 @@ from sightline.ops.checks import accumulate_dtype
 from sightline.ops.inline.packed import inline_from_packed, prefers_packed
 from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
 from sightline.ops.inline.reference import local_residual
+from sightline.ops.inline.weights import kernel_takes, weights_from_tokens
 
 
 class InlineCore(Core):
@@ -73,6 +74,8 @@ class ResidualWeights(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, C, 3, 3); masked tokens do not count in the mean."""
+        if mask is None and kernel_takes(tokens, self.dim // self.num_heads):
+            return weights_from_tokens(tokens, self.fc1, self.fc2, self.num_heads)
         if mask is None:
             mean = tokens.mean(1)
         else:

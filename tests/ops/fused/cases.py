@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sightline.ops import inline_attention, linear_attention
 from sightline.ops.fused import launch
+from sightline.ops.fused.program import forget
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -90,6 +91,11 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(launch, "CHUNK", {True: 40, False: 40})
         monkeypatch.setattr(launch, "ROWS", 4)
         monkeypatch.setattr(launch, "PROGRAMS", 10**6)
-    launch.plan.cache_clear()
+    _forget()
     yield request.param
+    _forget()
+
+
+def _forget() -> None:
     launch.plan.cache_clear()
+    forget()

@@ -1,8 +1,9 @@
 """Triton kernels of InLine and linear attention, one scheme for both.
 
 `tiles.py` holds what the kernels share, `forward_kernels.py` and `backward_kernels.py` the kernels, `launch.py` how
-the work is cut, `operator.py` the torch operators. The operators' folders call `attend` and `attend_packed`;
-`obstacle` says what the kernels do not take.
+the work is cut, `program.py` how a planned call is repeated, `operator.py` the torch operators, `weights*.py` the
+operator that makes the weights of the local residual. The operators' folders call `attend`, `attend_packed` and
+`local_weights`; `obstacle` says what the kernels do not take.
 """
 
 from importlib.util import find_spec
@@ -30,5 +31,6 @@ def obstacle(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 if AVAILABLE:
     from sightline.ops.fused.operator import attend, attend_packed
+    from sightline.ops.fused.weights import local_weights
 
-__all__ = ["AVAILABLE", "attend", "attend_packed", "obstacle"]
+__all__ = ["AVAILABLE", "attend", "attend_packed", "local_weights", "obstacle"]

@@ -10,7 +10,8 @@ import triton
 from torch import Tensor
 
 from sightline.ops.fused import backward_kernels, forward_kernels
-from sightline.ops.fused.launcher import INTERPRETED, compiling, run
+from sightline.ops.fused.launcher import INTERPRETED
+from sightline.ops.fused.program import Layout, Program, compile_all, program_for
 
 # How tensors are multiplied; Triton's interpreter has no products of bfloat16.
 PRODUCTS = {torch.bfloat16: "tf32" if INTERPRETED else "bf16", torch.float16: "tf32", torch.float32: "fp32"}
@@ -118,107 +119,143 @@ class Call:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, call: Call, save: bool,
+    grids: Tensor | None, options: tuple, save: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out, and the row of sums of every image, which backward needs; no rows unless `save`."""
-    heads, dim = q.shape[2:]
-    cut = _plan(q, k, call)
-    flags, images = _flags(q, residual, mask, cu, call, (q, k, v))
-    if not INTERPRETED and q.is_cuda:
-        _compile_ahead(q, k, v, residual, mask is not None, cu is not None, call, save, (*flags.values(), *cut.tiles))
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    size = row_size(heads, dim)
-    weights, steps = _weights(residual)
-    place = (*call.grid, call.prefix, call.scale, call.eps)
-    if cut.short:
-        sums = torch.empty(images if save else 0, size, dtype=torch.float32, device=q.device)
-        tile = cut.whole if residual is not None else cut.queries
-        run(
-            forward_kernels.forward_short, (heads // tile.heads, images),
-            (q, k, v, out, weights, mask, cu, grids, sums, *q.stride(), *k.stride(), *v.stride(), *out.stride()[:2],
-             *steps, heads, q.shape[1], k.shape[1], *place),
-            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **tile.constants},
-        )  # fmt: skip
-        return out, sums
-    parts = triton.cdiv(call.longest or k.shape[1], cut.chunk)
-    partial = torch.empty(parts, images, size, dtype=torch.float32, device=q.device)
-    run(
-        forward_kernels.forward_partial, (heads // cut.sums.heads, images, parts),
-        (k, v, mask, cu, partial, *k.stride(), *v.stride(), heads, k.shape[1], cut.chunk),
-        {"T": cut.sums.size, **_without(flags, "RESIDUAL"), **cut.sums.constants},
-    )  # fmt: skip
-    sums = _add(partial, torch.float32)
-    tile = cut.write if residual is not None else cut.queries
-    pieces, chunk = _pieces(tile, cut, call, heads * images, q.shape[1], residual is not None)
-    run(
-        forward_kernels.forward_write, (heads // tile.heads, images, pieces),
-        (q, v, out, weights, mask, cu, grids, sums, *q.stride(), *v.stride(), *out.stride()[:2], *steps, heads,
-         q.shape[1], k.shape[1], chunk, *place),
-        {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **tile.constants},
-    )  # fmt: skip
-    return out, sums if save else sums.new_empty(0, size)
+    """out, and the row of sums of every image, which backward needs; no rows unless `save`.
+
+    `options` are the fields of `Call`.
+    """
+    inputs = (q, k, v, _even(residual), mask, cu, grids)
+
+    def plan(*layouts: Any) -> Program:
+        if not INTERPRETED:
+            _compile_ahead(*layouts, call=Call(*options), save=save)
+        return _forward(*layouts, call=Call(*options), save=save)
+
+    out, sums = program_for("forward", inputs, (options, save), plan)(inputs, q.device)
+    return out, sums
 
 
 def backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, sums: Tensor, call: Call, gradients: tuple[Tensor, Tensor, Tensor],
+    grids: Tensor | None, sums: Tensor, options: tuple, gradients: tuple[Tensor, Tensor, Tensor],
 ) -> Tensor:  # fmt: skip
     """Writes `gradients`, dq, dk and dv; returns d(residual), empty where there is none."""
+    inputs = (q, k, v, grad, _even(residual), mask, cu, grids, sums, *gradients)
+    program = program_for("backward", inputs, (options,), lambda *layouts: _backward(*layouts, call=Call(*options)))
+    results = program(inputs, q.device)
+    if residual is None:
+        return q.new_empty(0)
+    images, channels = residual.shape[:2]
+    return results[0].view(images, 3, 3, channels).permute(0, 3, 1, 2)
+
+
+def _even(residual: Tensor | None) -> Tensor | None:
+    """The weights with taps that are evenly spaced."""
+    return residual if residual is None or residual.stride(2) == 3 * residual.stride(3) else residual.contiguous()
+
+
+def _forward(
+    q: Layout, k: Layout, v: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None,
+    grids: Layout | None, *, call: Call, save: bool,
+) -> Program:  # fmt: skip
+    heads, dim = q.shape[2:]
+    cut = _plan(q, k, call)
+    flags, images = _flags(q, residual, mask, cu, call, (q, k, v))
+    program = Program(7)
+    out = program.buffer(q.shape, q.dtype)
+    size = row_size(heads, dim)
+    steps = _steps(residual)
+    place = (*call.grid, call.prefix, call.scale, call.eps)
+    if cut.short:
+        sums = program.buffer((images if save else 0, size), torch.float32)
+        program.results = out.slot, sums.slot
+        tile = cut.whole if residual is not None else cut.queries
+        program.launch(
+            forward_kernels.forward_short, (heads // tile.heads, images),
+            (q, k, v, out, residual, mask, cu, grids, sums, *q.strides, *k.strides, *v.strides, *out.strides[:2],
+             *steps, heads, q.shape[1], k.shape[1], *place),
+            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **tile.constants},
+        )  # fmt: skip
+        return program
+    parts = triton.cdiv(call.longest or k.shape[1], cut.chunk)
+    partial = program.buffer((parts, images, size), torch.float32)
+    program.launch(
+        forward_kernels.forward_partial, (heads // cut.sums.heads, images, parts),
+        (k, v, mask, cu, partial, *k.strides, *v.strides, heads, k.shape[1], cut.chunk),
+        {"T": cut.sums.size, **_without(flags, "RESIDUAL"), **cut.sums.constants},
+    )  # fmt: skip
+    sums = _add(program, partial, torch.float32)
+    tile = cut.write if residual is not None else cut.queries
+    pieces, chunk = _pieces(tile, cut, call, heads * images, q.shape[1], residual is not None)
+    program.launch(
+        forward_kernels.forward_write, (heads // tile.heads, images, pieces),
+        (q, v, out, residual, mask, cu, grids, sums, *q.strides, *v.strides, *out.strides[:2], *steps, heads,
+         q.shape[1], k.shape[1], chunk, *place),
+        {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **tile.constants},
+    )  # fmt: skip
+    program.results = out.slot, sums.slot if save else program.buffer((0, size), torch.float32).slot
+    return program
+
+
+def _backward(
+    q: Layout, k: Layout, v: Layout, grad: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None,
+    grids: Layout | None, sums: Layout, dq: Layout, dk: Layout, dv: Layout, *, call: Call,
+) -> Program:  # fmt: skip
     heads, dim = q.shape[2:]
     cut = _plan(q, k, call)
     flags, images = _flags(q, residual, mask, cu, call, (q, k, v, grad))
-    dq, dk, dv = gradients
+    program = Program(12)
     parts = triton.cdiv(call.longest or q.shape[1], cut.chunk)
-    edges = torch.empty(parts, images, heads * dim * (dim + 1), dtype=torch.float32, device=q.device)
-    run(
+    edges = program.buffer((parts, images, heads * dim * (dim + 1)), torch.float32)
+    program.launch(
         backward_kernels.backward_queries, (heads // cut.queries.heads, images, parts),
-        (q, grad, cu, sums, dq, edges, *q.stride(), *grad.stride(), *dq.stride()[:2], heads, q.shape[1], cut.chunk,
+        (q, grad, cu, sums, dq, edges, *q.strides, *grad.strides, *dq.strides[:2], heads, q.shape[1], cut.chunk,
          call.scale, call.eps),
         {"T": cut.queries.size, **_without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants},
     )  # fmt: skip
-    edge = _add(edges, torch.float32)
+    edge = _add(program, edges, torch.float32)
     for wanted, weights in _key_passes(cut, residual, q.dtype):
-        _keys(k, v, grad, weights, mask, cu, grids, sums, edge, dk, dv, call, cut, flags, images, wanted)
-    if residual is None:
-        return q.new_empty(0)
-    return _taps(v, grad, residual, mask, cu, grids, call, cut, flags, images)
+        _keys(program, k, v, grad, weights, mask, cu, grids, sums, edge, dk, dv, call, cut, flags, images, wanted)
+    if residual is not None:
+        dw = _taps(program, v, grad, residual, mask, cu, grids, call, cut, flags, images)
+        program.results = (dw.slot,)
+    return program
 
 
 _compiled: set[tuple] = set()
 
 
 def _compile_ahead(
-    q: Tensor, k: Tensor, v: Tensor, residual: Tensor | None, masked: bool, packed: bool, call: Call, save: bool,
-    kind: tuple,
+    q: Layout, k: Layout, v: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None,
+    grids: Layout | None, *, call: Call, save: bool,
 ) -> None:  # fmt: skip
     """Before the first call of its kind, compile the kernels for short and for long images, and those of backward.
 
-    They are compiled in parallel, on tensors without data, so that no later size has to wait.
+    They are compiled in parallel, so that no later size has to wait.
     """
-    key = (*kind, q.dtype, save, None if residual is None else residual.dtype)
+    flags, _ = _flags(q, residual, mask, cu, call, (q, k, v))
+    weights = None if residual is None else (residual.dtype, *_steps(residual))
+    key = (torch.cuda.current_device(), *flags.values(), *_plan(q, k, call).tiles, q.dtype, save, weights)
     if key in _compiled:
         return
     _compiled.add(key)
-    with compiling():
-        for side in (1, math.isqrt(SHORT) + 1):
-            tokens, meta = side * side, torch.device("meta")
-            qs, ks, vs = (
-                torch.empty_strided((1, tokens, *t.shape[2:]), t.stride(), dtype=t.dtype, device=meta)
-                for t in (q, k, v)
-            )
-            weights = None if residual is None else residual[:1].to(meta)
-            mask = torch.empty(1, tokens, dtype=torch.bool, device=meta) if masked else None
-            cu = torch.empty(2, dtype=torch.int32, device=meta) if packed else None
-            grids = torch.empty(1, 2, dtype=torch.int32, device=meta) if packed and residual is not None else None
-            grid = (side, side) if residual is not None else (0, 0)
-            size = replace(call, grid=grid, longest=tokens if packed else 0)
-            out, sums = forward(qs, ks, vs, weights, mask, cu, grids, size, save)
-            if save:
-                outputs = (torch.empty_like(qs), torch.empty_like(ks), torch.empty_like(vs))
-                backward(qs, ks, vs, torch.empty_like(out), weights, mask, cu, grids, sums, size, outputs)
+    programs = []
+    for side in (1, math.isqrt(SHORT) + 1):
+        tokens = side * side
+        size = replace(
+            call, grid=(side, side) if residual is not None else (0, 0), longest=tokens if cu is not None else 0
+        )
+        qs, ks, vs = (replace(x, shape=(1, tokens, *x.shape[2:])) for x in (q, k, v))
+        programs.append(_forward(qs, ks, vs, residual, mask, cu, grids, call=size, save=save))
+        if save:
+            g, dq, dk, dv = (x.part(x.shape) for x in (qs, qs, ks, vs))
+            sums = Layout(8, (1, row_size(*q.shape[2:])), (1, 1), torch.float32)
+            programs.append(_backward(qs, ks, vs, g, residual, mask, cu, grids, sums, dq, dk, dv, call=size))
+    compile_all(programs)
 
 
-def _key_passes(cut: Plan, residual: Tensor | None, dtype: torch.dtype) -> list[tuple[str, Tensor | None]]:
+def _key_passes(cut: Plan, residual: Layout | None, dtype: torch.dtype) -> list[tuple[str, Layout | None]]:
     """What a pass over the keys makes, and the weights that it takes.
 
     Float32 with head dims over 64 takes two passes: E and its transpose, each in two halves, do not fit on the chip.
@@ -229,60 +266,59 @@ def _key_passes(cut: Plan, residual: Tensor | None, dtype: torch.dtype) -> list[
 
 
 def _keys(
-    k: Tensor, v: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, sums: Tensor, edge: Tensor, dk: Tensor, dv: Tensor, call: Call, cut: Plan,
+    program: Program, k: Layout, v: Layout, grad: Layout, residual: Layout | None, mask: Layout | None,
+    cu: Layout | None, grids: Layout | None, sums: Layout, edge: Layout, dk: Layout, dv: Layout, call: Call, cut: Plan,
     flags: dict[str, Any], images: int, wanted: str,
 ) -> None:  # fmt: skip
     """Writes dk, dv or both."""
     heads = k.shape[2]
-    weights, steps = _weights(residual)
     tile = cut.keys if residual is not None else cut.queries
     pieces, chunk = _pieces(tile, cut, call, heads * images, k.shape[1], residual is not None)
-    run(
+    program.launch(
         backward_kernels.backward_keys, (heads // tile.heads, images, pieces),
-        (k, v, grad, weights, mask, cu, grids, sums, edge, dk, dv, *k.stride(), *v.stride(), *grad.stride(),
-         *dk.stride()[:2], *dv.stride()[:2], *steps, heads, grad.shape[1], k.shape[1], chunk, *call.grid, call.prefix,
-         call.scale),
+        (k, v, grad, residual, mask, cu, grids, sums, edge, dk, dv, *k.strides, *v.strides, *grad.strides,
+         *dk.strides[:2], *dv.strides[:2], *_steps(residual), heads, grad.shape[1], k.shape[1], chunk, *call.grid,
+         call.prefix, call.scale),
         {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, "DK": "k" in wanted, "DV": "v" in wanted,
          **flags, "RESIDUAL": residual is not None, **tile.constants},
     )  # fmt: skip
 
 
 def _taps(
-    v: Tensor, grad: Tensor, residual: Tensor, mask: Tensor | None, cu: Tensor | None, grids: Tensor | None, call: Call,
-    cut: Plan, flags: dict[str, Any], images: int,
-) -> Tensor:  # fmt: skip
-    """The gradient of the weights, (images, C, 3, 3)."""
+    program: Program, v: Layout, grad: Layout, residual: Layout, mask: Layout | None, cu: Layout | None,
+    grids: Layout | None, call: Call, cut: Plan, flags: dict[str, Any], images: int,
+) -> Layout:  # fmt: skip
+    """The gradient of the weights, (images, 3, 3, C)."""
     heads, channels = v.shape[2], residual.shape[1]
     strips = max(1, triton.cdiv(call.grid[1], cut.taps.size))
     pieces = strips * max(1, triton.cdiv(call.grid[0], cut.rows))
     dtype = residual.dtype if pieces == 1 else torch.float32
-    parts = torch.empty(pieces, images, 3, 3, channels, dtype=dtype, device=v.device)
-    run(
+    parts = program.buffer((pieces, images, 3, 3, channels), dtype)
+    program.launch(
         backward_kernels.backward_taps, (heads // cut.taps.heads, images, pieces),
-        (v, grad, mask, cu, grids, parts, *v.stride(), *grad.stride(), channels, grad.shape[1], v.shape[1], cut.rows,
+        (v, grad, mask, cu, grids, parts, *v.strides, *grad.strides, channels, grad.shape[1], v.shape[1], cut.rows,
          *call.grid, call.prefix),
         {"X": cut.taps.size, "STAGES": cut.taps.stages, **_without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
          **cut.taps.constants},
     )  # fmt: skip
-    return _add(parts, residual.dtype).permute(0, 3, 1, 2)
+    return _add(program, parts, residual.dtype)
 
 
-def _plan(q: Tensor, k: Tensor, call: Call) -> Plan:
+def _plan(q: Layout, k: Layout, call: Call) -> Plan:
     heads, dim = q.shape[2:]
     return plan(heads, dim, call.longest or max(q.shape[1], k.shape[1]), call.grid, q.dtype, call.linear)
 
 
 def _flags(
-    q: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None, call: Call, tensors: tuple[Tensor, ...]
+    q: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None, call: Call, tensors: tuple[Layout, ...]
 ) -> tuple[dict[str, Any], int]:
     """The constants that all kernels share, and the number of images."""
     dim = q.shape[3]
     flags = {
         "D": dim, "PHI": call.phi, "LINEAR": call.linear, "RESIDUAL": residual is not None, "MASKED": mask is not None,
-        "VARLEN": cu is not None, "DOT": PRODUCTS[q.dtype], "PACKED": all(t.stride()[2:] == (dim, 1) for t in tensors),
+        "VARLEN": cu is not None, "DOT": PRODUCTS[q.dtype], "PACKED": all(t.strides[2:] == (dim, 1) for t in tensors),
     }  # fmt: skip
-    return flags, q.shape[0] if cu is None else cu.numel() - 1
+    return flags, q.shape[0] if cu is None else cu.shape[0] - 1
 
 
 def _pieces(tile: Tile, cut: Plan, call: Call, rows_of_heads: int, tokens: int, residual: bool) -> tuple[int, int]:
@@ -296,13 +332,14 @@ def _pieces(tile: Tile, cut: Plan, call: Call, rows_of_heads: int, tokens: int, 
     return strips * max(1, triton.cdiv(height, rows)), rows
 
 
-def _add(parts: Tensor, dtype: torch.dtype) -> Tensor:
+def _add(program: Program, parts: Layout, dtype: torch.dtype) -> Layout:
     """The sum over the first dimension, in a fixed order."""
     if parts.shape[0] == 1 and parts.dtype == dtype:
-        return parts[0]
-    out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
-    grid = (triton.cdiv(out.numel(), SUM_TILE["BLOCK"]),)
-    run(forward_kernels.add_parts, grid, (parts, out, parts.shape[0], out.numel()), SUM_TILE)
+        return parts.part(parts.shape[1:])
+    out = program.buffer(parts.shape[1:], dtype)
+    size = math.prod(out.shape)
+    grid = (triton.cdiv(size, SUM_TILE["BLOCK"]),)
+    program.launch(forward_kernels.add_parts, grid, (parts, out, parts.shape[0], size), SUM_TILE)
     return out
 
 
@@ -310,10 +347,8 @@ def _without(flags: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in flags.items() if key not in names}
 
 
-def _weights(residual: Tensor | None) -> tuple[Tensor | None, tuple[int, int, int]]:
-    """The weights (images, C, 3, 3) and their steps from image to image, channel to channel and tap to tap."""
+def _steps(residual: Layout | None) -> tuple[int, int, int]:
+    """The steps of the weights (images, C, 3, 3) from image to image, channel to channel and tap to tap."""
     if residual is None:
-        return None, (0, 0, 0)
-    if residual.stride(2) != 3 * residual.stride(3):
-        residual = residual.contiguous()
-    return residual, (residual.stride(0), residual.stride(1), residual.stride(3))
+        return 0, 0, 0
+    return residual.strides[0], residual.strides[1], residual.strides[3]

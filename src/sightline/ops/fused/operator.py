@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from sightline.ops.fused import launch
-from sightline.ops.fused.launch import Call
 
 OPTIONS = "SymInt longest, SymInt height, SymInt width, SymInt prefix, float scale, float eps, str phi, bool linear"
 PACKED_OPTIONS = "SymInt height, SymInt width, SymInt prefix, float scale, str phi"
@@ -32,7 +31,7 @@ for _name, _schema in SCHEMAS.items():
     LIBRARY.define(_name + _schema)
 
 
-def _implements(name: str) -> Callable[[Callable], Callable]:
+def implements(name: str) -> Callable[[Callable], Callable]:
     """Register a function for an operator: on CUDA, and on a CPU for the interpreter."""
 
     def register(function: Callable) -> Callable:
@@ -43,41 +42,37 @@ def _implements(name: str) -> Callable[[Callable], Callable]:
     return register
 
 
-def _device(tensor: Tensor) -> AbstractContextManager:
+def on_device(tensor: Tensor) -> AbstractContextManager:
     """The tensor's device as the current one, which Triton launches on."""
     current = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
     return nullcontext() if current else torch.cuda.device(tensor.device)
 
 
-def _call(longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool) -> Call:
-    return Call(phi, linear, scale, eps, prefix, (height, width), longest)
-
-
-@_implements("attend")
+@implements("attend")
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
     grids: Tensor | None, longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str,
     linear: bool, save: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out, and the sums that backward needs where `save`."""
-    call = _call(longest, height, width, prefix, scale, eps, phi, linear)
-    with _device(q):
-        return launch.forward(q, k, v, residual, mask, cu, grids, call, save)
+    options = (phi, linear, scale, eps, prefix, (height, width), longest)
+    with on_device(q):
+        return launch.forward(q, k, v, residual, mask, cu, grids, options, save)
 
 
-@_implements("attend_packed")
+@implements("attend_packed")
 def _attend_packed(
     qkv: Tensor, residual: Tensor | None, mask: Tensor | None, height: int, width: int, prefix: int, scale: float,
     phi: str, save: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """InLine attention of qkv (B, N, 3, H, D): out, and the sums that backward needs where `save`."""
     q, k, v = qkv.unbind(2)
-    call = _call(0, height, width, prefix, scale, 0.0, phi, False)
-    with _device(q):
-        return launch.forward(q, k, v, residual, mask, None, None, call, save)
+    options = (phi, False, scale, 0.0, prefix, (height, width), 0)
+    with on_device(q):
+        return launch.forward(q, k, v, residual, mask, None, None, options, save)
 
 
-@_implements("attend_backward")
+@implements("attend_backward")
 def _attend_backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
     grids: Tensor | None, sums: Tensor, longest: int, height: int, width: int, prefix: int, scale: float, eps: float,
@@ -85,13 +80,13 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv, and d(residual), empty where there is none."""
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    call = _call(longest, height, width, prefix, scale, eps, phi, linear)
-    with _device(q):
-        dw = launch.backward(q, k, v, grad, residual, mask, cu, grids, sums, call, (dq, dk, dv))
+    options = (phi, linear, scale, eps, prefix, (height, width), longest)
+    with on_device(q):
+        dw = launch.backward(q, k, v, grad, residual, mask, cu, grids, sums, options, (dq, dk, dv))
     return dq, dk, dv, dw
 
 
-@_implements("attend_packed_backward")
+@implements("attend_packed_backward")
 def _attend_packed_backward(
     qkv: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, sums: Tensor, height: int, width: int,
     prefix: int, scale: float, phi: str,
@@ -100,9 +95,9 @@ def _attend_packed_backward(
     q, k, v = qkv.unbind(2)
     packed = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     dq, dk, dv = packed.unbind(2)
-    call = _call(0, height, width, prefix, scale, 0.0, phi, False)
-    with _device(q):
-        dw = launch.backward(q, k, v, grad, residual, mask, None, None, sums, call, (dq, dk, dv))
+    options = (phi, False, scale, 0.0, prefix, (height, width), 0)
+    with on_device(q):
+        dw = launch.backward(q, k, v, grad, residual, mask, None, None, sums, options, (dq, dk, dv))
     return packed, dw
 
 
@@ -179,7 +174,7 @@ class AttendPacked(torch.autograd.Function):
         return d_qkv, None if residual is None else dw, None, *[None] * (len(ctx.options) + 1)
 
 
-def _register_gradient(name: str, function: type[torch.autograd.Function]) -> None:
+def register_gradient(name: str, function: type[torch.autograd.Function]) -> None:
     def run(*inputs: Any) -> Any:
         if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
             return function.apply(*inputs)
@@ -189,8 +184,8 @@ def _register_gradient(name: str, function: type[torch.autograd.Function]) -> No
     LIBRARY.impl(name, run, "Autograd")
 
 
-_register_gradient("attend", Attend)
-_register_gradient("attend_packed", AttendPacked)
+register_gradient("attend", Attend)
+register_gradient("attend_packed", AttendPacked)
 
 attend = torch.ops.sightline.attend
 attend_packed = torch.ops.sightline.attend_packed

@@ -1,0 +1,161 @@
+"""A call of kernels as data: what it allocates and what it launches, planned once for every kind of call.
+
+Triton looks at every argument of every launch, which takes longer than a small kernel runs. Here a call is planned from
+the layouts of its tensors alone, remembered, and repeated with new addresses. Because a plan needs no data, kernels for
+sizes that have not come yet can be compiled from plans too (`compile_all`).
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime._async_compile import AsyncCompileMode
+
+from sightline.ops.fused.launcher import INTERPRETED
+
+REMEMBERED = 4096  # kinds of calls at most; then all are forgotten
+THREADS = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor without its data; `slot` is its place among the inputs and buffers of a call."""
+
+    slot: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def part(self, shape: tuple[int, ...]) -> "Layout":
+        """The same address with another shape, contiguous."""
+        return Layout(self.slot, shape, _contiguous(shape), self.dtype)
+
+
+class Program:
+    """What one kind of call allocates and launches; a function that plans it says which slots are its results."""
+
+    def __init__(self, inputs: int) -> None:
+        self.inputs = inputs
+        self.results: tuple[int, ...] = ()
+        self._buffers: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self._launches: list[_Launch] = []
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
+        """Room for a tensor that the call makes."""
+        self._buffers.append((shape, dtype))
+        return Layout(self.inputs + len(self._buffers) - 1, shape, _contiguous(shape), dtype)
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], args: tuple, constants: dict[str, Any]) -> None:
+        """Launch `kernel` on a grid of programs: `args` in the order of its signature, then its `constants`."""
+        self._launches.append(_Launch(kernel, (*grid, 1, 1)[:3], args, constants))
+
+    def __call__(self, inputs: Sequence[Tensor | None], device: torch.device) -> list[Tensor]:
+        """Run on tensors of the planned layouts; returns the results."""
+        tensors = [*inputs, *(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._buffers)]
+        if INTERPRETED:
+            for launch in self._launches:
+                launch.first(tensors)
+        else:
+            stream = torch._C._cuda_getCurrentRawStream(device.index)
+            addresses = [None if t is None else t.data_ptr() for t in tensors]
+            for launch in self._launches:
+                launch(tensors, addresses, stream)
+        return [tensors[slot] for slot in self.results]  # type: ignore[misc]
+
+    def compile(self) -> list[Any]:
+        """Compile what will be launched, without data or launches."""
+        return [launch.compile() for launch in self._launches]
+
+
+class _Launch:
+    """One launch of a program. After the first time only the addresses change."""
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], args: tuple, constants: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.args = args
+        self.constants = constants
+        self.slots = [(place, arg.slot) for place, arg in enumerate(args) if isinstance(arg, Layout)]
+        self.compiled: Any = None
+
+    def first(self, tensors: list[Tensor | None]) -> None:
+        """Launch through Triton, which finds or compiles the kernel."""
+        args = list(self.args)
+        for place, slot in self.slots:
+            args[place] = tensors[slot]
+        compiled = self.kernel[self.grid](*args, **self.constants)
+        if INTERPRETED:
+            return
+        rest = (self.constants[name] for name in self.kernel.arg_names[len(args) :])
+        self.values = [*self.args, *rest]
+        self.head = (compiled.function, compiled.packed_metadata, None, None, None)
+        self.compiled = compiled.run
+
+    def __call__(self, tensors: list[Tensor | None], addresses: list[int | None], stream: int) -> None:
+        if self.compiled is None:
+            self.first(tensors)
+            return
+        values = self.values.copy()
+        for place, slot in self.slots:
+            values[place] = addresses[slot]
+        self.compiled(*self.grid, stream, *self.head, *values)
+
+    def compile(self) -> Any:
+        stand_ins = (torch.empty(1, dtype=a.dtype, device="meta") if isinstance(a, Layout) else a for a in self.args)
+        return self.kernel.warmup(*stand_ins, grid=self.grid, **self.constants)
+
+
+_programs: dict[Hashable, Program] = {}
+
+
+def program_for(name: str, inputs: Sequence[Tensor | None], options: tuple, plan: Callable[..., Program]) -> Program:
+    """The program of a kind of call: remembered by its options and the layouts of its inputs, or planned now."""
+    device = next(t.device.index for t in inputs if t is not None)
+    key = (name, device, options, *[None if t is None else _kind(t) for t in inputs])
+    program = _programs.get(key)
+    if program is None:
+        if len(_programs) >= REMEMBERED:
+            _programs.clear()
+        program = plan(*[None if t is None else layout_of(t, slot) for slot, t in enumerate(inputs)])
+        _programs[key] = program
+    return program
+
+
+def layout_of(tensor: Tensor, slot: int) -> Layout:
+    return Layout(slot, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _kind(tensor: Tensor) -> tuple:
+    """What a launch depends on besides the address itself."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16
+
+
+def forget() -> None:
+    """Forget all programs, after a rule by which they are planned has changed."""
+    _programs.clear()
+
+
+def compile_all(programs: Iterable[Program]) -> None:
+    """Compile the kernels of several programs in parallel and bring them onto the current device."""
+    device = torch.cuda.current_device()
+    with ThreadPoolExecutor(THREADS) as pool:
+        with AsyncCompileMode(pool):
+            kernels = [kernel for program in programs for kernel in program.compile()]
+        list(pool.map(lambda kernel: _load(kernel, device), kernels))
+
+
+def _load(kernel: Any, device: int) -> None:
+    """Bring a compiled kernel onto the device; asking for its launcher does that. New threads start on device 0."""
+    with torch.cuda.device(device):
+        (kernel.result() if hasattr(kernel, "result") else kernel)[(1, 1, 1)]
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
