@@ -78,6 +78,9 @@ def test_opcheck_and_compile() -> None:
     x = torch.randn(3, 10, 32, device=DEVICE, requires_grad=True)
     parameters = (layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)
     torch.library.opcheck(local_weights.default, (x, *parameters, 2, torch.float32))
+    plain = [p.detach() for p in parameters]
+    mean, grad = torch.randn(3, 32, device=DEVICE), torch.randn(3, 32, 3, 3, device=DEVICE)
+    torch.library.opcheck(torch.ops.sightline.local_weights_backward.default, (grad, mean, *plain, 2, 10))
     compiled = torch.compile(lambda x: _run(layer, x), fullgraph=True, backend="aot_eager")
     want, got = _run(layer, x), compiled(x)
     assert torch.equal(want, got)

@@ -125,7 +125,7 @@ def forward(
 
     `options` are the fields of `Call`.
     """
-    inputs = (q, k, v, _even(residual), mask, cu, grids)
+    inputs = (q, k, v, None if residual is None else evenly_spaced(residual), mask, cu, grids)
 
     def plan(*layouts: Any) -> Program:
         if not INTERPRETED:
@@ -141,7 +141,7 @@ def backward(
     grids: Tensor | None, sums: Tensor, options: tuple, gradients: tuple[Tensor, Tensor, Tensor],
 ) -> Tensor:  # fmt: skip
     """Writes `gradients`, dq, dk and dv; returns d(residual), empty where there is none."""
-    inputs = (q, k, v, grad, _even(residual), mask, cu, grids, sums, *gradients)
+    inputs = (q, k, v, grad, None if residual is None else evenly_spaced(residual), mask, cu, grids, sums, *gradients)
     program = program_for("backward", inputs, (options,), lambda *layouts: _backward(*layouts, call=Call(*options)))
     results = program(inputs, q.device)
     if residual is None:
@@ -150,9 +150,9 @@ def backward(
     return results[0].view(images, 3, 3, channels).permute(0, 3, 1, 2)
 
 
-def _even(residual: Tensor | None) -> Tensor | None:
-    """The weights with taps that are evenly spaced."""
-    return residual if residual is None or residual.stride(2) == 3 * residual.stride(3) else residual.contiguous()
+def evenly_spaced(weights: Tensor) -> Tensor:
+    """Weights (B, C, 3, 3) whose nine taps have even steps."""
+    return weights if weights.stride(2) == 3 * weights.stride(3) else weights.contiguous()
 
 
 def _forward(

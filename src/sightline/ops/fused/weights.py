@@ -1,7 +1,7 @@
-"""The weights of the local residual as a torch operator: tokens (B, N, C) -> (B, C, 3, 3).
+"""The weights of the local residual as torch operators: tokens (B, N, C) -> (B, C, 3, 3), and back.
 
-The mean token of an image goes through two layers, each head on its own. By torch this is eight small kernels that wait
-for each other; here it is two. The gradient is a handful of small products, left to torch and its compiler.
+The mean token of an image goes through two layers, each head on its own. By torch these are eight small kernels that
+wait for each other, and twelve in backward; here they are two and two.
 """
 
 from typing import Any
@@ -12,17 +12,19 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from sightline.ops.fused import weights_kernels
-from sightline.ops.fused.launch import PRODUCTS, SHORT
+from sightline.ops.fused.launch import PRODUCTS, SHORT, evenly_spaced
 from sightline.ops.fused.operator import LIBRARY, implements, on_device, register_gradient
 from sightline.ops.fused.program import Layout, Program, program_for
 
 CHUNK = 512  # tokens of a chunk, where an image is longer than SHORT
-TILE = {"T": 64, "W": 64, "num_warps": 4}  # of the sum
+TILE = {"T": 128, "W": 64, "num_warps": 4}  # of the sum
 IMAGES = 16  # images that go through the layers together
 
+LAYERS = "Tensor w1, Tensor b1, Tensor w2, Tensor b2, int heads"
+LIBRARY.define(f"local_weights(Tensor tokens, {LAYERS}, ScalarType dtype) -> (Tensor, Tensor)")
 LIBRARY.define(
-    "local_weights(Tensor tokens, Tensor w1, Tensor b1, Tensor w2, Tensor b2, int heads, ScalarType dtype) "
-    "-> (Tensor, Tensor)"
+    f"local_weights_backward(Tensor grad, Tensor mean, {LAYERS}, SymInt tokens) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -30,44 +32,84 @@ LIBRARY.define(
 def _local_weights(
     tokens: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, heads: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The weights in `dtype`, and the mean token in float32."""
+    """The weights in `dtype`, and the mean token (B, C) in float32."""
     inputs = (tokens, *(t.contiguous() for t in (w1, b1, w2, b2)))
     with on_device(tokens):
-        program = program_for(
-            "weights", inputs, (heads, dtype), lambda *layouts: _plan(*layouts, heads=heads, dtype=dtype)
-        )
+        program = program_for("weights", inputs, (heads, dtype), lambda *x: _forward(*x, heads=heads, dtype=dtype))
         out, mean = program(inputs, tokens.device)
-    return out, mean
+    return out.permute(0, 3, 1, 2), mean
 
 
-def _plan(x: Layout, w1: Layout, b1: Layout, w2: Layout, b2: Layout, *, heads: int, dtype: torch.dtype) -> Program:
+@implements("local_weights_backward")
+def _local_weights_backward(
+    grad: Tensor, mean: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, heads: int, tokens: int
+) -> tuple[Tensor, ...]:
+    """The gradients of every token of an image (B, C) and of the parameters."""
+    inputs = (evenly_spaced(grad), mean, *(t.contiguous() for t in (w1, b1, w2, b2)))
+    with on_device(grad):
+        program = program_for(
+            "weights_backward", inputs, (heads, tokens), lambda *x: _backward(*x, heads=heads, tokens=tokens)
+        )
+        return tuple(program(inputs, grad.device))
+
+
+def _forward(x: Layout, w1: Layout, b1: Layout, w2: Layout, b2: Layout, *, heads: int, dtype: torch.dtype) -> Program:
     images, tokens, channels = x.shape
-    dim = channels // heads
     chunk = tokens if tokens <= SHORT else CHUNK
     parts = triton.cdiv(tokens, chunk)
     program = Program(5)
     sums = program.buffer((parts, images, channels), torch.float32)
-    out = program.buffer((images, channels, 3, 3), dtype)
+    out = program.buffer((images, 3, 3, channels), dtype)
     mean = program.buffer((images, channels), torch.float32)
     program.results = out.slot, mean.slot
     program.launch(
         weights_kernels.sum_tokens, (triton.cdiv(channels, TILE["W"]), images, parts),
         (x, sums, *x.strides[:2], channels, tokens, chunk), TILE,
     )  # fmt: skip
-    width = max(16, triton.next_power_of_2(dim))
     program.launch(
         weights_kernels.two_layers, (triton.cdiv(images, IMAGES), heads, 9),
-        (sums, w1, b1, w2, b2, mean, out, images, tokens, parts, channels),
-        {"D": dim, "W": width, "IMAGES": IMAGES, "DOT": PRODUCTS[dtype], "num_warps": max(2, width // 16)},
+        (sums, w1, b1, w2, b2, mean, out, images, tokens, parts, channels), _constants(channels // heads, dtype),
     )  # fmt: skip
     return program
+
+
+def _backward(
+    grad: Layout, mean: Layout, w1: Layout, b1: Layout, w2: Layout, b2: Layout, *, heads: int, tokens: int
+) -> Program:
+    images, channels = mean.shape
+    program = Program(6)
+    d_hidden = program.buffer(mean.shape, torch.float32)
+    d_mean = program.buffer(mean.shape, torch.float32)
+    d_w1, d_b1, d_w2, d_b2 = (program.buffer(t.shape, t.dtype) for t in (w1, b1, w2, b2))
+    program.results = tuple(t.slot for t in (d_mean, d_w1, d_b1, d_w2, d_b2))
+    steps = (grad.strides[0], grad.strides[1], grad.strides[3])
+    constants = _constants(channels // heads, grad.dtype)
+    program.launch(
+        weights_kernels.two_layers_back, (triton.cdiv(images, IMAGES), heads),
+        (grad, mean, w1, b1, w2, d_hidden, d_mean, *steps, images, tokens, channels), constants,
+    )  # fmt: skip
+    program.launch(
+        weights_kernels.layer_gradients, (heads, 10),
+        (grad, mean, d_hidden, w1, b1, d_w1, d_b1, d_w2, d_b2, *steps, images, channels), constants,
+    )  # fmt: skip
+    return program
+
+
+def _constants(dim: int, dtype: torch.dtype) -> dict[str, Any]:
+    width = max(16, triton.next_power_of_2(dim))
+    return {"D": dim, "W": width, "IMAGES": IMAGES, "DOT": PRODUCTS[dtype], "num_warps": max(2, width // 16)}
 
 
 @torch.library.register_fake("sightline::local_weights", lib=LIBRARY)
 def _(tokens, w1, b1, w2, b2, heads, dtype):  # type: ignore[no-untyped-def]
     images, _, channels = tokens.shape
-    out = tokens.new_empty((images, channels, 3, 3), dtype=dtype)
+    out = tokens.new_empty((images, 3, 3, channels), dtype=dtype).permute(0, 3, 1, 2)
     return out, tokens.new_empty((images, channels), dtype=torch.float32)
+
+
+@torch.library.register_fake("sightline::local_weights_backward", lib=LIBRARY)
+def _(grad, mean, w1, b1, w2, b2, heads, tokens):  # type: ignore[no-untyped-def]
+    return tuple(t.new_empty(t.shape) for t in (mean, w1, b1, w2, b2))
 
 
 class LocalWeights(torch.autograd.Function):
@@ -75,29 +117,20 @@ class LocalWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        tokens, w1, b1, w2, _, ctx.heads, _ = inputs
+        tokens, *layers, ctx.heads, _ = inputs
         with torch._C._AutoDispatchBelowAutograd():
             out, mean = torch.ops.sightline.local_weights(*inputs)
-        ctx.save_for_backward(mean, w1, b1, w2)
-        ctx.length, ctx.dtype = tokens.shape[1], tokens.dtype
+        ctx.save_for_backward(mean, *layers)
+        ctx.tokens, ctx.dtype = tokens.shape[1], tokens.dtype
         ctx.mark_non_differentiable(mean)
         return out, mean
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        mean, w1, b1, w2 = ctx.saved_tensors
-        first, second = (w.float().view(ctx.heads, -1, w.shape[1]) for w in (w1, w2))  # H D D, H 9D D
-        x = mean.view(mean.shape[0], ctx.heads, -1).transpose(0, 1)  # H B D
-        hidden = torch.baddbmm(b1.float().view(ctx.heads, 1, -1), x, first.transpose(1, 2))
-        grad = grads[0].float().reshape(mean.shape[0], ctx.heads, -1).transpose(0, 1)  # H B 9D
-        d_hidden = torch.ops.aten.gelu_backward(torch.bmm(grad, second), hidden)
-        d_second = torch.bmm(grad.transpose(1, 2), torch.nn.functional.gelu(hidden))
-        d_first = torch.bmm(d_hidden.transpose(1, 2), x)
-        d_mean = torch.bmm(d_hidden, first).transpose(0, 1).flatten(1) / ctx.length
-        d_tokens = d_mean.to(ctx.dtype).unsqueeze(1).expand(-1, ctx.length, -1)
-        d_w1, d_w2 = (t.to(w.dtype).reshape(w.shape) for t, w in ((d_first, w1), (d_second, w2)))
-        d_b1, d_b2 = (t.sum(1).flatten().to(b1.dtype) for t in (d_hidden, grad))
-        return d_tokens, d_w1, d_b1, d_w2, d_b2, None, None
+        d_mean, *layers = torch.ops.sightline.local_weights_backward(
+            grads[0], *ctx.saved_tensors, ctx.heads, ctx.tokens
+        )
+        return d_mean.to(ctx.dtype).unsqueeze(1).expand(-1, ctx.tokens, -1), *layers, None, None
 
 
 register_gradient("local_weights", LocalWeights)
@@ -105,5 +138,10 @@ local_weights = torch.ops.sightline.local_weights
 
 
 @register_flop_formula(torch.ops.sightline.local_weights)
-def _(tokens, w1, b1, w2, b2, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
+def _(tokens, w1, b1, w2, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
     return 2 * tokens[0] * (w1[0] * w1[1] + w2[0] * w2[1])
+
+
+@register_flop_formula(torch.ops.sightline.local_weights_backward)
+def _(grad, mean, w1, b1, w2, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return 4 * mean[0] * (w1[0] * w1[1] + w2[0] * w2[1])

@@ -1,4 +1,10 @@
-"""Kernels for the weights of the local residual: the mean token of an image, then two small layers for every head."""
+"""Kernels for the weights of the local residual: the mean token of an image, then two small layers for every head.
+
+    hidden = mean W1^T + b1        weights = gelu(hidden) W2^T + b2        (D -> D -> 9 D)
+
+Row c * 9 + tap of a head's W2 makes tap `tap` of its channel c. The weights are laid out tap by tap, as the residual
+reads them: (B, 3, 3, C).
+"""
 
 import triton
 import triton.language as tl
@@ -21,31 +27,108 @@ def sum_tokens(x, sums, x_sb, x_sn, channels, tokens, chunk, T: tl.constexpr, W:
     tl.store(sums + place, tl.sum(total, 0), mask=channel < channels)
 
 
+@triton.jit
+def _square(w, row, dim, D: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """D rows of a layer's weights (W, W): [row, dim], or transposed."""
+    cell = (dim < D)[:, None] & (dim < D)[None, :]
+    if TRANSPOSED:
+        return tl.load(w + row[None, :] * D + dim[:, None], mask=cell, other=0)
+    else:
+        return tl.load(w + row[:, None] * D + dim[None, :], mask=cell, other=0)
+
+
+@triton.jit
+def _hidden(mean, w1, b1, channel, dim, D: tl.constexpr, DOT: tl.constexpr):
+    """The first layer of a tile of mean tokens, (images, W), before the activation."""
+    hidden = dot(operand(mean, DOT), operand(_square(w1, channel, dim, D, True), DOT), DOT)
+    return hidden + tl.load(b1 + channel, mask=dim < D, other=0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _gate(x):
+    """Phi(x) of the GELU x Phi(x)."""
+    return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+
+
 @triton.jit(do_not_specialize=["images", "tokens", "parts"])
 def two_layers(
     sums, w1, b1, w2, b2, mean, out, images, tokens, parts, channels, D: tl.constexpr, W: tl.constexpr,
     IMAGES: tl.constexpr, DOT: tl.constexpr,
 ):
-    """A ninth of one head's weights for a tile of images: out (B, C, 3, 3); and the mean token, mean (B, C)."""
-    tile, head, ninth = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """One tap of one head's weights for a tile of images; and the mean token, mean (B, C)."""
+    tile, head, tap = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     image, dim = (tile * IMAGES + tl.arange(0, IMAGES)).to(tl.int64), tl.arange(0, W)
-    ok, some = dim < D, (image < images)[:, None]
     channel = head * D + dim
-    cell = some & ok[None, :]
+    cell = (image < images)[:, None] & (dim < D)[None, :]
     total = tl.zeros((IMAGES, W), tl.float32)
     for part in range(0, parts):
-        total += tl.load(sums + (tl.cast(part, tl.int64) * images + image)[:, None] * channels + channel[None, :],
-                         mask=cell, other=0)
+        row = tl.cast(part, tl.int64) * images + image
+        total += tl.load(sums + row[:, None] * channels + channel[None, :], mask=cell, other=0)
     total = total / tokens
-    if ninth == 0:
+    if tap == 0:
         tl.store(mean + image[:, None] * channels + channel[None, :], total, mask=cell)
-    square = ok[:, None] & ok[None, :]
-    first = tl.load(w1 + channel[None, :] * D + dim[:, None], mask=square, other=0)
-    hidden = dot(operand(total, DOT), operand(first, DOT), DOT)
-    hidden += tl.load(b1 + channel, mask=ok, other=0).to(tl.float32)[None, :]
-    hidden = hidden * (0.5 + 0.5 * tl.erf(hidden * 0.7071067811865476))
-    row = (head * 9 + ninth) * D + dim
-    second = tl.load(w2 + row[None, :] * D + dim[:, None], mask=square, other=0)
-    result = dot(operand(hidden, DOT), operand(second, DOT), DOT)
-    result += tl.load(b2 + row, mask=ok, other=0).to(tl.float32)[None, :]
-    tl.store(out + image[:, None] * (channels * 9) + row[None, :], result.to(out.dtype.element_ty), mask=cell)
+    hidden = _hidden(total, w1, b1, channel, dim, D, DOT)
+    row = channel * 9 + tap
+    result = dot(operand(hidden * _gate(hidden), DOT), operand(_square(w2, row, dim, D, True), DOT), DOT)
+    result += tl.load(b2 + row, mask=dim < D, other=0).to(tl.float32)[None, :]
+    place = (image[:, None] * 9 + tap) * channels + channel[None, :]
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=cell)
+
+
+@triton.jit(do_not_specialize=["images", "tokens"])
+def two_layers_back(
+    grad, mean, w1, b1, w2, d_hidden, d_mean, g_sb, g_sc, g_st, images, tokens, channels, D: tl.constexpr,
+    W: tl.constexpr, IMAGES: tl.constexpr, DOT: tl.constexpr,
+):
+    """The gradients of the hidden layer and of a single token, both (B, C), for a tile of images and a head."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    image, dim = (tile * IMAGES + tl.arange(0, IMAGES)).to(tl.int64), tl.arange(0, W)
+    channel = head * D + dim
+    cell = (image < images)[:, None] & (dim < D)[None, :]
+    place = image[:, None] * channels + channel[None, :]
+    hidden = _hidden(tl.load(mean + place, mask=cell, other=0), w1, b1, channel, dim, D, DOT)
+    back = tl.zeros((IMAGES, W), tl.float32)
+    for tap in range(9):
+        g = tl.load(grad + image[:, None] * g_sb + (channel[None, :] * g_sc + tap * g_st), mask=cell, other=0)
+        second = _square(w2, channel * 9 + tap, dim, D, False)
+        back = dot(operand(g, DOT), operand(second, DOT), DOT, back)
+    slope = _gate(hidden) + hidden * tl.exp(-0.5 * hidden * hidden) * 0.3989422804014327
+    back = tl.where(cell, back * slope, 0.0)
+    tl.store(d_hidden + place, back, mask=cell)
+    first = operand(_square(w1, channel, dim, D, False), DOT)
+    tl.store(d_mean + place, dot(operand(back, DOT), first, DOT) / tokens, mask=cell)
+
+
+@triton.jit(do_not_specialize=["images"])
+def layer_gradients(
+    grad, mean, d_hidden, w1, b1, d_w1, d_b1, d_w2, d_b2, g_sb, g_sc, g_st, images, channels, D: tl.constexpr,
+    W: tl.constexpr, IMAGES: tl.constexpr, DOT: tl.constexpr,
+):
+    """The gradients of the parameters for a head: one tap of the second layer, or (tap 9) the first layer."""
+    head, tap = tl.program_id(0), tl.program_id(1)
+    dim = tl.arange(0, W)
+    channel = head * D + dim
+    weight, bias = tl.zeros((W, W), tl.float32), tl.zeros((IMAGES, W), tl.float32)
+    for start in range(0, images, IMAGES):
+        image = (start + tl.arange(0, IMAGES)).to(tl.int64)
+        cell = (image < images)[:, None] & (dim < D)[None, :]
+        place = image[:, None] * channels + channel[None, :]
+        inner = tl.load(mean + place, mask=cell, other=0)
+        if tap < 9:
+            outer = tl.load(grad + image[:, None] * g_sb + (channel[None, :] * g_sc + tap * g_st), mask=cell, other=0)
+            outer = outer.to(tl.float32)
+            inner = _hidden(inner, w1, b1, channel, dim, D, DOT)
+            inner = tl.where(cell, inner * _gate(inner), 0.0)
+        else:
+            outer = tl.load(d_hidden + place, mask=cell, other=0)
+        weight = dot(operand(tl.trans(outer), DOT), operand(inner, DOT), DOT, weight)
+        bias += outer
+    bias = tl.sum(bias, 0)
+    cell = (dim < D)[:, None] & (dim < D)[None, :]
+    if tap < 9:
+        row = channel * 9 + tap
+        tl.store(d_w2 + row[:, None] * D + dim[None, :], weight.to(d_w2.dtype.element_ty), mask=cell)
+        tl.store(d_b2 + row, bias.to(d_b2.dtype.element_ty), mask=dim < D)
+    else:
+        tl.store(d_w1 + channel[:, None] * D + dim[None, :], weight.to(d_w1.dtype.element_ty), mask=cell)
+        tl.store(d_b1 + channel, bias.to(d_b1.dtype.element_ty), mask=dim < D)
