@@ -11,7 +11,7 @@ from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dic
 from sightline.models.identify import build_empty
 from sightline.models.zoo import VARIANTS
 
-IMAGENETTE = ("imagenette", "imagenette_80", "imagenette_deit", "imagenette_deit_80")
+IMAGENETTE = ("imagenette", "imagenette_80", "imagenette_deit", "imagenette_deit_80", "imagenette_pyramid")
 SMALL = ("quick", *IMAGENETTE, "cifar10", "finetune")
 TUNED_384 = ("inline_swin_base_384", "inline_cswin_base_384")
 
