@@ -1,10 +1,12 @@
 """Writes the generated parts of the documentation: `python docs/make_tables.py` (or `make tables`).
 
-The README's tables of models and speed, and the whole of docs/performance.md, which is made of the files in `results/`
-and of docs/performance_log.md. `--check` writes nothing and fails when something is out of date.
+The README's tables of models and speed, the figures of docs/training.md, and the whole of docs/performance.md, which is
+made of the files in `results/` and of docs/performance_log.md. `--check` writes nothing and fails when something is
+out of date.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -31,6 +33,30 @@ def model_table() -> str:
     return "\n".join(rows)
 
 
+def imagenette_section(path: Path) -> str:
+    """Accuracies on Imagenette beside the softmax twin, and the speed of preloaded data."""
+    made = json.loads(path.read_text())
+    board, versions = made["leaderboard"], made["versions"]
+    twins = {(row["model"], row["epochs"]): row["top1"] for row in made["rows"] if row["attention"] == "softmax"}
+    rows = ["| model | epochs | InLine top-1 | softmax twin | leaderboard |", "|---|---|---|---|---|"]
+    for row in made["rows"]:
+        if row["attention"] == "inline":
+            twin = twins.get((row["model"], row["epochs"]))
+            other, mark = "-" if twin is None else f"{twin:.2f}", board[str(row["epochs"])]
+            rows.append(f"| {row['model']} | {row['epochs']} | {row['top1']:.2f} | {other} | {mark} |")
+    speed = ["| recipe | preloaded images/s | synthetic images/s |", "|---|---|---|"]
+    for row in made["preload"]["rows"]:
+        speed.append(f"| {row['recipe']} | {_median(row['preload'])} | {_median(row['synthetic'])} |")
+    software = f"torch {versions['torch']}, timm {versions['timm']}, commit {made['commit']}"
+    head = f"{made['what']}; {made['machine']}, {software}."
+    where = f"Commands, curves and versions: [{path.name}](../results/training/{path.name})."
+    return "\n".join([f"{head} {made['note']} {where}", "", *rows, "", f"{made['preload']['what']}.", "", *speed])
+
+
+def _median(values: list[int]) -> str:
+    return f"{sorted(values)[len(values) // 2]:,}"
+
+
 def with_block(text: str, label: str, block: str) -> str:
     """`text` with what stands between the markers of `label` replaced."""
     start, end = f"<!-- {label} -->", f"<!-- /{label} -->"
@@ -54,10 +80,12 @@ def main() -> int:
 
 def pages() -> dict[Path, str]:
     """Every generated page as it should be."""
-    readme, results = ROOT / "README.md", ROOT / "results"
+    readme, results, training = ROOT / "README.md", ROOT / "results", ROOT / "docs" / "training.md"
+    imagenette = imagenette_section(results / "training" / "imagenette-nvidia_h200.json")
     text = with_block(readme.read_text(), "models", model_table())
     return {
         readme: with_block(text, "speed", speed_section(results)),
+        training: with_block(training.read_text(), "imagenette", imagenette),
         ROOT / "docs" / "performance.md": performance_page(results, ROOT / "docs" / "performance_log.md"),
     }
 
