@@ -115,6 +115,16 @@ def test_class_token(family: str) -> None:
         check(model, found, seen[found.block])
 
 
+@every_family
+@torch.no_grad()
+def test_half_precision(family: str) -> None:
+    model, x = tiny(family), image(64, 80, batch=1)[0]
+    wide = attention_maps(model, x)
+    for found, want in zip(attention_maps(model.bfloat16(), x.bfloat16()), wide, strict=True):
+        assert found.weights.dtype == torch.float32
+        torch.testing.assert_close(found.weights, want.weights, rtol=0, atol=0.1 * float(want.weights.abs().max()))
+
+
 @torch.no_grad()
 def test_no_class_token_no_maps() -> None:
     assert attention_maps(tiny("pvt"), image(64, batch=1)[0], None) == []
