@@ -222,10 +222,11 @@ def test_autocast(name: str) -> None:
     assert_close(got.float(), want, 5e-2)
 
 
-@every_rival
+@pytest.mark.parametrize("name", ["linformer", "performer", "nystromformer"])
 def test_compiles_whole_for_any_size(name: str) -> None:
+    """Those whose code depends on sizes; the others are products and convolutions."""
     layer = Attention(DIM, HEADS, Spec.parse(name))
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
-    for grid in ((4, 4), (3, 7), (9, 8)):
+    for grid in ((3, 7), (9, 8)):
         x = torch.randn(2, 1 + grid[0] * grid[1], DIM)
         assert_close(compiled(x, grid, 1), layer(x, grid, 1), 1e-5)
