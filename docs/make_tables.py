@@ -1,8 +1,8 @@
 """Writes the generated parts of the documentation: `python docs/make_tables.py` (or `make tables`).
 
-The README's tables of models and speed, the figures of docs/training.md, and the whole of docs/performance.md, which is
-made of the files in `results/` and of docs/performance_log.md. `--check` writes nothing and fails when something is
-out of date.
+The README's tables of models and speed, the table of docs/mechanisms.md, which is that of `sightline list --attention`,
+the figures of docs/training.md, and the whole of docs/performance.md, which is made of the files in `results/` and of
+docs/performance_log.md. `--check` writes nothing and fails when something is out of date.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import torch
 import sightline  # noqa: F401  (registers the models)
 from sightline.bench import measure_cost
 from sightline.bench.report import performance_page, speed_section
+from sightline.layers import MECHANISMS, Spec
 from sightline.models import VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +58,23 @@ def _median(values: list[int]) -> str:
     return f"{sorted(values)[len(values) // 2]:,}"
 
 
+def mechanism_table() -> str:
+    """A row a mechanism, as the registry has it."""
+    rows = ["| name and options | weight of key j for query i | cost | extra parameters | paper | when to use |",
+            "|---|---|---|---:|---|---|"]  # fmt: skip
+    for name, found in MECHANISMS.items():
+        cells = (
+            f"`{Spec(name, tuple(found.options.items()))}`",
+            f"`{found.weights}`",
+            f"`{found.cost}`",
+            f"{found.extra_parameters():,}",
+            found.paper,
+            found.use,
+        )
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
 def with_block(text: str, label: str, block: str) -> str:
     """`text` with what stands between the markers of `label` replaced."""
     start, end = f"<!-- {label} -->", f"<!-- /{label} -->"
@@ -83,7 +101,9 @@ def pages() -> dict[Path, str]:
     readme, results, training = ROOT / "README.md", ROOT / "results", ROOT / "docs" / "training.md"
     imagenette = imagenette_section(results / "training" / "imagenette-nvidia_h200.json")
     text = with_block(readme.read_text(), "models", model_table())
+    mechanisms = ROOT / "docs" / "mechanisms.md"
     return {
+        mechanisms: with_block(mechanisms.read_text(), "mechanisms", mechanism_table()),
         readme: with_block(text, "speed", speed_section(results)),
         training: with_block(training.read_text(), "imagenette", imagenette),
         ROOT / "docs" / "performance.md": performance_page(results, ROOT / "docs" / "performance_log.md"),

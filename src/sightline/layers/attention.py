@@ -72,8 +72,8 @@ class Attention(nn.Module):
         place: dict[str, Any] = {"grid": grid, "prefix": prefix, "context": x if context is None else context}
         out = None
         if self.sr is not None:
-            q, k, v, local = self._reduced(x, grid, prefix, key_mask)
-            out = self.core(q, k, v, local=local, **place).flatten(2)
+            q, k, v, local, key_grid = self._reduced(x, grid, prefix, key_mask)
+            out = self.core(q, k, v, local=local, key_grid=key_grid, **place).flatten(2)
         elif key_mask is None:
             out = self.core.from_tokens(x, self.qkv, **place)
         if out is None:
@@ -83,12 +83,12 @@ class Attention(nn.Module):
 
     def _reduced(
         self, x: Tensor, grid: Grid, prefix: int, key_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q on the full map, k and v on the reduced one, and v on the full one for local terms."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Grid]:
+        """q on the full map, k and v on the reduced one, v on the full one for local terms, and the reduced grid."""
         assert self.sr is not None
         if prefix or key_mask is not None:
             raise ValueError("spatial reduction takes no prefix tokens and no key_mask; leave sr_ratios at 1")
-        reduced, _ = to_tokens(self.sr(pad_to_multiple(to_map(x, grid), self.sr.stride)))
+        reduced, key_grid = to_tokens(self.sr(pad_to_multiple(to_map(x, grid), self.sr.stride)))
         _, k, v = project(self.qkv, self.core.num_heads, self.sr_norm(reduced))
         q, _, local = project(self.qkv, self.core.num_heads, x)
-        return q, k, v, local
+        return q, k, v, local, key_grid

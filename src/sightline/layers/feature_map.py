@@ -1,9 +1,10 @@
 """Feature maps as modules: a name, and the matrix and bias where the map has them."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from sightline.ops.feature_maps import AFFINE_MAP, Affine, check_feature_map
+from sightline.layers.core import products
+from sightline.ops.feature_maps import AFFINE_MAP, Affine, apply_feature_map, check_feature_map, key_features
 
 
 class FeatureMap(nn.Module):
@@ -22,3 +23,8 @@ class FeatureMap(nn.Module):
     @property
     def affine(self) -> Affine | None:
         return None if self.weight is None or self.bias is None else (self.weight, self.bias)
+
+    def scores(self, q: Tensor, k: Tensor, counts: Tensor) -> Tensor:
+        """phi(q_i) . phi(k_j), zero where `counts` (B, M) is false: (B, H, Q, M)."""
+        hidden = ~counts[:, :, None, None]
+        return products(apply_feature_map(q, self.phi, self.affine), key_features(k, self.phi, self.affine, hidden))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline.layers.core import Core, Grid
+from sightline.layers.core import Core, Grid, counted
 from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
@@ -38,6 +38,7 @@ class InlineCore(Core):
         prefix: int = 0,
         key_mask: Tensor | None = None,
         local: Tensor | None = None,
+        key_grid: Grid | None = None,
     ) -> Tensor:
         weights = None if self.residual is None else self.residual(context, key_mask if local is None else None)
         joint = weights if local is None else None  # the operator adds the residual where it has the values
@@ -48,6 +49,25 @@ class InlineCore(Core):
         if local is not None and weights is not None:
             out = out + F.pad(local_residual(local[:, prefix:], weights, grid), (0, 0, 0, 0, prefix, 0))
         return out
+
+    def rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        queries: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+        key_grid: Grid | None = None,
+    ) -> Tensor:
+        counts = counted(key_mask, k)
+        scores = self.feature_map.scores(q[:, queries], k, counts)
+        number = counts.sum(1).clamp(min=1)[:, None, None, None]
+        centred = (scores - scores.sum(-1, keepdim=True) / number) * self.head_dim**-0.5
+        return (centred + 1) / number * counts[:, None, None, :]
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
         phi = self.feature_map.phi

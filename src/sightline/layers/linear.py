@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from sightline.layers.core import Core, Grid
+from sightline.layers.core import Core, Grid, counted
 from sightline.layers.feature_map import FeatureMap
+from sightline.layers.weights import normalized
 from sightline.ops import linear_attention
 
 
@@ -25,5 +26,22 @@ class LinearCore(Core):
         prefix: int = 0,
         key_mask: Tensor | None = None,
         local: Tensor | None = None,
+        key_grid: Grid | None = None,
     ) -> Tensor:
         return linear_attention(q, k, v, phi=self.feature_map.phi, affine=self.feature_map.affine, key_mask=key_mask)
+
+    def rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        queries: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+        key_grid: Grid | None = None,
+    ) -> Tensor:
+        counts = counted(key_mask, k)
+        return normalized(self.feature_map.scores(q[:, queries], k, counts), counts)

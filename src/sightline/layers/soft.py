@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.layers.conv import depthwise_conv
-from sightline.layers.core import Core, Grid
+from sightline.layers.core import Core, Grid, counted
 from sightline.layers.patch import pad_to_multiple
 from sightline.ops import soft_attention
+from sightline.ops.soft.reference import gaussian, landmark_inverse
 
 KERNELS = {8: 9, 4: 5, 2: 3, 1: 3}  # landmark ratio -> side of the depthwise convolution of v
 
@@ -55,6 +56,7 @@ class SoftCore(Core):
         prefix: int = 0,
         key_mask: Tensor | None = None,
         local: Tensor | None = None,
+        key_grid: Grid | None = None,
     ) -> Tensor:
         if local is not None:
             raise ValueError("soft attention takes its keys from the queries' tokens; leave sr_ratios at 1")
@@ -69,6 +71,28 @@ class SoftCore(Core):
         )  # fmt: skip
         neighbours = self.local(values, grid)
         return out + (F.pad(neighbours, (0, 0, 0, 0, prefix, 0)) if prefix else neighbours)
+
+    def rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        queries: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+        key_grid: Grid | None = None,
+    ) -> Tensor:
+        counts = counted(key_mask, k)
+        q = q * self.head_dim**-0.25
+        places = q[:, prefix:].masked_fill(~counts[:, prefix:, None, None], 0)
+        landmarks = self.landmarks(places, grid).to(q.dtype).transpose(1, 2)  # B H m D
+        weights = gaussian(q.transpose(1, 2), landmarks)  # B H N m
+        inverse = landmark_inverse(landmarks, self.normalized, self.iterations)
+        rows = weights[:, :, queries] @ inverse @ weights.transpose(-1, -2)
+        return rows.masked_fill(~counts[:, None, None, :], 0)
 
 
 class SoftNormCore(SoftCore):
