@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline.analysis.maps import AttentionMap, attention_blocks, attention_maps
+from sightline.analysis.rows import row_of, rows_of
+from sightline.layers import Spec
 from sightline.layers.attention import project
 from sightline.layers.inline import ResidualWeights
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
@@ -115,14 +117,18 @@ def test_class_token(family: str) -> None:
         check(model, found, seen[found.block])
 
 
-@every_family
+@pytest.mark.parametrize("mechanism", ["softmax", "inline(phi=relu_affine)", "soft"])
 @torch.no_grad()
-def test_half_precision(family: str) -> None:
-    model, x = tiny(family), image(64, 80, batch=1)[0]
-    wide = attention_maps(model, x)
-    for found, want in zip(attention_maps(model.bfloat16(), x.bfloat16()), wide, strict=True):
-        assert found.weights.dtype == torch.float32
-        torch.testing.assert_close(found.weights, want.weights, rtol=0, atol=0.1 * float(want.weights.abs().max()))
+def test_rows_of_half_precision_are_in_float32(mechanism: str) -> None:
+    core = Spec.parse(mechanism).build(16, 2, 16)
+    q, k = torch.randn(2, 3, 20, 2, 8).bfloat16()
+    call = {"q": q, "k": k, "v": k, "context": q.flatten(2), "grid": (4, 5)}
+    wide = {name: t.float() if isinstance(t, torch.Tensor) else t for name, t in call.items()}
+    want = rows_of(core, wide, 2, torch.arange(20))
+    got = rows_of(core.bfloat16(), call, 2, torch.arange(20))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-2 * float(want.abs().max()))
+    torch.testing.assert_close(row_of(core, call, 2, 7), got[:, 7])
 
 
 @torch.no_grad()

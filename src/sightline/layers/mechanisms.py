@@ -8,10 +8,20 @@ import inspect
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+import torch
+
 from sightline.layers.core import Core
 from sightline.layers.inline import InlineCore
 from sightline.layers.linear import LinearCore
 from sightline.layers.none import NoCore
+from sightline.layers.rivals.angular import LinearAngularCore
+from sightline.layers.rivals.efficient import EfficientCore
+from sightline.layers.rivals.enhanced import EnhancedCore
+from sightline.layers.rivals.focused import FocusedCore
+from sightline.layers.rivals.hydra import HydraCore
+from sightline.layers.rivals.linformer import LinformerCore
+from sightline.layers.rivals.nystromformer import NystromformerCore
+from sightline.layers.rivals.performer import PerformerCore
 from sightline.layers.soft import SoftCore, SoftNormCore
 from sightline.layers.softmax import SoftmaxCore
 
@@ -20,11 +30,21 @@ Option = bool | int | float | str
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A row of the table: the core, what it costs for N tokens, d = head dim, m landmarks, and where it comes from."""
+    """A row of the table.
+
+    Args:
+        core: the module.
+        cost: multiply-adds of a head: N tokens, d = head dim, C channels, m landmarks, features or projected keys.
+        paper: where it comes from.
+        weights: the weight of key j for query i, and what is added to the values that these mix.
+        use: when to take it.
+    """
 
     core: type[Core]
     cost: str
     paper: str
+    weights: str = ""
+    use: str = ""
 
     @property
     def options(self) -> dict[str, Option]:
@@ -32,14 +52,115 @@ class Mechanism:
         parameters = inspect.signature(self.core.__init__).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
+    def extra_parameters(self, dim: int = 192, num_heads: int = 6, stride: int = 16) -> int:
+        """Parameters of an attention layer beyond those of softmax, by default in a block of DeiT-Tiny.
+
+        Negative where queries are their own keys and need no projection.
+        """
+        with torch.device("meta"):
+            own = sum(p.numel() for p in self.core(dim, num_heads, stride).parameters())
+        return own - (dim * dim + dim if self.core.shared_qk else 0)
+
 
 MECHANISMS: dict[str, Mechanism] = {
-    "softmax": Mechanism(SoftmaxCore, "N^2 d", "Attention Is All You Need (2017)"),
-    "linear": Mechanism(LinearCore, "N d^2", "Transformers are RNNs (2020)"),
-    "inline": Mechanism(InlineCore, "N d^2", "Bridging the Divide: Reconsidering Softmax and Linear Attention (2024)"),
-    "soft": Mechanism(SoftCore, "N m d + m^3", "SOFT: Softmax-free Transformer with Linear Complexity (2021)"),
-    "soft_norm": Mechanism(SoftNormCore, "N m d + m^3", "Softmax-free Linear Transformers, SOFT++ (2024)"),
-    "none": Mechanism(NoCore, "0", "no attention: values straight to the projection"),
+    "softmax": Mechanism(
+        SoftmaxCore,
+        "N^2 d",
+        "Attention Is All You Need (2017)",
+        "exp(q_i.k_j / sqrt d) / sum_j",
+        "the baseline; small maps, windows, public weights",
+    ),
+    "linear": Mechanism(
+        LinearCore,
+        "N d^2",
+        "Transformers are RNNs (2020)",
+        "phi(q_i).phi(k_j) / sum_j",
+        "the plain linear baseline",
+    ),
+    "inline": Mechanism(
+        InlineCore,
+        "N d^2",
+        "Bridging the Divide: Reconsidering Softmax and Linear Attention (2024)",
+        "(phi(q_i).phi(k_j) - mean_j) / (N sqrt d) + 1/N;  + 3x3 of v by weights of the image",
+        "first choice at high resolution; fused kernels",
+    ),
+    "soft": Mechanism(
+        SoftCore,
+        "N m d + m^3",
+        "SOFT: Softmax-free Transformer with Linear Complexity (2021)",
+        "p_i A^+ p_j, p = exp(-|q - l|^2 / 2) to landmarks l;  + dwconv(v)",
+        "Gaussian attention; the SOFT models",
+    ),
+    "soft_norm": Mechanism(
+        SoftNormCore,
+        "N m d + m^3",
+        "Softmax-free Linear Transformers, SOFT++ (2024)",
+        "p_i D^-1/2 A^+ D^-1/2 p_j;  + dwconv(v)",
+        "SOFT whose weights keep their size; dense tasks",
+    ),
+    "linformer": Mechanism(
+        LinformerCore,
+        "N m d",
+        "Linformer: Self-Attention with Linear Complexity (2020)",
+        "softmax over m keys E k of values F v",
+        "images of one size; E and F are resampled to others",
+    ),
+    "performer": Mechanism(
+        PerformerCore,
+        "N m d",
+        "Rethinking Attention with Performers (2021)",
+        "phi(q_i).phi(k_j) / sum_j, phi random with mean product exp(q.k / sqrt d)",
+        "estimates softmax with the weights of a softmax model, to within noise",
+    ),
+    "nystromformer": Mechanism(
+        NystromformerCore,
+        "N m d + m^3",
+        "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention (2021)",
+        "softmax(q l_k) softmax(l_q l_k)^+ softmax(l_q k), l means of segments",
+        "approximates softmax with the weights of a softmax model, exact as m tends to N",
+    ),
+    "hydra": Mechanism(
+        HydraCore,
+        "N d",
+        "Hydra Attention: Efficient Attention with Many Heads (2022)",
+        "q_ic k_jc / (|q_i| |k_j|) in every channel c",
+        "the least cost; a head a channel",
+    ),
+    "efficient": Mechanism(
+        EfficientCore,
+        "N d^2",
+        "Efficient Attention: Attention with Linear Complexities (2021)",
+        "softmax_channels(q_i).softmax_tokens(k)_j",
+        "rows sum to one without a quotient",
+    ),
+    "linear_angular": Mechanism(
+        LinearAngularCore,
+        "N d^2",
+        "Castling-ViT: Linear-Angular Attention (2023)",
+        "(1/2 + cos(q_i, k_j) / pi) / sum_j;  + dwconv(v)",
+        "smooth positive weights with a local term",
+    ),
+    "enhanced": Mechanism(
+        EnhancedCore,
+        "N d^2 + N d C",
+        "EfficientViT: Multi-Scale Linear Attention (2023)",
+        "relu(q_i).relu(k_j) / sum_j, for the tokens and for aggregated ones",
+        "dense tasks that need several scales",
+    ),
+    "focused": Mechanism(
+        FocusedCore,
+        "N d^2",
+        "FLatten Transformer: Focused Linear Attention (2023)",
+        "phi(q_i).phi(k_j) / sum_j, phi = |x| x^p / |x^p| of x = relu;  + dwconv(v)",
+        "the strongest of the earlier linear ones, static local term",
+    ),
+    "none": Mechanism(
+        NoCore,
+        "0",
+        "no attention: values straight to the projection",
+        "1 for j = i, else 0",
+        "the limit of speed, and a test of what attention brings",
+    ),
 }
 
 
