@@ -1,7 +1,8 @@
-"""Whether attention tells queries apart: a certificate for every head of a block (the InLine paper, propositions 1 to 3).
+"""Whether attention tells queries apart: a certificate for every head of a block.
 
-Softmax is injective in the query where [K, 1] has full column rank; InLine where phi is injective and [phi(K), 1] has
-full column rank; linear attention never. Where a head is not injective, two different queries with the same scores are
+Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024). Softmax is injective in the query where
+[K, 1] has full column rank; InLine where phi is injective and [phi(K), 1] has full column rank; linear attention never.
+Where a head is not injective, two different queries with the same scores are
 given, and their scores are computed to prove it.
 """
 
@@ -147,19 +148,23 @@ def longer_twin(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
         return 2 * query
     if phi in INVERSES:
         return INVERSES[phi](2 * FEATURE_MAPS[phi](query))
-    assert feature_map.weight is not None and feature_map.bias is not None
-    weight, bias = feature_map.weight[head].double(), feature_map.bias[head].double()
+    weight, bias = _affine(feature_map, head)
     return torch.linalg.solve(weight, 2 * (weight @ query + bias) - bias)
+
+
+def _affine(feature_map: FeatureMap, head: int) -> tuple[Tensor, Tensor]:
+    """Matrix (D, D) and bias (D,) of a head."""
+    assert feature_map.affine is not None
+    weight, bias = feature_map.affine
+    return weight[head].double(), bias[head].double()
 
 
 def _below_zero(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
     """Two queries whose least coordinate lies below zero, at different depths: relu forgets by how much."""
-    affine = feature_map.phi == AFFINE_MAP
     weight = torch.eye(len(query), dtype=query.dtype, device=query.device)
     bias = torch.zeros_like(query)
-    if affine:
-        assert feature_map.weight is not None and feature_map.bias is not None
-        weight, bias = feature_map.weight[head].double(), feature_map.bias[head].double()
+    if feature_map.phi == AFFINE_MAP:
+        weight, bias = _affine(feature_map, head)
     least = weight @ query + bias
     place = least.argmin()
     twins = []

@@ -1,8 +1,9 @@
 """Confusions: pairs of clearly different queries that a block gives nearly the same scores (the InLine paper's Fig. 2).
 
-The published figure does not state its thresholds. Here two queries of a head are clearly different where their distance
-is more than `query` times the longer one's length, and two rows of scores nearly the same where their distance is at most
-`score` times the longer row's length.
+The published figure does not state its thresholds. Here two queries of a head are clearly different where their
+distance is more than `query` times the longer one's length, and two rows of scores nearly the same where their distance
+is at most `score` times the longer row's length. Attention that is nearly even gives all queries nearly the same scores;
+so confusions are also counted among the rows less even attention, where only what tells keys apart is compared.
 """
 
 from collections.abc import Sequence
@@ -22,18 +23,26 @@ class Thresholds:
     score: float = 0.01
 
 
+USUAL = Thresholds()
+
+
 @dataclass(frozen=True)
 class Confusions:
-    """Of one block and one image: the confusions of all heads, and the pairs of clearly different queries."""
+    """Of one block and one image, over all heads.
+
+    Args:
+        confused: pairs of clearly different queries with nearly the same scores.
+        centred: the same where even attention is taken off the scores.
+        different: pairs of clearly different queries.
+    """
 
     block: str
     confused: int
+    centred: int
     different: int
 
 
-def count_confusions(
-    blocks: Sequence[BlockCall], thresholds: Thresholds = Thresholds(), limit: int = 128
-) -> list[Confusions]:
+def count_confusions(blocks: Sequence[BlockCall], thresholds: Thresholds = USUAL, limit: int = 128) -> list[Confusions]:
     """Count the confusions of every block, among at most `limit` places of the map, evenly spread.
 
     Costs O(limit N) a head: only the rows of those queries are computed.
@@ -41,9 +50,11 @@ def count_confusions(
     found = []
     for block in blocks:
         tokens = spread_tokens(block, limit)
-        queries, rows = matched(block.queries(tokens), block.rows(tokens))
-        confused, different = pairs(queries, rows, thresholds)
-        found.append(Confusions(block.name, int(confused.sum()), int(different.sum())))
+        rows = block.rows(tokens)
+        seen = block.visible(tokens).to(rows).repeat_interleave(len(rows) // len(block.parts), 0)
+        centred = rows - rows.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) * seen
+        counts = [pairs(*matched(block.queries(tokens), each), thresholds) for each in (rows, centred)]
+        found.append(Confusions(block.name, *(int(confused.sum()) for confused, _ in counts), int(counts[0][1].sum())))
     return found
 
 
@@ -57,8 +68,8 @@ def spread_tokens(block: BlockCall, limit: int) -> Tensor:
 def matched(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Queries (H, Q, D) and rows (heads, Q, M) with the same heads.
 
-    Where every channel is a head (hydra), the queries are cut likewise; of heads at several scales (enhanced), the first
-    ones belong to the queries themselves.
+    Where every channel is a head (hydra), the queries are cut likewise; of heads at several scales (enhanced), the
+    first ones belong to the queries themselves.
     """
     heads, _, dim = queries.shape
     if len(rows) == heads * dim and dim > 1:

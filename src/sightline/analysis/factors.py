@@ -21,8 +21,8 @@ from sightline.ops.soft.reference import gaussian, landmark_inverse
 def factors_of(core: Core, call: Mapping[str, Any], window: int) -> tuple[Tensor, Tensor] | None:
     """L (H, N, r) and R (H, M, r) in float64; None where there are no thin factors, as for softmax.
 
-    linear: r = D, phi(q) over its row sum times phi(k). inline: r = D + 1, [phi(q), 1] times [s (phi(k) - mean), 1] / M.
-    soft: r = m, P A^+ times P.
+    linear: r = D, phi(q) over its row sum times phi(k). inline: r = D + 1, [phi(q), 1] times
+    [s (phi(k) - mean), 1] / M. soft: r = m, P A^+ times P.
 
     Args:
         call: q (windows, N, H, D), k (windows, M, H, D) and the keywords of `Core.forward`.

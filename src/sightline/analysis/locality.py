@@ -1,7 +1,8 @@
 """Locality: how much of a query's attention lies in its neighbourhood (the InLine paper's Fig. 3).
 
 The mean is taken over queries whose whole neighbourhood lies inside the map, so that even attention over N keys gives
-exactly 9 / N; where a map has no such place, over all of its places, and the even level counts the neighbours there are.
+exactly 9 / N; where a map has no such place, over all of its places, and the even level counts the neighbours that
+there are.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def _measure(block: BlockCall, size: int, limit: int) -> Locality:
 
 
 def inner_tokens(block: BlockCall, size: int, limit: int) -> Tensor:
-    """At most `limit` tokens whose neighbourhood lies inside the map, evenly spread; any tokens where there are none."""
+    """At most `limit` tokens whose neighbourhood lies inside the map, evenly spread; any where there are none."""
     (height, width), edge = block.grid, size // 2
     if min(height, width) < size:
         edge = 0
@@ -62,9 +63,7 @@ def neighbourhood(block: BlockCall, tokens: Tensor, size: int) -> Tensor:
     return near_keys(tokens - block.prefix, block.grid, block.key_grid, block.prefix, size)
 
 
-def near_keys(
-    places: Tensor, grid: tuple[int, int], key_grid: tuple[int, int], prefix: int, size: int
-) -> Tensor:
+def near_keys(places: Tensor, grid: tuple[int, int], key_grid: tuple[int, int], prefix: int, size: int) -> Tensor:
     """(Q, prefix + keys) for places of `grid`, row by row; on a coarser grid of keys, around the key of the place."""
     down = places.div(grid[1], rounding_mode="floor") * key_grid[0] // grid[0]
     across = places.remainder(grid[1]) * key_grid[1] // grid[1]

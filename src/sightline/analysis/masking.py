@@ -1,8 +1,9 @@
-"""Masking: what a model loses when queries cannot see their neighbours, or as many random keys (the InLine paper's table).
+"""Masking: what a model loses when queries cannot see their neighbours, or as many random keys.
 
-Inside the context manager every query of every block attends only to the keys that are left, as if the others were not
-there: rows that sum to one by division (softmax, linear) are divided again, InLine's are centred again over the keys that
-are left, and rows without a sum (SOFT) lose the terms. Local terms (residual, convolutions) and class tokens stay.
+The table of the InLine paper. Inside the context manager every query of every block attends only to the keys that are
+left, as if the others were not there: rows that sum to one by division (softmax, linear) are divided again, InLine's
+are centred again over the keys that are left, and rows without a sum (SOFT) lose the terms. Local terms (residual,
+convolutions) and class tokens stay.
 
     with masked(model, Mask(3)):
         logits = model(images)
@@ -124,7 +125,7 @@ def _keywords(kwargs: dict[str, Any], one: slice) -> dict[str, Any]:
 
 
 def left_over(core: Core, weights: Tensor, hidden: Tensor, kwargs: dict[str, Any], index: int = 0) -> Tensor:
-    """The weights (H, Q, M) of the keys that are left when `hidden` (Q, M) ones are taken away, as the mechanism has it."""
+    """The weights (H, Q, M) of the keys that are left when `hidden` (Q, M) are taken away, as the mechanism has it."""
     kept = weights.masked_fill(hidden, 0)
     if isinstance(core, InlineCore):
         mask = kwargs.get("key_mask")

@@ -1,4 +1,4 @@
-"""Convergence of the Newton iteration in SOFT: ||A A_k A - A|| / ||A|| against k, and condition numbers (SOFT's Fig. 5)."""
+"""Convergence of the Newton iteration (SOFT's Fig. 5): ||A A_k A - A|| / ||A|| against k, and condition numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

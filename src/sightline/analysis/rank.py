@@ -1,8 +1,8 @@
 """Effective rank of attention: the exponential of the entropy of its singular values (Roy and Vetterli, 2007).
 
 A matrix with r equal singular values has effective rank r. Where attention is a product of thin matrices L R^T, its
-singular values are those of the small matrix R_L R_R^T of their QR decompositions. Softmax has no such factors: its rows
-are stacked, all of them up to a limit, else as many evenly spread ones, whose rank is at most that of the whole.
+singular values are those of the small matrix R_L R_R^T of their QR decompositions. Softmax has no such factors: its
+rows are stacked, all of them up to a limit, else as many evenly spread ones, whose rank is at most that of the whole.
 Attention in windows is block diagonal, and its singular values are those of the windows together.
 """
 

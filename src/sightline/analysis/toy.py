@@ -1,8 +1,8 @@
 """The toy of the InLine paper's Fig. 1: four keys, four collinear queries, and what three mechanisms make of them.
 
-Linear attention gives all four queries the same scores: it cannot tell a long query from a short one. Softmax and InLine
-can. Every printed score of theirs is met to 0.01 by the scales between 0.670 and 0.692; with d ** -0.5 = 0.707 those of
-the fourth query are off by up to 0.015, so the figure was made with another scale, or from another fourth query.
+Linear attention gives all four queries the same scores: it cannot tell a long query from a short one. Softmax and
+InLine can. Every printed score of theirs is met to 0.01 by the scales between 0.670 and 0.692; with d ** -0.5 = 0.707
+those of the fourth query are off by up to 0.015, so the figure was made with another scale, or another fourth query.
 """
 
 import torch

@@ -35,6 +35,16 @@ class Command:
     aliases: dict[str, str] = field(default_factory=dict)  # short options and what they stand for
 
 
+@dataclass(frozen=True)
+class Group:
+    """A command that has commands of its own: `sightline NAME WHAT ...`."""
+
+    commands: dict[str, Command]
+    help: str
+    description: str
+    examples: str
+
+
 def positional(help: str, *, optional: bool = False) -> Any:
     """A field that is given by its place."""
     return field(default=None if optional else MISSING, metadata={"help": help, "positional": True})
