@@ -78,6 +78,7 @@ class BlockCall:
     def keys(self) -> int:
         return self.prefix + self.key_grid[0] * self.key_grid[1]
 
+    @torch.no_grad()
     def rows(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The weights (H, Q, keys) of chosen tokens over the whole map, zero outside their windows; O(Q N).
 
@@ -87,6 +88,7 @@ class BlockCall:
         chosen = torch.as_tensor(tokens)
         return torch.cat([self._rows(part, chosen) for part in self.parts])
 
+    @torch.no_grad()
     def queries(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The queries (H, Q, D) of chosen tokens, as they enter the mechanism."""
         found = []

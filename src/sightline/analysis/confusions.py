@@ -2,8 +2,8 @@
 
 The published figure does not state its thresholds. Here two queries of a head are clearly different where their
 distance is more than `query` times the longer one's length, and two rows of scores nearly the same where their distance
-is at most `score` times the longer row's length. Attention that is nearly even gives all queries nearly the same scores;
-so confusions are also counted among the rows less even attention, where only what tells keys apart is compared.
+is at most `score` times the longer row's length. Attention that is nearly even gives all queries nearly the same
+scores; so confusions are also counted with even attention taken off the rows, where only what tells keys apart is left.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,8 @@ def count_confusions(blocks: Sequence[BlockCall], thresholds: Thresholds = USUAL
         seen = block.visible(tokens).to(rows).repeat_interleave(len(rows) // len(block.parts), 0)
         centred = rows - rows.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) * seen
         counts = [pairs(*matched(block.queries(tokens), each), thresholds) for each in (rows, centred)]
-        found.append(Confusions(block.name, *(int(confused.sum()) for confused, _ in counts), int(counts[0][1].sum())))
+        literal, less = (int(confused.sum()) for confused, _ in counts)
+        found.append(Confusions(block.name, literal, less, int(counts[0][1].sum())))
     return found
 
 

@@ -38,15 +38,15 @@ class Mask:
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
 
-    def hidden(self, places: Tensor, grid: Grid, keys: Tensor, key_grid: Grid) -> Tensor:
-        """(Q, M) for queries at `places` of the grid and keys at `keys` of theirs; below zero is no place."""
+    def hidden(self, places: Tensor, grid: Grid, keys: Tensor, key_grid: Grid, images: int = 1) -> Tensor:
+        """(images or 1, Q, M) for queries at `places` of the grid and keys at `keys` of theirs; below zero is no place."""
         near = near_keys(places, grid, key_grid, 0, self.size)  # Q, places of keys
         has_place = keys >= 0
-        local = near[:, keys.clamp(min=0)] & has_place
+        local = (near[:, keys.clamp(min=0)] & has_place)[None]
         if not self.random:
             return local
-        draw = torch.rand(local.shape, generator=self.generator).to(local.device).masked_fill(~has_place, 2.0)
-        return draw.argsort(1).argsort(1) < local.sum(1, keepdim=True)
+        draw = torch.rand((images, *local.shape[1:]), generator=self.generator).to(local.device)
+        return draw.masked_fill(~has_place, 2.0).argsort(-1).argsort(-1) < local.sum(-1, keepdim=True)
 
 
 @contextmanager
@@ -95,45 +95,50 @@ def _hide(
     core: Core, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, positions: Tensor, grid: Grid,
     prefix: int, mask: Mask,
 ) -> Tensor:  # fmt: skip
-    """The output of a core with its weights replaced by those of the keys that are left."""
+    """The output (B, N, H, D) of a core with its weights replaced by those of the keys that are left."""
     q, k, v = args
     key_grid = kwargs.get("key_grid") or grid
     out = out.clone()
-    windows = positions.shape[0]
-    for index in range(q.shape[0]):
-        window = positions[index % windows]
+    for number, window in enumerate(positions):
+        which = torch.arange(number, q.shape[0], len(positions), device=q.device)  # this window of every image
+        keywords = _keywords(kwargs, which)
         places = window - 1 - prefix
         keys = torch.arange(k.shape[1], device=k.device) if k.shape[1] != len(window) else places
-        one = slice(index, index + 1)
-        for chunk in torch.arange(q.shape[1], device=q.device).split(max(1, CHUNK // (k.shape[1] * q.shape[2]))):
-            weights = core.rows(q[one], k[one], chunk, **_keywords(kwargs, one))[0]  # H Q M
-            hidden = mask.hidden(places[chunk], grid, keys, key_grid) & (window[chunk] > prefix)[:, None]
-            change = left_over(core, weights, hidden, kwargs, index) - weights
-            out[index, chunk] += apply_weights(change, v[index]).to(out.dtype)
+        size = max(1, CHUNK // (len(which) * k.shape[1] * q.shape[2]))
+        for chunk in torch.arange(q.shape[1], device=q.device).split(size):
+            weights = core.rows(q[which], k[which], chunk, **keywords)  # b H Q M
+            hidden = mask.hidden(places[chunk], grid, keys, key_grid, len(which))
+            hidden = hidden & (window[chunk] > prefix)[:, None]
+            change = left_over(core, weights, hidden, keywords.get("key_mask")) - weights
+            out[which[:, None], chunk] += apply_weights(change, v[which]).to(out.dtype)
     return out
 
 
-def _keywords(kwargs: dict[str, Any], one: slice) -> dict[str, Any]:
-    """The keywords of one window."""
+def _keywords(kwargs: dict[str, Any], which: Tensor) -> dict[str, Any]:
+    """The keywords of some windows."""
     found = dict(kwargs)
     for name in ("context", "key_mask", "local"):
         if found.get(name) is not None:
-            found[name] = found[name][one]
+            found[name] = found[name][which]
     if found.get("bias") is not None and found["bias"].ndim == 4:
-        found["bias"] = found["bias"][one]
+        found["bias"] = found["bias"][which]
     return found
 
 
-def left_over(core: Core, weights: Tensor, hidden: Tensor, kwargs: dict[str, Any], index: int = 0) -> Tensor:
-    """The weights (H, Q, M) of the keys that are left when `hidden` (Q, M) are taken away, as the mechanism has it."""
-    kept = weights.masked_fill(hidden, 0)
+def left_over(core: Core, weights: Tensor, hidden: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """The weights (B, H, Q, M) of the keys that are left when `hidden` (B or 1, Q, M) are taken away.
+
+    As the mechanism would have them: centred over what is left (InLine), divided by its sum where rows sum to one, and
+    else as they are. A row without any key is zero.
+    """
+    gone = hidden[:, None]
+    kept = weights.masked_fill(gone, 0)
     if isinstance(core, InlineCore):
-        mask = kwargs.get("key_mask")
-        counts = weights.new_ones(weights.shape[-1]) if mask is None else mask[index].to(weights)
-        before, after = counts.sum(), (counts * ~hidden).sum(-1, keepdim=True).clamp(min=1)  # 1, Q 1
-        # w = (s (a - mean a) + 1) / N, so that of fewer keys follows from w alone.
+        counts = torch.ones_like(weights[:, :1, :1]) if key_mask is None else key_mask[:, None, None].to(weights)
+        before, after = counts.sum(-1, keepdim=True), (counts * ~gone).sum(-1, keepdim=True).clamp(min=1)
+        # w = (s (a - mean a) + 1) / N, so the weights of fewer keys follow from w alone.
         centred = (kept - kept.sum(-1, keepdim=True) / after) * (before / after) + 1 / after
-        return (centred * counts).masked_fill(hidden, 0)
+        return (centred * counts).masked_fill(gone, 0)
     if divides(weights):
         total = kept.sum(-1, keepdim=True)
         return torch.where(total.abs() > 1e-12, kept / total, 0.0)
@@ -146,10 +151,10 @@ def divides(weights: Tensor) -> bool:
 
 
 def apply_weights(weights: Tensor, v: Tensor) -> Tensor:
-    """(heads, Q, M) times values (M, H, D) -> (Q, H, D); a head a channel where there are as many (hydra)."""
-    keys, heads, dim = v.shape
-    if len(weights) == heads * dim and dim > 1:
-        return torch.einsum("cqm,mc->qc", weights, v.reshape(keys, -1)).unflatten(1, (heads, dim))
-    if len(weights) != heads:
-        raise ValueError(f"a mechanism with {len(weights)} heads of its own cannot be masked; choose another one")
-    return torch.einsum("hqm,mhd->qhd", weights, v)
+    """(B, heads, Q, M) times values (B, M, H, D) -> (B, Q, H, D); a head a channel where there are as many (hydra)."""
+    heads, dim = v.shape[2:]
+    if weights.shape[1] == heads * dim and dim > 1:
+        return torch.einsum("bcqm,bmc->bqc", weights, v.flatten(2)).unflatten(2, (heads, dim))
+    if weights.shape[1] != heads:
+        raise ValueError(f"a mechanism with {weights.shape[1]} heads of its own cannot be masked; choose another one")
+    return torch.einsum("bhqm,bmhd->bqhd", weights, v)

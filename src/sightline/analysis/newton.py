@@ -23,6 +23,7 @@ class Newton:
     conditions: Tensor
 
 
+@torch.no_grad()
 def measure_newton(blocks: Sequence[BlockCall], iterations: int = 20) -> list[Newton]:
     """The iteration of every SOFT block on the matrix that it inverts, in float32 as the model runs it.
 

@@ -38,6 +38,7 @@ class Rank:
     method: str
 
 
+@torch.no_grad()
 def measure_rank(blocks: Sequence[BlockCall], limit: int = 1024) -> list[Rank]:
     """The effective rank of every block; without factors from at most `limit` rows of a window."""
     return [_measure(block, limit) for block in blocks]

@@ -157,9 +157,10 @@ def _titled(found: list[Loaded], sources: int, mechanisms: int) -> list[Loaded]:
     """Titles that tell the models apart, and no more than that."""
     titles = []
     for item in found:
-        path = Path(item.checkpoint or "")
-        stem = path.resolve().name if path.is_dir() else path.stem
-        parts = ([stem] if sources > 1 else []) + ([item.attention] if mechanisms and item.attention else [])
+        parts = [item.attention] if mechanisms > 1 and item.attention else []
+        if item.checkpoint is not None and (sources > 1 or not parts):
+            path = Path(item.checkpoint)
+            parts.insert(0, path.resolve().name if path.is_dir() else path.stem)
         titles.append(", ".join(parts) or item.title)
     unique = len(set(titles)) == len(titles)
     return [

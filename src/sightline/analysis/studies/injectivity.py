@@ -9,7 +9,6 @@ from sightline.analysis.confusions import USUAL, Thresholds, count_confusions
 from sightline.analysis.studies.study import Study, Subject, Tick, captured, mean, no_tick, short
 from sightline.analysis.toy import KEYS, PUBLISHED, QUERIES, SCALE, toy_scores
 
-
 KINDS = ("confused", "centred", "different")
 HISTOGRAM = "Confusions per image, all layers and heads"
 
@@ -68,8 +67,8 @@ def study_confusions(
         ("model", "mean", "least", "most", "% of pairs", "centred, mean", "least", "most", "% of pairs"), rows,
         [f"A confusion is a pair of queries further apart than {thresholds.query:g} of the longer one's length whose "
          f"scores differ by at most {thresholds.score:g} of the longer row's length, in one head of one layer, among "
-         f"at most {queries} evenly spread places of an image; centred: with even attention taken off the scores first, "
-         "so that attention which is nearly even does not count as confusion. The paper publishes no thresholds."],
+         f"at most {queries} evenly spread places of an image; centred: with even attention taken off the scores, so "
+         "that attention which is nearly even does not count as confusion. The paper publishes no thresholds."],
     )  # fmt: skip
 
 

@@ -23,14 +23,15 @@ def study_locality(subjects: Sequence[Subject], size: int = 3, queries: int = 25
         lines[subject.title] = [layer["mass"] for layer in layers]
         spread[subject.title] = ([layer["least"] for layer in layers], [layer["most"] for layer in layers])
         even = [layer["even"] for layer in layers]
-        label = f"even: {even[0]:.4f}" if len(set(even)) == 1 else f"even, {subject.title}"
         if even not in levels.values():
-            levels[label] = even
+            levels[f"even, {subject.title}"] = even
         if any(layer["residual"] is not None for layer in layers):
             lines[f"{subject.title} with its residual"] = [
                 layer["mass"] + (layer["residual"] or 0.0) for layer in layers
             ]
         rows += [_row(subject.title, layer) for layer in layers]
+    if len(levels) == 1:
+        levels = {"even": next(iter(levels.values()))}
     title = f"Attention inside the {size}x{size} neighbourhood of the query"
     return Study(
         "locality", f"{title} (InLine paper, Fig. 3)", facts,

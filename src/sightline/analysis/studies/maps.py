@@ -79,17 +79,15 @@ def study_maps(
 def telling(subject: Subject, choice: Choice) -> list[BlockCall]:
     """The chosen blocks of a subject's first image, of those that see more than one place."""
     blocks = [block for block in capture(subject.model, subject.images[0]) if block.keys > 1]
-    if None in choice.queries:
-        blocks = [block for block in blocks if block.prefix]
     if not blocks:
-        what = "class token" if None in choice.queries else "attention block that sees more than one place"
-        raise ValueError(f"{subject.title} has no {what}; choose another query or model")
-    if choice.layers is None:
-        return blocks
-    for layer in choice.layers:
+        raise ValueError(f"{subject.title} sees only one place of an image of this size; give a larger --img-size")
+    for layer in choice.layers or ():
         if not -len(blocks) <= layer < len(blocks):
             raise ValueError(f"{subject.title} has no layer {layer}; its layers are 0 to {len(blocks) - 1}")
-    return [blocks[layer] for layer in choice.layers]
+    chosen = blocks if choice.layers is None else [blocks[layer] for layer in choice.layers]
+    if None in choice.queries and not any(block.prefix for block in chosen):
+        raise ValueError(f"{subject.title} has no class token in these layers; give a place such as 0.5,0.5")
+    return chosen
 
 
 def view_of(blocks: Sequence[BlockCall], query: Query, choice: Choice) -> list[AttentionMap]:
@@ -123,6 +121,8 @@ def animation(captured: dict[str, list[BlockCall]], shown: Image.Image, choice: 
     """A GIF: one frame a layer for the first query, or one a query on its way over the image in the last layer."""
     frames = []
     if choice.animate == "layers":
+        if choice.queries[0] is None:  # not every block has the class token
+            captured = {title: [block for block in blocks if block.prefix] for title, blocks in captured.items()}
         depth = max(len(blocks) for blocks in captured.values())
         for i in range(depth):
             at = {title: blocks[i * len(blocks) // depth] for title, blocks in captured.items()}
@@ -148,7 +148,7 @@ def _frame(blocks: dict[str, BlockCall], query: Query, shown: Image.Image, choic
         maps.append(replace(_of_heads(found, choice.heads), mechanism=title))
     figure = attention_figure([("", shown, maps)])
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=80)
+    figure.savefig(out, format="png", dpi=100)
     return Image.open(out).convert("RGB")
 
 
