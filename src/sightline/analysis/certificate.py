@@ -92,7 +92,7 @@ def _spectrum(part: CoreCall) -> tuple[Tensor, Tensor]:
         found.append(torch.nn.functional.pad(values, (0, columns - values.shape[1])))  # fewer keys than columns
     stacked = torch.stack(found)  # windows H D+1
     worst = stacked[..., -1].argmin(0)
-    return stacked[worst, torch.arange(stacked.shape[1])], worst
+    return stacked[worst, torch.arange(stacked.shape[1], device=worst.device)], worst
 
 
 def _certificate(part: CoreCall, window: int, head: int, number: int, values: Tensor) -> Certificate:

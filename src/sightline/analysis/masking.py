@@ -39,7 +39,7 @@ class Mask:
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def hidden(self, places: Tensor, grid: Grid, keys: Tensor, key_grid: Grid, images: int = 1) -> Tensor:
-        """(images or 1, Q, M) for queries at `places` of the grid and keys at `keys` of theirs; below zero is no place."""
+        """(images or 1, Q, M) for queries at `places` of a grid and keys at `keys` of theirs, -1 for none."""
         near = near_keys(places, grid, key_grid, 0, self.size)  # Q, places of keys
         has_place = keys >= 0
         local = (near[:, keys.clamp(min=0)] & has_place)[None]

@@ -84,7 +84,8 @@ def _dispatch(argv: list[str]) -> int:
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     except UsageError as error:
-        raise UsageError(f"{error}; see `sightline {name} --help`" if name else str(error)) from error
+        words = name if name is None or isinstance(COMMANDS[name], Command) else f"{name} {argv[argv.index(name) + 1]}"
+        raise UsageError(f"{error}; see `sightline {words} --help`" if name else str(error)) from error
     assert command is not None
     options = parsed[parsed.command]
     if isinstance(COMMANDS[parsed.command], Group):

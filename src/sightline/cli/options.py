@@ -85,7 +85,7 @@ def _one_line(message: str) -> str:
         return f"--{key[1].replace('_', '-')}: {value[1].strip()!r} is not {kind}"
     message = " ".join(message.split()).rstrip(".")
     if "required" in message:  # jsonargparse names a place as command.name
-        message = re.sub(r"\b[a-z]+\.([a-z_]+)\b", lambda match: match[1].upper(), message)
+        message = re.sub(r"\b(?:[a-z]+\.)+([a-z_]+)\b", lambda match: match[1].upper(), message)
     return message
 
 
