@@ -1,7 +1,8 @@
 """Writes the generated parts of the documentation: `python docs/make_tables.py` (or `make tables`).
 
-The README's tables of models and speed, and the whole of docs/performance.md, which is made of the files in `results/`
-and of docs/performance_log.md. `--check` writes nothing and fails when something is out of date.
+The README's tables of models and speed, the table of docs/mechanisms.md, which is that of `sightline list --attention`,
+and the whole of docs/performance.md, which is made of the files in `results/` and of docs/performance_log.md. `--check`
+writes nothing and fails when something is out of date.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import torch
 import sightline  # noqa: F401  (registers the models)
 from sightline.bench import measure_cost
 from sightline.bench.report import performance_page, speed_section
+from sightline.layers import MECHANISMS, Spec
 from sightline.models import VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +30,23 @@ def model_table() -> str:
         cost = measure_cost(model, (3, variant.size, variant.size))
         top1 = "-" if variant.top1 is None else f"{variant.top1:.1f}"
         rows.append(f"| {name} | {variant.size} | {cost.params / 1e6:.2f} M | {cost.macs / 1e9:.1f} G | {top1} |")
+    return "\n".join(rows)
+
+
+def mechanism_table() -> str:
+    """A row a mechanism, as the registry has it."""
+    rows = ["| name and options | weight of key j for query i | cost | extra parameters | paper | when to use |",
+            "|---|---|---|---:|---|---|"]  # fmt: skip
+    for name, found in MECHANISMS.items():
+        cells = (
+            f"`{Spec(name, tuple(found.options.items()))}`",
+            f"`{found.weights}`",
+            f"`{found.cost}`",
+            f"{found.extra_parameters():,}",
+            found.paper,
+            found.use,
+        )
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 
 
@@ -56,7 +75,9 @@ def pages() -> dict[Path, str]:
     """Every generated page as it should be."""
     readme, results = ROOT / "README.md", ROOT / "results"
     text = with_block(readme.read_text(), "models", model_table())
+    mechanisms = ROOT / "docs" / "mechanisms.md"
     return {
+        mechanisms: with_block(mechanisms.read_text(), "mechanisms", mechanism_table()),
         readme: with_block(text, "speed", speed_section(results)),
         ROOT / "docs" / "performance.md": performance_page(results, ROOT / "docs" / "performance_log.md"),
     }

@@ -9,16 +9,23 @@ from torch import Tensor, nn
 
 from sightline.analysis.maps import AttentionMap, attention_blocks, attention_maps
 from sightline.analysis.rows import row_of, rows_of
+from sightline.layers import MECHANISMS as TABLE
 from sightline.layers import Spec
 from sightline.layers.attention import project
 from sightline.layers.inline import ResidualWeights
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
+from sightline.layers.rivals.enhanced import Scale
+from sightline.layers.rivals.focused import SharedConv
 from sightline.layers.soft import HeadwiseConv
 from sightline.layers.stripe_attention import Branch
 
 from ..models.tiny import TINY, WITH_CLASS_TOKEN, every_family, image, tiny
 
-MECHANISMS = ("softmax", "linear", "inline", "inline(phi=relu)", "linear(phi=relu_affine)", "none")
+MECHANISMS = (
+    *(name for name in TABLE if not TABLE[name].core.shared_qk),
+    "inline(phi=relu)",
+    "linear(phi=relu_affine)",
+)
 QUERIES = ((0.0, 0.0), (0.5, 0.5), (0.3, 0.9), (1.0, 1.0))
 
 
@@ -28,8 +35,11 @@ def bare(model: nn.Module) -> nn.Module:
         if isinstance(module, ResidualWeights):
             nn.init.zeros_(module.fc2.weight)
             nn.init.zeros_(module.fc2.bias)  # type: ignore[arg-type]
-        elif isinstance(module, HeadwiseConv):
-            nn.init.zeros_(module.conv.weight)
+        elif isinstance(module, HeadwiseConv | SharedConv):
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+        elif isinstance(module, Scale):
+            nn.init.zeros_(module.fuse.weight)
         elif isinstance(module, Branch):
             nn.init.zeros_(module.lepe.weight)
             nn.init.zeros_(module.lepe.bias)  # type: ignore[arg-type]
@@ -61,10 +71,21 @@ def values(module: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
     return project(module.qkv, heads, x)[2][0]
 
 
+def own_scale(module: Any, weights: Tensor) -> Tensor:
+    """Of heads for every scale, in every branch, those of the tokens themselves."""
+    branches = len(getattr(module, "branches", [0]))
+    return torch.cat([part.chunk(2)[0] for part in weights.chunk(branches)])
+
+
 def check(model: nn.Module, found: AttentionMap, seen: tuple[Tensor, tuple[int, int], Tensor]) -> None:
     module, (x, grid, out) = dict(model.named_modules())[found.block], seen
-    weights = torch.cat([found.prefix, found.weights.flatten(1)], 1)  # H keys
-    mixed = torch.einsum("hn,nhd->hd", weights, values(module, x, grid)).flatten()
+    weights = torch.cat([found.prefix, found.weights.flatten(1)], 1)  # heads keys
+    v = values(module, x, grid)
+    if found.mechanism == "enhanced":  # heads of the tokens' own scale; the others are not fused here
+        weights = own_scale(module, weights)
+    if found.mechanism == "hydra":  # a head a channel
+        v = v.flatten(1).unsqueeze(-1)
+    mixed = torch.einsum("hn,nhd->hd", weights, v).flatten()
     prefix = found.prefix.shape[1]
     token = 0 if found.place is None else prefix + found.place[0] * grid[1] + found.place[1]
     torch.testing.assert_close(mixed, out[0, token], rtol=1e-3, atol=1e-4 * float(out.abs().max()))

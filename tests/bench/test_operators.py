@@ -64,13 +64,33 @@ def test_every_mechanism_is_checked_and_timed(mechanism: str, dtype: str, mode: 
 
 def test_a_mechanism_without_operator_is_timed_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     class Doubled(Core):
+        factor = 2.0
+
         def forward(self, q: Tensor, k: Tensor, v: Tensor, **place: object) -> Tensor:
             return 2 * v + q * 0
 
+        def rows(self, q: Tensor, k: Tensor, queries: Tensor, **place: object) -> Tensor:
+            return (self.factor * torch.eye(k.shape[1]))[queries].expand(len(q), self.num_heads, -1, -1)
+
     monkeypatch.setitem(MECHANISMS, "doubled", Mechanism(Doubled, "N", "nowhere"))
-    (row,) = run_plan(OpPlan(CASE, "forward+backward", "float32", tuple(entrants("doubled", CPU))), CPU, CEILINGS, 1)
+    plan = OpPlan(CASE, "forward+backward", "float32", tuple(entrants("doubled", CPU)))
+    (row,) = run_plan(plan, CPU, CEILINGS, 1)
     assert row.status == OK
     assert row.call_ms
+    monkeypatch.setattr(Doubled, "factor", 3.0)
+    (row,) = run_plan(plan, CPU, CEILINGS, 1)
+    assert row.status == REFUSED
+    assert "doubled reference on 3,2,8,1+4x5: the output is 0.33 from its weights times the values" in row.note
+    with pytest.raises(ValueError, match="--backend: doubled has no Triton kernel"):
+        entrants("doubled", CPU, ("triton",))
+
+
+def test_a_module_is_compiled_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **options: lambda x: function(x) * 1.5)
+    plain, compiled = run_plan(
+        OpPlan(CASE, "forward", "float32", tuple(entrants("focused", CPU, (), True))), CPU, CEILINGS, 1
+    )
+    assert (plain.status, compiled.status) == (OK, REFUSED)
 
 
 def test_none_is_nothing_to_time() -> None:

@@ -52,6 +52,25 @@ def test_models_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert only_report(tmp_path).rows[0].images_per_s == data["rows"][0]["images_per_s"]
 
 
+def test_models_with_other_mechanisms(tmp_path: Path) -> None:
+    wishes = ["--attention", "performer(features=4)", "--attention", "focused", "--rivals", "softmax"]
+    assert main([*MODELS, "--img-size", "32", "--mode", "forward", *wishes, "--out", str(tmp_path)]) == 0
+    report = only_report(tmp_path)
+    labels = [MODEL, f"{MODEL} performer(features=4)", f"{MODEL} focused", f"{MODEL} softmax"]
+    assert [row.entrant for row in report.rows] == labels
+    assert {row.status for row in report.rows} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [("focussed", "did you mean 'focused'?"), ("inline,softmax", "has 2 parts")]
+)
+def test_wrong_mechanisms(wrong: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*MODELS, "--attention", wrong, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert main([*OPS, "--attention", "focused"]) == 2
+    assert "--attention goes with `sightline bench models`" in capsys.readouterr().err
+
+
 def test_a_wrong_operator_is_refused_and_the_status_is_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sightline.cli.main import main
 from sightline.cli.table import Column, _fitting, plain
 from sightline.layers.mechanisms import MECHANISMS
-from sightline.models.zoo import VARIANTS
+from sightline.models.zoo import VARIANTS, create
 
 
 def test_every_model_in_a_pipe_uncut(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,8 +60,13 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_mechanisms(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--attention"]) == 0
-    rows = capsys.readouterr().out.splitlines()[1:]
+    header, *rest = capsys.readouterr().out.splitlines()
+    rows, notes = rest[: len(MECHANISMS)], rest[len(MECHANISMS) :]
     assert [row.split()[0] for row in rows] == list(MECHANISMS)
+    assert [title in header for title in ("options", "cost", "extra params", "paper")] == [True] * 4
+    assert "DeiT-Tiny" in " ".join(notes)
+    enhanced = next(row for row in rows if row.startswith("enhanced "))
+    assert all(cell in enhanced for cell in ("scales=1, kernel=5", "69,696", "EfficientViT"))
     inline = next(row for row in rows if row.startswith("inline "))
     assert "N d^2" in inline
     assert "whole map" in inline
@@ -74,6 +79,21 @@ def test_mechanisms_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = json.loads(capsys.readouterr().out)
     assert row["windowed"] is False
     assert row["options"]["iterations"] == 20
+    assert main(["list", "--attention", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(MECHANISMS)
+    assert all(row["cost"] and row["paper"] and row["weights"] and row["use"] for row in rows)
+
+
+def _parameters(mechanism: str) -> int:
+    """Of the first block of DeiT-Tiny."""
+    model = create("inline_deit_tiny", device="meta", attention=mechanism)
+    return sum(p.numel() for p in model.blocks[0].parameters())  # type: ignore[index,union-attr]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_extra_parameters_are_those_of_a_block(mechanism: str) -> None:
+    assert MECHANISMS[mechanism].extra_parameters() == _parameters(mechanism) - _parameters("softmax")
 
 
 def test_narrow_terminal_shows_whole_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

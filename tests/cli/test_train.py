@@ -1,5 +1,6 @@
 """`sightline train` as a command: help, configuration, errors of one line, and a whole short run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,28 @@ def test_a_run_and_its_last_line(
             assert (tmp_path / folder / name).stat().st_size > 0
         assert list((tmp_path / folder / "attention").glob("*.png"))
         assert list((tmp_path / folder / "tensorboard").iterdir())
+
+
+def test_any_mechanism_with_options_and_the_weights_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mechanism is an argument of the model, in a recipe or on the command line; the next run starts from it."""
+    images, recipe = make_images(tmp_path / "images"), write_recipe(tmp_path / "tiny.yaml")
+    given = yaml.safe_load(recipe.read_text())["model"]["args"]
+    start: list[str] = []
+    for text in ("performer(features=8,seed=3)", "nystromformer(landmarks=4)", "focused"):
+        out = tmp_path / text.partition("(")[0]
+        args = json.dumps({**given, "attention": text})
+        arguments = ["train", "--config", str(recipe), "--data", str(images), "--model.args", args, *start]
+        assert main([*arguments, "--out", str(out)]) == 0
+        shown = capsys.readouterr().out
+        assert ("the checkpoint has another attention mechanism than the model" in shown) == bool(start)
+        config = yaml.safe_load((out / "config.yaml").read_text())
+        assert config["model"]["args"]["attention"] == text
+        assert main(["eval", "--checkpoint", str(out)]) == 0
+        capsys.readouterr()
+        weights = next(out.rglob("model.safetensors"))
+        start = ["--model.checkpoint", str(weights)]
 
 
 @pytest.mark.parametrize("preload", ["false", "true"])

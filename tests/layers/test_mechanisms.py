@@ -207,7 +207,9 @@ def test_wrong_shapes(family: str, wrong: dict, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("mechanism", ["inline", "inline(phi=relu_affine)", "linear", "softmax", "none"])
+@pytest.mark.parametrize(
+    "mechanism", [*(name for name in MECHANISMS if not MECHANISMS[name].core.shared_qk), "inline(phi=relu_affine)"]
+)
 @pytest.mark.parametrize("size", [(64, 64), (61, 96)], ids=str)
 def test_spatial_reduction(mechanism: str, size: tuple[int, int]) -> None:
     model = tiny("pvt", attention=mechanism, sr_ratios=(8, 4, 2, 1))
@@ -254,7 +256,7 @@ def test_softmax_reduces_by_default() -> None:
     assert all(stage.blocks[0].attn.sr is None for stage in tiny("pvt").stages)
 
 
-@pytest.mark.parametrize("mechanism", ["inline", "linear", "soft", "soft_norm", "none"])
+@pytest.mark.parametrize("mechanism", [name for name in MECHANISMS if name != "softmax"])
 def test_narrow_stripes(mechanism: str) -> None:
     model, x = tiny("cswin", attention=mechanism, map_stripes=(3, 2, 1, 0)), image(61, 96)
     model(x).square().sum().backward()
@@ -262,7 +264,7 @@ def test_narrow_stripes(mechanism: str) -> None:
     assert [len(stage.blocks[0].attn.branches) for stage in model.stages] == [2, 2, 2, 1]
 
 
-@pytest.mark.parametrize("mechanism", ["inline", "linear", "soft", "soft_norm", "none"])
+@pytest.mark.parametrize("mechanism", [name for name in MECHANISMS if name != "softmax"])
 def test_map_windows(mechanism: str) -> None:
     model = tiny("swin", attention=mechanism, map_window=3, depths=(2, 2, 1, 1))
     model(image(61, 96)).square().sum().backward()

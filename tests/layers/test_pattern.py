@@ -67,7 +67,7 @@ def test_one_stage() -> None:
     ("attention", "message"),
     [
         ("inlin", r"no mechanism 'inlin'; did you mean 'inline'\?"),
-        ("qqq", r"no mechanism 'qqq'\. There are: softmax, linear, inline, soft, soft_norm, none"),
+        ("qqq", r"no mechanism 'qqq'\. There are: softmax, linear, inline, soft, soft_norm, linformer, .*, none"),
         ("", r"no mechanism ''"),
         ("inline,,inline", r"no mechanism ''"),
         ("inline,inline", r"has 2 parts; give one for the model, 3 \(one a stage\) or 7 \(one a block\)"),

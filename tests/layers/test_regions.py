@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline.layers import Spec
+from sightline.layers import MECHANISMS, Spec
 from sightline.layers.stripe_attention import Branch, StripeAttention
 from sightline.layers.window_attention import WindowAttention
 
@@ -173,7 +173,7 @@ def test_no_stripes_is_the_whole_map(grid: Grid, mechanism: str) -> None:
     assert_exact(layer(x, grid, context=context), layer.proj(mixed.flatten(2)), 1e-10)
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "inline", "linear", "soft", "soft_norm", "none"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("shift", [False, True])
 def test_a_token_does_not_see_past_its_region(mechanism: str, shift: bool) -> None:
     """Also of the mechanisms whose landmarks depend on where a region lies in its window."""

@@ -5,8 +5,19 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from sightline.bench.operators import MOVE, OpEntrant, Operands, operator_of, with_gradients
-from sightline.bench.precision import TOLERANCES, precision
+from sightline.bench.operators import (
+    MOVE,
+    OPERATORS,
+    OpEntrant,
+    Operands,
+    core_of,
+    operator_of,
+    place_of,
+    with_gradients,
+)
+from sightline.bench.precision import DTYPES, TOLERANCES, precision
+
+CHECKED_QUERIES = 8
 
 
 class MismatchError(ValueError):
@@ -36,10 +47,11 @@ def check_operator(
         return 0.0
     indices = sorted({0, x.case.batch - 1})
     small = x.images(indices)
-    definition = operator_of(OpEntrant(entrant.name, entrant.spec, "torch"), x.case, x.q.device)
+    definition = operator_of(OpEntrant(entrant.name, entrant.spec, "torch"), x.case, x.q.device, DTYPES[dtype])
     worst = 0.0
     with precision("float32"):
-        wanted = _results(definition, small, mode)
+        wanted = list(_results(definition, small, mode))
+        check_definition(entrant, small, wanted[0][1], DTYPES[dtype])
     with precision(dtype):
         results = _results(function, x, mode)
     for (name, got), (_, want) in zip(results, wanted, strict=True):
@@ -51,6 +63,25 @@ def check_operator(
             )
         worst = max(worst, error)
     return worst
+
+
+def check_definition(entrant: OpEntrant, x: Operands, output: Tensor, weights: torch.dtype) -> None:
+    """Hold the float32 output of a mechanism that is a module against its rows of weights, for a few queries.
+
+    Operators need none of this: their reference is the definition, and tests compare it with the full matrix.
+    """
+    if entrant.spec is None or entrant.spec.name in OPERATORS:
+        return
+    queries = torch.linspace(0, x.case.tokens - 1, CHECKED_QUERIES, device=x.q.device).long().unique()
+    core = core_of(entrant.spec, x.case, x.q.device, x.q.dtype, weights)
+    with torch.no_grad():
+        want = core.by_rows(x.q, x.k, x.v, queries, **place_of(x))
+    error = row_error(output[:, queries].flatten(2), want.flatten(2))
+    if not error <= TOLERANCES["float32"]:
+        raise MismatchError(
+            f"{entrant.name} on {x.case.name}: the output is {error:.2g} from its weights times the values "
+            f"(limit {TOLERANCES['float32']:g}); not timed"
+        )
 
 
 def _results(function: Callable[[Operands], Tensor], x: Operands, mode: str) -> Iterable[tuple[str, Tensor]]:

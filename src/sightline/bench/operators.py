@@ -136,6 +136,8 @@ def entrants(
             "--mechanism: 'none' passes the values on, there is nothing to time; it is a rival in `models`"
         )
     operator = OPERATORS.get(spec.name, (None, None))[0]
+    if operator is None and "triton" in backend:
+        raise ValueError(f"--backend: {spec.name} has no Triton kernel; leave it out, or give torch")
     has_kernel = operator in backends.TRITON_OPERATORS
     found = list(backend) or (["triton"] if has_kernel and device.type == "cuda" else []) + ["torch"]
     names = {"triton": "triton", "torch": "reference"}
@@ -148,8 +150,10 @@ def entrants(
 RIVALS = {SDPA: OpEntrant(SDPA, None), MOVE: OpEntrant(MOVE, None)}
 
 
-def operator_of(entrant: OpEntrant, case: OpCase, device: torch.device) -> Callable[[Operands], Tensor]:
-    """The function from operands to the output."""
+def operator_of(
+    entrant: OpEntrant, case: OpCase, device: torch.device, weights: torch.dtype | None = None
+) -> Callable[[Operands], Tensor]:
+    """The function from operands to the output; `weights` as in `core_of`."""
     if entrant.name == SDPA:
         return lambda x: _softmax(x, "torch")
     if entrant.name == MOVE:
@@ -157,26 +161,42 @@ def operator_of(entrant: OpEntrant, case: OpCase, device: torch.device) -> Calla
     spec = entrant.spec
     assert spec is not None
     if spec.name not in OPERATORS:
-        return _module(spec, case, device)
-    _, function = OPERATORS[spec.name]
-    options = dict(spec.options)
-    plain = lambda x: function(x, entrant.backend, **options)  # noqa: E731
+        plain = _module(spec, case, device, weights)
+    else:
+        _, function = OPERATORS[spec.name]
+        options = dict(spec.options)
+        plain = lambda x: function(x, entrant.backend, **options)  # noqa: E731
     return torch.compile(plain, fullgraph=True, dynamic=False) if entrant.compiled else plain
 
 
-def _module(spec: Spec, case: OpCase, device: torch.device) -> Callable[[Operands], Tensor]:
+def _module(
+    spec: Spec, case: OpCase, device: torch.device, weights: torch.dtype | None
+) -> Callable[[Operands], Tensor]:
     """A mechanism that is no operator of `sightline.ops`: its core, in the type of the tokens."""
     cores: dict[torch.dtype, Core] = {}
 
     def call(x: Operands) -> Tensor:
         dtype = x.q.dtype
         if dtype not in cores:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                cores[dtype] = spec.build(case.channels, case.heads, 16).to(device, dtype).eval()
-        return cores[dtype](x.q, x.k, x.v, context=x.v.flatten(2), grid=x.case.grid, prefix=x.case.prefix)
+            cores[dtype] = core_of(spec, case, device, dtype, weights)
+        return cores[dtype](x.q, x.k, x.v, **place_of(x))
 
     return call
+
+
+def core_of(
+    spec: Spec, case: OpCase, device: torch.device, dtype: torch.dtype, weights: torch.dtype | None = None
+) -> Core:
+    """A mechanism as a module with the same random weights every time, rounded to `weights` before they are `dtype`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return spec.build(case.channels, case.heads, 16).to(device, weights or dtype).to(dtype).eval()
+
+
+def place_of(x: Operands) -> dict[str, Any]:
+    """The keywords of `Core.forward` for operands."""
+    height, width = x.place.shape
+    return {"context": x.v.flatten(2), "grid": (height, width), "prefix": x.case.prefix}
 
 
 def with_gradients(function: Callable[[Operands], Tensor]) -> Callable[[Operands], tuple[Tensor, ...]]:
@@ -239,6 +259,8 @@ def count_flops(entrant: OpEntrant, case: OpCase, mode: str) -> int:
         return 0
     plain = OpEntrant(entrant.name, entrant.spec, "torch")
     operands = make_operands(case, entrant.spec or Spec("softmax"), torch.float32, "meta", 0)
+    for leaf in operands.leaves.values():
+        leaf.requires_grad_(False)  # the counter would ask views of them for their gradients
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         operator_of(plain, case, torch.device("meta"))(operands)
     return counter.get_total_flops() * (1 if mode == "forward" else 3)

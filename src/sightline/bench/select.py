@@ -13,6 +13,7 @@ from sightline.bench.networks import Network, rivals
 from sightline.bench.operators import MOVE, RIVALS, SDPA, OpEntrant
 from sightline.bench.run_models import ModelPlan
 from sightline.bench.run_ops import OpPlan
+from sightline.layers.pattern import parse_pattern
 from sightline.models.identify import arguments
 from sightline.models.zoo import VARIANTS
 
@@ -34,6 +35,7 @@ class Wish:
     shapes: tuple[OpCase, ...] = ()
     backends: tuple[str, ...] = ()
     networks: tuple[Network, ...] = ()
+    attentions: tuple[str, ...] = ()
     sizes: tuple[Grid, ...] = ()
     batches: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
@@ -55,11 +57,23 @@ def model_plans(wish: Wish) -> list[ModelPlan]:
     kinds = MODEL_RIVALS if wish.rivals is None else wish.rivals
     cases = []
     for network, case in _model_cases(wish):
-        entrants = [network, *rivals(network, kinds)]
+        entrants = [*_mechanisms(network, wish.attentions), *rivals(network, kinds)]
         if wish.windows:
             entrants = [each for entrant in entrants for each in _windowed(entrant, wish.windows)]
         cases.append((case, _unique(entrants)))
     return run_models.plans(cases, wish.modes or ("forward", "train"), wish.dtypes, wish.compiled)
+
+
+def _mechanisms(network: Network, attentions: Sequence[str]) -> list[Network]:
+    """A network as it is, and once with each of the other mechanisms where it is one of sightline's."""
+    if network.name not in VARIANTS:
+        return [network]
+    depths = {**arguments(network.name), **network.args}["depths"]
+    for text in attentions:
+        parse_pattern(text, (depths,) if isinstance(depths, int) else depths)
+    others = [Network(f"{network.label} {text}", network.name, {**network.args, "attention": text})
+              for text in attentions]  # fmt: skip
+    return [network, *others]
 
 
 def _model_cases(wish: Wish) -> list[tuple[Network, ModelCase]]:

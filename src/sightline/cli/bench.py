@@ -19,11 +19,14 @@ PRESETS = ("table", "goals")
 # Options that only some kinds of run have.
 ONLY = {
     "ops": ("mechanism", "shape", "backend"),
-    "models": ("model", "img_size", "batch_size", "window", "jobs"),
+    "models": ("model", "attention", "img_size", "batch_size", "window", "jobs"),
     "surprises": ("mechanism", "shape"),
 }
 # What the preset of the goals says itself.
-FIXED = ("mechanism", "shape", "backend", "model", "img_size", "batch_size", "window", "rivals", "mode", "compile")
+FIXED = (
+    "mechanism", "shape", "backend", "model", "attention", "img_size", "batch_size", "window", "rivals", "mode",
+    "compile",
+)  # fmt: skip
 FOOTNOTE = "* The public code, measured elsewhere: H200, torch 2.11, bfloat16, plain calls. Not part of this run."
 
 
@@ -53,6 +56,10 @@ class Options:
     model: tuple[str, ...] = option(
         "models: any model of sightline or timm, with arguments as in inline_swin_tiny:depths=2,2,2,2; repeatable",
         default=(), metavar="NAME",
+    )  # fmt: skip
+    attention: tuple[str, ...] = option(
+        "models: the same models with another mechanism or pattern too, such as performer(features=64); repeatable",
+        default=(), metavar="PATTERN",
     )  # fmt: skip
     img_size: str | None = option("models: sizes with commas between them, such as 224,384x640", metavar="SIZES")
     batch_size: str | None = option("models: one, or one a size; training takes a quarter", metavar="SIZES")
@@ -119,19 +126,7 @@ def _check_options(options: Options, kinds: tuple[str, ...]) -> None:
             if name not in allowed and getattr(options, name) != usual[name]:
                 raise UsageError(f"--{name.replace('_', '-')} goes with `sightline bench {kind}`; leave it out")
     if options.preset == "goals":
-        fixed = (
-            "mechanism",
-            "shape",
-            "backend",
-            "model",
-            "img_size",
-            "batch_size",
-            "window",
-            "rivals",
-            "mode",
-            "compile",
-        )
-        for name in fixed:
+        for name in FIXED:
             if getattr(options, name) != usual[name]:
                 raise UsageError(f"--{name.replace('_', '-')}: --preset goals fixes it; leave one of them out")
     for name in ("budget", "jobs"):
@@ -260,6 +255,7 @@ COMMAND = Command(
         "  sightline bench ops\n"
         "  sightline bench ops --mechanism linear --shape 8,6,32,64x64 --mode forward --device cpu\n"
         "  sightline bench models --model inline_pvt_tiny --img-size 224,512 --compile both --plot\n"
+        "  sightline bench models --model inline_deit_tiny --attention focused --attention 'performer(features=64)'\n"
         "  sightline bench models --model inline_swin_tiny --window 7,14,28,56 --mode forward --plot\n"
         "  sightline bench --preset goals --jobs 8"
     ),

@@ -33,6 +33,7 @@ def read_wish(options: "Options") -> "Wish":
         tuple(parse_shape(text) for text in options.shape),
         _choices("backend", options.backend, ("triton", "torch")),
         tuple(_network(text) for text in options.model),
+        tuple(options.attention),
         tuple(_pair(text) for text in _split(options.img_size)),
         _numbers("batch-size", options.batch_size),
         _numbers("window", options.window),

@@ -144,8 +144,8 @@ def _say_attention(file: Checkpoint, identity: "Identity") -> None:
     taken = identity.kwargs["attention"]
     _say(
         "note",
-        f"linear, none and inline(residual=false) have the shapes of softmax, and options do not show; taken as "
-        f"{taken}; if not, pass --model-args attention=",
+        f"mechanisms without tensors of their own (linear, hydra, ...) have the shapes of softmax, and options do not "
+        f"show; taken as {taken}; if not, pass --model-args attention=",
     )
 
 

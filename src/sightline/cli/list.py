@@ -21,10 +21,17 @@ COLUMNS = (
 DIGITS = {"params_m": 2, "flops_g": 1, "top1": 1}
 ATTENTION_COLUMNS = (
     Column("name"),
-    Column("cost"),
-    Column("where"),
     Column("options"),
+    Column("cost"),
+    Column("extra params", right=True),
+    Column("where", wide=True),
     Column("paper", wide=True),
+)
+ATTENTION_NOTE = (
+    "Cost: multiply-adds of a head; N tokens, d = head dim, C channels, m landmarks, features or projected keys.\n"
+    "Extra params: beyond softmax, in a block of DeiT-Tiny (192 channels, 6 heads), at the options shown.\n"
+    "phi of linear and inline: identity, relu, leaky_relu, elu1, exp, relu_affine. "
+    "--json has formulas and when to use each."
 )
 
 
@@ -51,6 +58,7 @@ def run(options: Options) -> None:
         print(json.dumps(rows, indent=2))
     elif options.attention:
         show(ATTENTION_COLUMNS, [_mechanism_cells(row) for row in rows])
+        print(f"\n{ATTENTION_NOTE}")
     else:
         show(COLUMNS, [_model_cells(row) for row in rows])
 
@@ -88,10 +96,13 @@ def mechanism_rows() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "cost": mechanism.cost,
-            "windowed": mechanism.core.windowed,
             "options": mechanism.options,
+            "cost": mechanism.cost,
+            "extra_params": mechanism.extra_parameters(),
+            "windowed": mechanism.core.windowed,
+            "weights": mechanism.weights,
             "paper": mechanism.paper,
+            "use": mechanism.use,
         }
         for name, mechanism in MECHANISMS.items()
     ]
@@ -108,12 +119,17 @@ def _mechanism_cells(row: dict[str, Any]) -> list[str]:
 
     where = "windows, stripes" if row["windowed"] else "whole map"
     text = str(Spec("", tuple(row["options"].items())))[1:-1].replace(",", ", ")
-    return [row["name"], row["cost"], where, text or "-", row["paper"]]
+    return [row["name"], text or "-", row["cost"], f"{row['extra_params']:,}", where, row["paper"]]
 
 
 COMMAND = Command(
     Options,
     run,
     help="the registered models, or the attention mechanisms",
-    examples="  sightline list '*swin*'\n  sightline list --json\n  sightline list --attention",
+    examples=(
+        "  sightline list '*swin*'\n"
+        "  sightline list --json\n"
+        "  sightline list --attention\n"
+        "  sightline list --attention '*former' --json"
+    ),
 )

@@ -6,10 +6,14 @@ stripes and spatial reduction belong to the modules that call it, so a mechanism
 Shape letters: B batch, N tokens, M key tokens, H heads, D head dim, C = H * D channels.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from sightline.layers.conv import add_neighbours
 from sightline.ops.checks import Grid
+from sightline.ops.feature_maps import hide
 
 __all__ = ["Core", "Grid", "counted", "products"]
 
@@ -33,6 +37,8 @@ class Core(nn.Module):
         self.dim = dim
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
+        # A convolution of the values (B, h * w, H, D) on their grid that `forward` adds to what it mixes.
+        self.neighbours: nn.Module | None = None
 
     def forward(
         self,
@@ -92,6 +98,23 @@ class Core(nn.Module):
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no rows; write them as its matrix of weights defines them"
+        )
+
+    def by_rows(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, **place: Any) -> Tensor:
+        """`forward` for chosen queries by its definition, (B, Q, H, D): rows of weights applied to the values.
+
+        Slow, and what a benchmark holds the mechanism against. Arguments are those of `forward` and `rows`.
+        """
+        rows = self.rows(q, k, queries, **place)
+        values = hide(v, ~counted(place.get("key_mask"), k)[:, :, None, None])
+        values = values.reshape(*v.shape[:2], rows.shape[1], -1)
+        out = torch.einsum("bhqm,bmhd->bqhd", rows, values).reshape(q.shape[0], -1, *q.shape[2:])
+        grid, prefix = place["grid"], place.get("prefix", 0)
+        mask, local = place.get("key_mask"), place.get("local")
+        zero = torch.zeros_like(q)
+        return (
+            out
+            + add_neighbours(zero, self.neighbours, v, grid=grid, prefix=prefix, key_mask=mask, local=local)[:, queries]
         )
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:

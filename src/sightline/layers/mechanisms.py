@@ -152,7 +152,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "N d^2",
         "FLatten Transformer: Focused Linear Attention (2023)",
         "phi(q_i).phi(k_j) / sum_j, phi = |x| x^p / |x^p| of x = relu;  + dwconv(v)",
-        "the strongest of the earlier linear ones, static local term",
+        "the most accurate of the earlier linear ones in the InLine paper",
     ),
     "none": Mechanism(
         NoCore,

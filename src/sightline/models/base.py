@@ -99,10 +99,14 @@ class VisionModel(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights in this layout or a published one, whatever dictionaries and prefixes surround them.
 
+        Weights of the same model with another attention mechanism load as well, with a warning that names what is left
+        out and what keeps its initial values.
+
         Raises:
             MismatchError: one line that names what is missing, unexpected or of the wrong shape.
         """
         state = checkpoint.adapt(checkpoint.unwrap(dict(state_dict)), self)
+        state = checkpoint.fit_mechanism(state, self) if strict else state
         checkpoint.check_fit(state, self, strict)
         return super().load_state_dict(state, strict, assign)
 
@@ -186,6 +190,7 @@ class FeatureNet(FeatureGetterNet):
         if not any(key.startswith("model.") for key in state_dict):
             state = checkpoint.adapt(checkpoint.unwrap(dict(state_dict)), self.model)
             state = {key: value for key, value in state.items() if not self._pruned(key)}
+            state = checkpoint.fit_mechanism(state, self.model) if strict else state
             checkpoint.check_fit(state, self.model, strict)
             state_dict = {f"model.{key}": value for key, value in state.items()}
         return super().load_state_dict(state_dict, strict, assign)

@@ -1,14 +1,17 @@
 """Checkpoints into models: public ones as published and sightline's own, into a model of any size."""
 
 import math
+import re
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from timm.models import adapt_input_conv
 from torch import nn
 
 from sightline.layers.position import PositionTable, resample_grid
+from sightline.layers.stripe_attention import StripeAttention
 from sightline.layers.window_attention import RelativePositionBias, resample_bias
 from sightline.models.public import family_of, to_native
 from sightline.models.reader import CheckpointError, State, read_metadata, read_state, some, unwrap
@@ -23,10 +26,14 @@ __all__ = [
     "adapt",
     "check_fit",
     "compare",
+    "fit_mechanism",
     "read_metadata",
     "read_state",
     "unwrap",
 ]
+
+# What belongs to an attention mechanism rather than to the model around it, and the block that it is in.
+MECHANISM_KEY = re.compile(r"^(.*\bblocks\.\d+)\.attn\.(?:(?:branches\.\d+\.)?core|position_bias|sr|sr_norm)\.")
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,52 @@ def check_fit(state: State, model: Any, strict: bool) -> None:
     mismatch = compare(state, model)
     if mismatch.misshapen or (strict and mismatch):
         raise MismatchError(f"the weights do not fit this {model.family} model", mismatch)
+
+
+def fit_mechanism(state: State, model: Any) -> State:
+    """`state` for a model that differs from its own in the attention mechanism alone: the rest is taken as it is.
+
+    What belongs to the model's mechanism keeps its initial values, and what belongs to that of the checkpoint is left
+    out; a warning names both. Where anything else differs, or a block has a part of its mechanism only, the state is
+    given back as it was, to be refused.
+    """
+    given, state = state, _fit_branches(state, model)
+    own, mismatch = model.state_dict(), compare(state, model)
+    missing, unexpected = mismatch.missing, mismatch.unexpected
+    if not mismatch:
+        return state
+    if mismatch.misshapen or not all(MECHANISM_KEY.match(key) for key in (*missing, *unexpected)):
+        return given
+    changed = {_block_of(key) for key in missing}
+    if any(_block_of(key) in changed and key in state for key in own if MECHANISM_KEY.match(key)):
+        return given
+    parts = [f"{len(missing)} of its tensors keep their initial values ({some(missing)})"] if missing else []
+    parts += [f"{len(unexpected)} of the checkpoint are left out ({some(unexpected)})"] if unexpected else []
+    warnings.warn(
+        f"the checkpoint has another attention mechanism than the model: {', and '.join(parts)}", stacklevel=3
+    )
+    return {**{k: v for k, v in state.items() if k in own}, **{k: own[k] for k in missing}}
+
+
+def _fit_branches(state: State, model: nn.Module) -> State:
+    """CSwin has two branches in stripes and one on the whole map: their convolutions of v, by channel, are the same."""
+    state = dict(state)
+    for name, module in model.named_modules():
+        if not isinstance(module, StripeAttention):
+            continue
+        for what in ("weight", "bias"):
+            first, second = (f"{name}.branches.{i}.lepe.{what}" for i in range(2))
+            if len(module.branches) == 1 and first in state and second in state:
+                state[first] = torch.cat([state[first], state.pop(second)])
+            elif len(module.branches) == 2 and first in state and second not in state:
+                state[first], state[second] = state[first].chunk(2)
+    return state
+
+
+def _block_of(key: str) -> str:
+    match = MECHANISM_KEY.match(key)
+    assert match is not None
+    return match[1]
 
 
 def _fit(state: State, model: "VisionModel") -> State:

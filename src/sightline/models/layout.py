@@ -1,7 +1,7 @@
 """The architecture behind a state dict, read off the names and shapes of its tensors.
 
-Shapes do not tell everything: softmax, linear attention and none have the same parameters in most families,
-and so have SOFT and SOFT++. Where softmax fits it is taken, and SOFT for both kinds.
+Shapes do not tell everything: mechanisms without parameters of their own look alike in most families, and so do SOFT
+and SOFT++. Where softmax fits it is taken, and SOFT for both kinds; see `mechanism_layout`.
 """
 
 import math
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sightline.layers.mechanisms import Spec
 from sightline.models.base import VisionModel
+from sightline.models.mechanism_layout import head_dim_of, mechanism_of
 from sightline.models.reader import CheckpointError, State, some
 
 Shape = tuple[int, ...]
@@ -18,8 +19,6 @@ Block = dict[str, Shape]  # the tensors of a block by their names inside it
 
 MAX_BLOCKS = 1000  # in a stage; published models have at most 49
 BLOCK_KEY = re.compile(r"^(?:stages\.(\d{1,9})\.)?blocks\.(\d{1,9})\.(.+)$")
-# The tensors that show the width of a head, and on which axis.
-HEAD_DIMS = (("core.residual.fc1.weight", 1), ("core.landmarks.norm.weight", 0), ("core.feature_map.bias", 1))
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,10 @@ def observe(state: State, cls: type[VisionModel]) -> Layout:
         embed_dims=dims,
         depths=tuple(len(blocks) for blocks in stages),
         num_heads=tuple(_heads(blocks, dim) for blocks, dim in zip(stages, dims, strict=True)),
-        attention=tuple(tuple(_mechanism(block, cls.family) for block in blocks) for blocks in stages),
+        attention=tuple(
+            tuple(mechanism_of(block, cls.family, patch if len(stages) == 1 else 4 * 2**i) for block in blocks)
+            for i, blocks in enumerate(stages)
+        ),
         mlp_ratios=tuple(width / dim for width, dim in zip(hidden, dims, strict=True)),
         reductions=tuple(tuple(_reduction(block) for block in blocks) for blocks in stages),
         qkv_bias=any("attn.qkv.bias" in block for blocks in stages for block in blocks),
@@ -110,27 +112,13 @@ def _first(blocks: Sequence[Block], keys: Sequence[str], axis: int) -> int:
     raise CheckpointError(f"no block has any of {some(keys)}; the checkpoint is not complete")
 
 
-def _mechanism(block: Block, family: str) -> Spec:
-    def has(part: str) -> bool:
-        return any(part in key for key in block)
-
-    if has("core.landmarks."):
-        return Spec("soft")
-    options = (("phi", "relu_affine"),) if has("core.feature_map.") else ()
-    if has("core.residual."):
-        return Spec("inline", options)
-    # In Swin softmax is told by its position bias.
-    return Spec("linear", options) if options or (family == "swin" and not has("position_bias.")) else Spec("softmax")
-
-
 def _heads(blocks: Sequence[Block], dim: int) -> int | None:
     for block in blocks:
         for key in block:
             if key.endswith("position_bias.table"):
                 return _axis(block, key, 1)
-            for name, axis in HEAD_DIMS:
-                if key.endswith(name):
-                    return max(1, dim // _axis(block, key, axis))
+        if (wide := head_dim_of(block)) is not None:
+            return max(1, dim // wide)
     return None
 
 

@@ -91,8 +91,21 @@ def rename(key: str, family: str) -> str:
 
 def to_native(state: State, family: str) -> State:
     """A published state dict under sightline's names and shapes."""
+    if family == "swin":
+        state = _from_timm_swin(state)
     renamed = {rename(key, family): value for key, value in state.items() if not IGNORED.search(key)}
     return _split_positions(_join(renamed))
+
+
+def _from_timm_swin(state: State) -> State:
+    """Swin as timm writes it: it counts the merging of patches to the stage after, and has its head in `head.fc`."""
+    if any(key.startswith("layers.0.downsample.") for key in state):
+        return state
+    merges = re.compile(r"^layers\.(\d+)\.downsample\.")
+    return {
+        merges.sub(lambda m: f"layers.{int(m[1]) - 1}.downsample.", key).replace("head.fc.", "head."): value
+        for key, value in state.items()
+    }
 
 
 def _join(state: State) -> State:

@@ -7,6 +7,8 @@ agg is a depthwise convolution and a matrix for every head, of q, k and v each. 
 all scales side by side; here W_s brings each to the width of one before it, which amounts to the same.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ from sightline.layers.conv import check_kernel, depthwise_conv
 from sightline.layers.core import Core, Grid, counted, products
 from sightline.layers.weights import normalized
 from sightline.ops import linear_attention
+from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
 
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -52,7 +55,7 @@ class EnhancedCore(Core):
         for scale in self.scales:
             assert isinstance(scale, Scale)
             wide = scale.tokens(q, k, v, grids, prefix, key_mask, local is None)
-            out = out + scale.mix(linear_attention(*wide, key_mask=key_mask))
+            out = out + scale.mix(linear_attention(*wide, key_mask=key_mask).to(v.dtype))
         return out
 
     def rows(
@@ -76,6 +79,17 @@ class EnhancedCore(Core):
             found.append(scale.tokens(q, k, k, grids, prefix, key_mask, local is None)[:2])
         scores = [products(a[:, queries].relu(), hide(b, hidden).relu()) for a, b in found]
         return torch.cat([normalized(each, counts) for each in scores], 1)
+
+    def by_rows(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, **place: Any) -> Tensor:
+        grids = (place["grid"], place.get("key_grid") or place["grid"])
+        prefix, mask, same = place.get("prefix", 0), place.get("key_mask"), place.get("local") is None
+        first, *others = self.rows(q, k, queries, **place).chunk(1 + len(self.scales), 1)
+        out = torch.einsum("bhqm,bmhd->bqhd", first, hide(v, ~counted(mask, k)[:, :, None, None]))
+        for scale, rows in zip(self.scales, others, strict=True):
+            assert isinstance(scale, Scale)
+            values = scale.tokens(q, k, v, grids, prefix, mask, same)[2]
+            out = out + scale.mix(torch.einsum("bhqm,bmhd->bqhd", rows, values))
+        return out
 
 
 class Scale(nn.Module):
@@ -123,11 +137,13 @@ class Aggregate(nn.Module):
         self.pointwise = nn.Conv2d(dim, dim, 1, groups=num_heads, bias=False)
 
     def forward(self, x: Tensor, grid: Grid, prefix: int) -> Tensor:
-        """(B, p + h * w, H, D) -> the same."""
+        """(B, p + h * w, H, D) -> the same, in float32 or wider: near zero a rounded sign would change relu's slope."""
         heads, dim = x.shape[2:]
-        near = depthwise_conv(x[:, prefix:], self.depthwise.weight, None, grid)
-        if prefix:
-            middle = self.depthwise.weight.shape[-1] // 2
-            alone = x[:, :prefix] * self.depthwise.weight[:, 0, middle, middle].view(heads, dim)
-            near = torch.cat([alone.to(near.dtype), near], 1)
-        return torch.einsum("bnhd,hed->bnhe", near, self.pointwise.weight.view(heads, dim, dim))
+        wide = accumulate_dtype(x.dtype)
+        x, weight, matrix = (t.to(wide) for t in (x, self.depthwise.weight, self.pointwise.weight))
+        with full_precision(x.device):
+            near = depthwise_conv(x[:, prefix:], weight, None, grid)
+            if prefix:
+                middle = weight.shape[-1] // 2
+                near = torch.cat([x[:, :prefix] * weight[:, 0, middle, middle].view(heads, dim), near], 1)
+            return torch.einsum("bnhd,hed->bnhe", near, matrix.view(heads, dim, dim))

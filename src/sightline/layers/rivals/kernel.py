@@ -3,7 +3,7 @@
 out_i = phi(q_i) S / (phi(q_i) . z),   S = sum_j psi(k_j) v_j^T,   z = sum_j psi(k_j)
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightline.layers.conv import add_neighbours
 from sightline.layers.core import Core, Grid, counted, products
@@ -17,10 +17,6 @@ class KernelCore(Core):
     """Base of the mechanisms that are features of queries and keys, and where they have one a convolution of v."""
 
     eps = EPS  # the mean score of a query is kept so far from zero
-
-    def __init__(self, dim: int, num_heads: int, stride: int = 16) -> None:
-        super().__init__(dim, num_heads, stride)
-        self.neighbours: nn.Module | None = None  # called with values (B, h * w, H, D) and their grid
 
     def features(self, q: Tensor, k: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """q (B, N, H, D), k (B, M, H, D) -> phi(q) (B, N, H, F) and psi(k) (B, M, H, F).
@@ -43,10 +39,10 @@ class KernelCore(Core):
         key_grid: Grid | None = None,
     ) -> Tensor:
         counts = counted(key_mask, k)
-        fq, fk = (t.to(v.dtype) for t in self._features(q, k, counts))
-        out = linear_attention(fq, fk, v, phi="identity", eps=self.eps, key_mask=key_mask)
+        fq, fk = self._features(q, k, counts)
+        out = linear_attention(fq, fk, v.to(fq.dtype), phi="identity", eps=self.eps, key_mask=key_mask)
         return add_neighbours(
-            out, self.neighbours, v, grid=grid, prefix=prefix, key_mask=key_mask, local=local
+            out.to(v.dtype), self.neighbours, v, grid=grid, prefix=prefix, key_mask=key_mask, local=local
         )  # fmt: skip
 
     def rows(

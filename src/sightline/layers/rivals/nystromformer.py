@@ -35,7 +35,7 @@ class NystromformerCore(Core):
         check_kernel("nystromformer", kernel)
         self.landmarks = landmarks
         self.iterations = iterations
-        self.skip = HeadwiseConv(num_heads, kernel) if kernel else None
+        self.neighbours = HeadwiseConv(num_heads, kernel) if kernel else None
 
     def forward(
         self,
@@ -55,7 +55,7 @@ class NystromformerCore(Core):
             left, inverse, right = self._factors(q, k, counts, local is None)
             values = hide(v.to(left.dtype), ~counts[:, :, None, None]).transpose(1, 2)
             out = (left @ (inverse @ (right @ values))).transpose(1, 2).to(v.dtype)
-        return add_neighbours(out, self.skip, v, grid=grid, prefix=prefix, key_mask=key_mask, local=local)
+        return add_neighbours(out, self.neighbours, v, grid=grid, prefix=prefix, key_mask=key_mask, local=local)
 
     def rows(
         self,

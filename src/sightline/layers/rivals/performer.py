@@ -28,8 +28,7 @@ class PerformerCore(KernelCore):
         super().__init__(dim, num_heads, stride)
         if features < 0 or seed < 0:
             raise ValueError(f"performer(features={features},seed={seed}): give numbers of at least 0")
-        count = features or max(1, math.ceil(self.head_dim * math.log(self.head_dim)))
-        self.register_buffer("projection", torch.empty(count, self.head_dim))
+        self.register_buffer("projection", torch.empty(features or usual_features(self.head_dim), self.head_dim))
         self.redraw(seed)
 
     @torch.no_grad()
@@ -53,6 +52,11 @@ class PerformerCore(KernelCore):
         """w_a . x' - |x'|^2 / 2 of x (B, N, H, D): (B, N, H, m)."""
         x = x * self.head_dim**-0.25
         return x @ self.projection.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+
+
+def usual_features(head_dim: int) -> int:
+    """d ln d, at least one."""
+    return max(1, math.ceil(head_dim * math.log(max(head_dim, 1))))
 
 
 def orthogonal_gaussians(count: int, dim: int, seed: int) -> Tensor:

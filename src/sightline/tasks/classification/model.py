@@ -59,7 +59,7 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False) -> nn
 
 
 def load_weights(model: nn.Module, path: str) -> None:
-    """Read weights as data only; a classifier for other classes stays new."""
+    """Read weights as data only; a classifier for other classes, and another attention mechanism, stay new."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         state = read_state(path)
@@ -76,7 +76,7 @@ def load_weights(model: nn.Module, path: str) -> None:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     for warning in caught:
-        if "classifier" in str(warning.message):
+        if any(word in str(warning.message) for word in ("classifier", "attention mechanism")):
             print(f"{path}: {warning.message}", flush=True)
 
 
