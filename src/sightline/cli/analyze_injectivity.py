@@ -72,7 +72,7 @@ COMMAND = Command(
     examples=(
         "  sightline analyze injectivity\n"
         "  sightline analyze injectivity --checkpoint runs/quick --limit 100\n"
-        "  sightline analyze injectivity --checkpoint public.pth --data photos --attention linear --attention inline\n"
-        "  sightline analyze injectivity --checkpoint runs/linear --checkpoint runs/inline --score-distance 0.001"
+        "  sightline analyze injectivity --data photos --attention linear --attention inline\n"
+        "  sightline analyze injectivity --checkpoint runs/linear --checkpoint runs/inline"
     ),
 )

@@ -81,7 +81,7 @@ LOCALITY = Command(
     help="attention inside the neighbourhood of the query, by layer",
     examples=(
         "  sightline analyze locality --checkpoint runs/quick\n"
-        "  sightline analyze locality --checkpoint public.pth --data photos --attention softmax --attention inline\n"
+        "  sightline analyze locality --data photos --attention softmax --attention inline\n"
         "  sightline analyze locality --model inline_deit_tiny --data embedded --size 5"
     ),
 )

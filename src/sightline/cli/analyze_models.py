@@ -1,5 +1,6 @@
 """The models that `sightline analyze` looks at: trained or random ones, under one mechanism or several."""
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,9 @@ def _create(name: str, args: dict[str, Any], seed: int) -> "nn.Module":
 
 def _retarget(base: Loaded, attention: str, seed: int) -> Loaded:
     """The same model with another mechanism; weights of the same name and shape are kept."""
+    import torch
+
+    from sightline.models.checkpoint import fit_mechanism
     from sightline.models.zoo import VARIANTS
 
     card = base.card
@@ -141,9 +145,12 @@ def _retarget(base: Loaded, attention: str, seed: int) -> Loaded:
     source: Any = base.model
     args = {**card.arguments, "attention": attention, "num_classes": source.num_classes, "in_chans": source.in_chans}
     model = _create(card.name, args, seed)
-    own, state = model.state_dict(), base.model.state_dict()
+    own, given = model.state_dict(), base.model.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is left out is said by the command
+        state = fit_mechanism(given, model)
     kept = {key: value for key, value in state.items() if key in own and own[key].shape == value.shape}
-    fresh = tuple(key for key in own if key not in kept)
+    fresh = tuple(key for key in own if key not in kept or (key not in given and torch.equal(kept[key], own[key])))
     model.load_state_dict({**own, **kept})
     replaced = _mechanisms(model) != _mechanisms(base.model)
     return replace(base, model=model, attention=attention, replaced=replaced, fresh=fresh)

@@ -249,7 +249,7 @@ COMMAND = Command(
     help="all figures and tables of a paper that weights and images allow, on one page",
     examples=(
         "  sightline analyze paper inline --checkpoint runs/quick --out inline\n"
-        "  sightline analyze paper inline --checkpoint runs/softmax --checkpoint runs/linear --checkpoint runs/inline\n"
+        "  sightline analyze paper inline --checkpoint runs/softmax --checkpoint runs/inline\n"
         "  sightline analyze paper soft --checkpoint soft.pth --data photos --out soft"
     ),
 )

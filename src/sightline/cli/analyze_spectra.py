@@ -103,7 +103,7 @@ RANK = Command(
     help="effective rank of attention, by layer",
     examples=(
         "  sightline analyze rank --checkpoint runs/quick\n"
-        "  sightline analyze rank --checkpoint public.pth --data photos --attention softmax --attention linear"
+        "  sightline analyze rank --data photos --attention softmax --attention linear"
     ),
 )
 MEMORY = Command(
