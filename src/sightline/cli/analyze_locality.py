@@ -42,6 +42,7 @@ class MaskingOptions(Pictures):
     Images need labels: a folder with a folder for every class, a tar file, a data set, or embedded.
     """
 
+    limit: int = option("images to evaluate, evenly spread over classes; by default 500", default=500, metavar="N")
     sizes: str = option(f"sides of the neighbourhoods; by default {SIZES}", default=SIZES, metavar="NUMBERS")
     batch_size: int = option("images of a batch; by default 16", default=16, metavar="N")
 

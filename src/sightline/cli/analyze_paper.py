@@ -22,7 +22,7 @@ PAPERS = {
     "soft": "Softmax-free Linear Transformers (SOFT and SOFT++)",
 }
 NO_IMAGES = "there are no images; give --data FOLDER, or --checkpoint with a run folder"
-RUNS = "every row is a training run of its own; train each, give all as --checkpoint: masking lists their top-1"
+RUNS = "every row is a training run of its own; train each with `sightline train`, compare with `sightline eval`"
 ELSEWHERE = {
     "inline": (
         ("Table: kernels, residual, windows", RUNS),
