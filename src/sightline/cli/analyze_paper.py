@@ -165,7 +165,6 @@ def _locality(job: Job) -> "Study":
 
 
 def _maps(job: Job) -> "Study":
-    from sightline.analysis.figures import _spread
     from sightline.analysis.studies.maps import Choice, study_maps
     from sightline.cli.analyze_maps import parse_query
     from sightline.engine.report.attention import shown
@@ -175,7 +174,7 @@ def _maps(job: Job) -> "Study":
     queries = tuple(parse_query(text) for text in job.options.query) or ((0.5, 0.5), (0.25, 0.25))
     picture = shown(subjects[0].images[0], job.models[0].card)
     depth = min(len(_telling_layers(subject)) for subject in subjects)
-    layers = _spread(list(range(depth)), 5)
+    layers = sorted({round(i * (depth - 1) / 4) for i in range(5)})
     return study_maps(subjects, picture, job.gallery.names[0], Choice(queries, layers=layers))
 
 
