@@ -80,7 +80,7 @@ def prepare(options: "Options") -> Job:
     assert options.checkpoint is not None
     classifier = load_classifier(options.checkpoint, options.model, parse_model_args(options.model_args))
     device = choose_device(options.device)
-    split = open_split(_data(options), "val")
+    split = open_split(data_of(options.checkpoint, options.data, options.split), "val")
     way = options.labels if options.labels in WAYS else "names"
     outputs = classifier.model.num_classes
     known = classifier.card.classes or tuple(str(i) for i in range(int(outputs)))  # type: ignore[arg-type]
@@ -115,21 +115,21 @@ def _tables(options: "Options", split: "Split", places: Sequence[int], known: Se
     return tables
 
 
-def _data(options: "Options") -> "Data":
+def data_of(checkpoint: str | None, given: str | None, split: str | None = None) -> "Data":
     """Where the images are: as given, else as in the configuration of the run."""
     from sightline.engine.settings import load_recipe, resolve
     from sightline.tasks.classification.config import Data
 
-    if options.data is None:
-        config = Path(options.checkpoint or "") / "config.yaml"
+    if given is None:
+        config = Path(checkpoint or "") / "config.yaml"
         if not config.is_file():
             raise UsageError("--data: say which images; only a run folder knows its own")
         data = resolve({"data": load_recipe(str(config)).get("data") or {}}).data
-        return replace(data, val_split=options.split or data.val_split, limit=None)
-    path = Path(options.data)
-    if options.split is None and path.is_dir() and _is_split(path):
+        return replace(data, val_split=split or data.val_split, limit=None)
+    path = Path(given)
+    if split is None and path.is_dir() and _is_split(path):
         return Data(path=str(path.resolve().parent), val_split=path.resolve().name)
-    return Data(path=options.data, val_split=options.split)
+    return Data(path=given, val_split=split)
 
 
 def _is_split(path: Path) -> bool:

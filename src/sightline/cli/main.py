@@ -9,14 +9,25 @@ import os
 import sys
 from collections.abc import Sequence
 from inspect import getdoc
+from typing import Any
 
 import sightline
-from sightline.cli import bench, convert, demo, eval, info, predict, train
+from sightline.cli import analyze, bench, convert, demo, eval, info, predict, train
 from sightline.cli import list as list_models
-from sightline.cli.options import Command, Parser, UsageError, add_options, check_keys, expand, nearest, read_options
+from sightline.cli.options import (
+    Command,
+    Group,
+    Parser,
+    UsageError,
+    add_options,
+    check_keys,
+    expand,
+    nearest,
+    read_options,
+)
 from sightline.engine.errors import RunError
 
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, Command | Group] = {
     "list": list_models.COMMAND,
     "info": info.COMMAND,
     "convert": convert.COMMAND,
@@ -25,6 +36,7 @@ COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "eval": eval.COMMAND,
     "predict": predict.COMMAND,
+    "analyze": analyze.COMMAND,
 }
 
 
@@ -63,18 +75,39 @@ def _dispatch(argv: list[str]) -> int:
     if name is not None and name not in COMMANDS:
         remedy = nearest(name, COMMANDS, f"give one of {', '.join(COMMANDS)}")
         raise UsageError(f"no command {name!r}; {remedy}")
-    if name is not None:
-        argv = expand(argv, COMMANDS[name].aliases)
+    command = _chosen(name, argv) if name is not None else None
     try:
-        if name is not None:
-            check_keys(COMMANDS[name].options, argv)
+        if command is not None:
+            argv = expand(argv, command.aliases)
+            check_keys(command.options, argv)
         parsed = build_parser().parse_args(argv)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     except UsageError as error:
-        raise UsageError(f"{error}; see `sightline {name} --help`" if name else str(error)) from error
-    command = COMMANDS[parsed.command]
-    return command.run(read_options(command.options, parsed[parsed.command])) or 0
+        words = name if name is None or isinstance(COMMANDS[name], Command) else f"{name} {argv[argv.index(name) + 1]}"
+        raise UsageError(f"{error}; see `sightline {words} --help`" if name else str(error)) from error
+    assert command is not None
+    options = parsed[parsed.command]
+    if isinstance(COMMANDS[parsed.command], Group):
+        options = options[options.what]
+    return command.run(read_options(command.options, options)) or 0
+
+
+def _chosen(name: str, argv: list[str]) -> Command | None:
+    """The command that is meant; None where a group is asked for help."""
+    command = COMMANDS[name]
+    if isinstance(command, Command):
+        return command
+    following = argv[argv.index(name) + 1 :]
+    what = following[0] if following else ""
+    if what in command.commands:
+        return command.commands[what]
+    if {"-h", "--help"} & set(following):
+        return None
+    choices = f"give one of {', '.join(command.commands)}"
+    if not what or what.startswith("-"):
+        raise UsageError(f"{name} what? {choices}; see `sightline {name} --help`")
+    raise UsageError(f"{name}: no {name} {what!r}; {nearest(what, command.commands, choices)}")
 
 
 def build_parser() -> Parser:
@@ -89,12 +122,25 @@ def build_parser() -> Parser:
         required=True, dest="command", metavar="COMMAND", title="commands", description=None
     )
     for name, command in COMMANDS.items():
-        child = Parser(
-            usage=command.usage, description=getdoc(command.options), epilog=f"examples:\n{command.examples}"
-        )
-        add_options(child, command.options)
-        commands.add_subcommand(name, child, help=command.help)
+        _add(commands, name, command)
     return parser
+
+
+def _add(commands: Any, name: str, command: Command | Group) -> None:
+    """Add a command, or a group with its own."""
+    usage, description = None, ""
+    if isinstance(command, Command):
+        usage, description = command.usage, getdoc(command.options) or ""
+    else:
+        description = command.description
+    child = Parser(usage=usage, description=description, epilog=f"examples:\n{command.examples}")
+    if isinstance(command, Command):
+        add_options(child, command.options)
+    commands.add_subcommand(name, child, help=command.help)
+    if isinstance(command, Group):  # jsonargparse wants the outer level first
+        inner = child.add_subcommands(required=True, dest="what", metavar="WHAT", title="what", description=None)
+        for what, own in command.commands.items():
+            _add(inner, what, own)
 
 
 def _silence() -> None:

@@ -35,6 +35,16 @@ class Command:
     aliases: dict[str, str] = field(default_factory=dict)  # short options and what they stand for
 
 
+@dataclass(frozen=True)
+class Group:
+    """A command that has commands of its own: `sightline NAME WHAT ...`."""
+
+    commands: dict[str, Command]
+    help: str
+    description: str
+    examples: str
+
+
 def positional(help: str, *, optional: bool = False) -> Any:
     """A field that is given by its place."""
     return field(default=None if optional else MISSING, metadata={"help": help, "positional": True})
@@ -75,7 +85,7 @@ def _one_line(message: str) -> str:
         return f"--{key[1].replace('_', '-')}: {value[1].strip()!r} is not {kind}"
     message = " ".join(message.split()).rstrip(".")
     if "required" in message:  # jsonargparse names a place as command.name
-        message = re.sub(r"\b[a-z]+\.([a-z_]+)\b", lambda match: match[1].upper(), message)
+        message = re.sub(r"\b(?:[a-z]+\.)+([a-z_]+)\b", lambda match: match[1].upper(), message)
     return message
 
 

@@ -1,0 +1,194 @@
+"""Whether attention tells queries apart: a certificate for every head of a block.
+
+Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024). Softmax is injective in the query where
+[K, 1] has full column rank; InLine where phi is injective and [phi(K), 1] has full column rank; linear attention never.
+Where a head is not injective, two different queries with the same scores are
+given, and their scores are computed to prove it.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sightline.analysis.capture import BlockCall, CoreCall
+from sightline.analysis.factors import features, operands, singular_values
+from sightline.layers.feature_map import FeatureMap
+from sightline.layers.inline import InlineCore
+from sightline.layers.linear import LinearCore
+from sightline.layers.softmax import SoftmaxCore
+from sightline.ops.feature_maps import AFFINE_MAP, FEATURE_MAPS
+
+INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda y: y,
+    "leaky_relu": lambda y: torch.where(y < 0, y / 0.01, y),
+    "elu1": lambda y: torch.where(y > 1, y - 1, y.log()),
+    "exp": lambda y: 5 * y.log(),
+}  # of the feature maps that are injective
+POSITIVE = ("elu1", "exp")  # whose values are
+INJECTIVE, NOT_INJECTIVE, UNKNOWN = "injective", "not injective", "no statement"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Of one head in its worst window.
+
+    Args:
+        rank: numerical rank of [phi(K), 1].
+        columns: its columns, the rank that is needed.
+        smallest: its smallest singular value; the closer to zero, the nearer to confusion.
+        verdict: injective, not injective, or no statement where the papers make none.
+        queries: two different queries with the same scores, where there are such.
+        distance: between them, over the length of the first.
+        difference: the largest between their scores, as computed by the mechanism, over the largest score.
+    """
+
+    head: int
+    rank: int
+    columns: int
+    smallest: float
+    verdict: str
+    queries: tuple[list[float], list[float]] | None = None
+    distance: float | None = None
+    difference: float | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def certify(block: BlockCall) -> list[Certificate]:
+    """A certificate for every head of a block."""
+    found: list[Certificate] = []
+    for part in block.parts:
+        values, window = _spectrum(part)
+        for head in range(values.shape[0]):
+            found.append(_certificate(part, int(window[head]), head, len(found), values[head]))
+    return found
+
+
+def _key_matrix(part: CoreCall, window: int) -> Tensor:
+    """[phi(K), 1] (H, M, D + 1) of the keys that count; phi is the identity where the mechanism has none."""
+    keys = operands(part.call, window)[1][:, _counting(part, window)]
+    if isinstance(part.core, InlineCore | LinearCore):
+        keys = features(part.core, keys)
+    return torch.cat([keys, torch.ones_like(keys[..., :1])], -1)
+
+
+def _counting(part: CoreCall, window: int) -> Tensor:
+    """Which keys (M,) of a window count: padding may be hidden by a mask or by a bias."""
+    counts = operands(part.call, window)[2]
+    return counts if part.reduced else counts & (part.positions[window] > 0)
+
+
+def _spectrum(part: CoreCall) -> tuple[Tensor, Tensor]:
+    """Singular values (H, D + 1) of each head's worst window, and which window that is."""
+    columns = part.call["k"].shape[3] + 1
+    found = []
+    for window in range(part.call["k"].shape[0]):
+        values = singular_values(_key_matrix(part, window))
+        found.append(torch.nn.functional.pad(values, (0, columns - values.shape[1])))  # fewer keys than columns
+    stacked = torch.stack(found)  # windows H D+1
+    worst = stacked[..., -1].argmin(0)
+    return stacked[worst, torch.arange(stacked.shape[1], device=worst.device)], worst
+
+
+def _certificate(part: CoreCall, window: int, head: int, number: int, values: Tensor) -> Certificate:
+    columns, keys = len(values), part.call["k"].shape[1]
+    noise = torch.finfo(torch.float32).eps  # of the model that made the keys
+    rank = int((values > values[0] * max(columns, keys) * noise).sum())
+    core, known = part.core, (number, rank, columns, float(values[-1]))
+    if not isinstance(core, SoftmaxCore | LinearCore | InlineCore):
+        return Certificate(*known, UNKNOWN)
+    phi = getattr(getattr(core, "feature_map", None), "phi", "identity")
+    if not isinstance(core, LinearCore) and rank == columns and phi in INVERSES:
+        return Certificate(*known, INJECTIVE)
+    pair = _checked_pair(part, window, head, rank < columns)
+    if pair is None:
+        return Certificate(*known, UNKNOWN if isinstance(core, SoftmaxCore) else NOT_INJECTIVE)
+    scores = _scores(part, window, head, pair)
+    difference = float((scores[0] - scores[1]).abs().max() / scores.abs().max().clamp(min=1e-300))
+    distance = float((pair[1] - pair[0]).norm() / pair[0].norm().clamp(min=1e-300))
+    return Certificate(*known, NOT_INJECTIVE, (pair[0].tolist(), pair[1].tolist()), distance, difference)
+
+
+def _pair(part: CoreCall, window: int, head: int, deficient: bool) -> Tensor | None:
+    """Two different queries (2, D) with the same scores, made from a query of the image; None where none is known."""
+    core: Any = part.core
+    query = _longest(operands(part.call, window)[0][head])
+    if isinstance(core, LinearCore):
+        return torch.stack([query, longer_twin(core.feature_map, query, head)])
+    phi = core.feature_map.phi if isinstance(core, InlineCore) else "identity"
+    if phi not in INVERSES:
+        return _below_zero(core.feature_map, query, head)
+    if not deficient:
+        return None
+    keys = _key_matrix(part, window)[head]
+    null = torch.linalg.eigh(keys.T @ keys).eigenvectors[:-1, 0]  # phi(K) null is the same for all keys
+    return _moved(phi, query, null / null.norm().clamp(min=1e-300))
+
+
+def _checked_pair(part: CoreCall, window: int, head: int, deficient: bool) -> Tensor | None:
+    try:
+        return _pair(part, window, head, deficient)
+    except torch.linalg.LinAlgError:  # an affine map whose matrix is singular
+        return None
+
+
+def _longest(queries: Tensor) -> Tensor:
+    return queries[queries.norm(dim=-1).argmax()]
+
+
+def longer_twin(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
+    """The query p with phi(p) = 2 phi(q), to which linear attention gives the scores of q."""
+    phi = feature_map.phi
+    if phi == "relu":
+        return 2 * query
+    if phi in INVERSES:
+        return INVERSES[phi](2 * FEATURE_MAPS[phi](query))
+    weight, bias = _affine(feature_map, head)
+    return torch.linalg.solve(weight, 2 * (weight @ query + bias) - bias)
+
+
+def _affine(feature_map: FeatureMap, head: int) -> tuple[Tensor, Tensor]:
+    """Matrix (D, D) and bias (D,) of a head."""
+    assert feature_map.affine is not None
+    weight, bias = feature_map.affine
+    return weight[head].double(), bias[head].double()
+
+
+def _below_zero(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
+    """Two queries whose least coordinate lies below zero, at different depths: relu forgets by how much."""
+    weight = torch.eye(len(query), dtype=query.dtype, device=query.device)
+    bias = torch.zeros_like(query)
+    if feature_map.phi == AFFINE_MAP:
+        weight, bias = _affine(feature_map, head)
+    least = weight @ query + bias
+    place = least.argmin()
+    twins = []
+    for times in (1, 2):
+        moved = least.clone()
+        moved[place] = -times * (1 + least[place].abs())
+        twins.append(torch.linalg.solve(weight, moved - bias))
+    return torch.stack(twins)
+
+
+def _moved(phi: str, query: Tensor, direction: Tensor) -> Tensor:
+    """q and the query whose features are moved along a direction, as far as the range of phi allows."""
+    start = FEATURE_MAPS[phi](query)
+    step = float(start.norm().clamp(min=1.0))
+    while phi in POSITIVE and bool((start + step * direction <= 0).any()):
+        step /= 2
+    return torch.stack([query, INVERSES[phi](start + step * direction)])
+
+
+def _scores(part: CoreCall, window: int, head: int, pair: Tensor) -> Tensor:
+    """The scores (2, M) that the mechanism itself gives two queries of a head."""
+    one, call = slice(window, window + 1), part.call
+    q = call["q"][one, :1].double().expand(-1, 2, -1, -1).clone()
+    q[0, :, head] = pair
+    k = call["k"][one, _counting(part, window)].double()
+    place = {"context": call["context"][one], "grid": call["grid"], "prefix": call.get("prefix", 0)}
+    return part.core.rows(q, k, torch.arange(2, device=q.device), **place)[0, head]

@@ -1,0 +1,95 @@
+"""Confusions: pairs of clearly different queries that a block gives nearly the same scores (the InLine paper's Fig. 2).
+
+The published figure does not state its thresholds. Here two queries of a head are clearly different where their
+distance is more than `query` times the longer one's length, and two rows of scores nearly the same where their distance
+is at most `score` times the longer row's length. Attention that is nearly even gives all queries nearly the same
+scores; so confusions are also counted with even attention taken off the rows, where only what tells keys apart is left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sightline.analysis.capture import BlockCall
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Relative distances: queries further apart than `query` are different, rows no further than `score` the same."""
+
+    query: float = 0.5
+    score: float = 0.01
+
+
+USUAL = Thresholds()
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """Of one block and one image, over all heads.
+
+    Args:
+        confused: pairs of clearly different queries with nearly the same scores.
+        centred: the same where even attention is taken off the scores.
+        different: pairs of clearly different queries.
+    """
+
+    block: str
+    confused: int
+    centred: int
+    different: int
+
+
+def count_confusions(blocks: Sequence[BlockCall], thresholds: Thresholds = USUAL, limit: int = 128) -> list[Confusions]:
+    """Count the confusions of every block, among at most `limit` places of the map, evenly spread.
+
+    Costs O(limit N) a head: only the rows of those queries are computed.
+    """
+    found = []
+    for block in blocks:
+        tokens = spread_tokens(block, limit)
+        rows = block.rows(tokens)
+        seen = block.visible(tokens).to(rows).repeat_interleave(len(rows) // len(block.parts), 0)
+        centred = rows - rows.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) * seen
+        counts = [pairs(*matched(block.queries(tokens), each), thresholds) for each in (rows, centred)]
+        literal, less = (int(confused.sum()) for confused, _ in counts)
+        found.append(Confusions(block.name, literal, less, int(counts[0][1].sum())))
+    return found
+
+
+def spread_tokens(block: BlockCall, limit: int) -> Tensor:
+    """At most `limit` tokens that have a place, evenly spread."""
+    places = block.tokens - block.prefix
+    count = min(limit, places)
+    return block.prefix + (torch.arange(count) * places) // count
+
+
+def matched(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries (H, Q, D) and rows (heads, Q, M) with the same heads.
+
+    Where every channel is a head (hydra), the queries are cut likewise; of heads at several scales (enhanced), the
+    first ones belong to the queries themselves.
+    """
+    heads, _, dim = queries.shape
+    if len(rows) == heads * dim and dim > 1:
+        return queries.permute(0, 2, 1).reshape(heads * dim, -1, 1), rows
+    return queries, rows[:heads]
+
+
+def pairs(queries: Tensor, rows: Tensor, thresholds: Thresholds) -> tuple[Tensor, Tensor]:
+    """For queries (H, Q, D) and their rows (H, Q, M): confused pairs and clearly different ones, each (H,)."""
+    upper = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool, device=queries.device).triu(1)
+    different = (_distances(queries) > thresholds.query) & upper
+    confused = different & (_distances(rows) <= thresholds.score)
+    return confused.sum((1, 2)), different.sum((1, 2))
+
+
+def _distances(x: Tensor) -> Tensor:
+    """||x_i - x_j|| over the longer of the two, (H, Q, Q); 0 for two zeros."""
+    # Not through a matrix product: it loses the small distances that are looked for.
+    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    lengths = x.norm(dim=-1)
+    longer = torch.maximum(lengths[:, :, None], lengths[:, None, :])
+    return distances / longer.clamp(min=torch.finfo(x.dtype).tiny)

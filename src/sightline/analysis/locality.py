@@ -1,0 +1,85 @@
+"""Locality: how much of a query's attention lies in its neighbourhood (the InLine paper's Fig. 3).
+
+The mean is taken over queries whose whole neighbourhood lies inside the map, so that even attention over N keys gives
+exactly 9 / N; where a map has no such place, over all of its places, and the even level counts the neighbours that
+there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sightline.analysis.capture import BlockCall
+from sightline.layers.inline import InlineCore
+
+
+@dataclass(frozen=True)
+class Locality:
+    """Of one block and one image.
+
+    Args:
+        mass: the sum of the weights in the neighbourhood, mean over queries, one number a head; signed weights count as
+            such.
+        even: the same of even attention over the keys that a query may see.
+        residual: what the local residual of InLine adds: the sum of its 3x3 weights, mean over channels.
+    """
+
+    block: str
+    mechanism: str
+    mass: list[float]
+    even: float
+    residual: float | None = None
+
+
+def measure_locality(blocks: Sequence[BlockCall], size: int = 3, limit: int = 256) -> list[Locality]:
+    """The mass in the size x size neighbourhood of at most `limit` queries of every block; O(limit N)."""
+    return [_measure(block, size, limit) for block in blocks]
+
+
+def _measure(block: BlockCall, size: int, limit: int) -> Locality:
+    tokens = inner_tokens(block, size, limit)
+    near = neighbourhood(block, tokens, size)  # Q keys
+    seen = block.visible(tokens).cpu()  # parts Q keys
+    even = float(((near & seen).sum(-1) / seen.sum(-1)).mean())
+    mass = (block.rows(tokens).cpu() * near).sum(-1).mean(-1)  # heads
+    return Locality(block.name, block.mechanism, mass.tolist(), even, _residual(block))
+
+
+def inner_tokens(block: BlockCall, size: int, limit: int) -> Tensor:
+    """At most `limit` tokens whose neighbourhood lies inside the map, evenly spread; any where there are none."""
+    (height, width), edge = block.grid, size // 2
+    if min(height, width) < size:
+        edge = 0
+    down, across = torch.arange(edge, height - edge), torch.arange(edge, width - edge)
+    places = (down[:, None] * width + across).flatten()
+    count = min(limit, len(places))
+    return block.prefix + places[(torch.arange(count) * len(places)) // count]
+
+
+def neighbourhood(block: BlockCall, tokens: Tensor, size: int) -> Tensor:
+    """(Q, keys): which keys lie in the size x size neighbourhood of each token, none for tokens without a place."""
+    return near_keys(tokens - block.prefix, block.grid, block.key_grid, block.prefix, size)
+
+
+def near_keys(places: Tensor, grid: tuple[int, int], key_grid: tuple[int, int], prefix: int, size: int) -> Tensor:
+    """(Q, prefix + keys) for places of `grid`, row by row; on a coarser grid of keys, around the key of the place."""
+    down = places.div(grid[1], rounding_mode="floor") * key_grid[0] // grid[0]
+    across = places.remainder(grid[1]) * key_grid[1] // grid[1]
+    numbers = torch.arange(key_grid[0] * key_grid[1], device=places.device)
+    far_down = (numbers // key_grid[1] - down[:, None]).abs()
+    far_across = (numbers % key_grid[1] - across[:, None]).abs()
+    near = (far_down <= size // 2) & (far_across <= size // 2) & (places >= 0)[:, None]
+    return torch.nn.functional.pad(near, (prefix, 0))
+
+
+def _residual(block: BlockCall) -> float | None:
+    sums = []
+    for part in block.parts:
+        if not isinstance(part.core, InlineCore) or part.core.residual is None:
+            return None
+        mask = None if part.call.get("local") is not None else part.call.get("key_mask")
+        with torch.no_grad():
+            sums.append(part.core.residual(part.call["context"], mask).sum((2, 3)).mean())
+    return float(torch.stack(sums).mean())

@@ -1,0 +1,177 @@
+"""Attention maps of chosen queries: by layer, by head, or rolled up; side by side, and as an animation."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+
+from sightline.analysis.capture import BlockCall, capture
+from sightline.analysis.figures import attention_figure
+from sightline.analysis.maps import AttentionMap, Query, map_of
+from sightline.analysis.rollout import roll_up
+from sightline.analysis.studies.study import Study, Subject, Tick, no_tick, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VIEWS = ("layers", "heads", "rollout")
+COLUMNS = 6  # maps beside an image before the next line
+SCAN = 16  # queries of an animation
+FRAME_MS = 450
+SCALE = (
+    "Weights are shown as multiples of even attention, 1 / N, on the scale beside each map. Where any is negative, "
+    "blue is below zero, white zero and red above; elsewhere dark is least and bright most. The ring is the query. The "
+    "3x3 residual of InLine and the convolution of SOFT come on top and are not drawn."
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to draw.
+
+    Args:
+        queries: places as shares of the image, None for the class token.
+        view: layers, heads or rollout.
+        layers: numbers from 0 on, below zero from the end; all by default.
+        heads: numbers from 0 on; all by default, of which `layers` shows the mean.
+        animate: layers or queries; nothing by default.
+    """
+
+    queries: Sequence[Query] = ((0.5, 0.5),)
+    view: str = "layers"
+    layers: Sequence[int] | None = None
+    heads: Sequence[int] | None = None
+    animate: str | None = None
+
+
+@torch.no_grad()
+def study_maps(
+    subjects: Sequence[Subject], shown: Image.Image, name: str, choice: Choice, tick: Tick = no_tick
+) -> Study:
+    """The attention of every subject to its first image, which is drawn as `shown`.
+
+    Raises:
+        ValueError: there is no such layer or head, or no class token where it is asked for.
+    """
+    captured = {}
+    for subject in subjects:
+        captured[subject.title] = telling(subject, choice)
+        tick()
+    figures: dict[str, Figure] = {}
+    facts: dict[str, Any] = {"image": name, "view": choice.view, "maps": []}
+    for number, query in enumerate(choice.queries, 1):
+        rows: list[tuple[str, Image.Image, list[AttentionMap]]] = []
+        for title, blocks in captured.items():
+            maps = view_of(blocks, query, choice)
+            facts["maps"] += [_fact(title, query, found) for found in maps]
+            for start in range(0, len(maps), COLUMNS):
+                rows.append((_title(title, query), shown, maps[start : start + COLUMNS]))
+        figures["maps" if len(choice.queries) == 1 else f"maps-{number}"] = attention_figure(rows)
+    study = Study("maps", f"Attention maps of {name}", facts, figures, notes=[SCALE], **_table(facts["maps"]))
+    if choice.animate is not None:
+        study.animations[f"maps-{choice.animate}"] = animation(captured, shown, choice)
+    return study
+
+
+def telling(subject: Subject, choice: Choice) -> list[BlockCall]:
+    """The chosen blocks of a subject's first image, of those that see more than one place."""
+    blocks = [block for block in capture(subject.model, subject.images[0]) if block.keys > 1]
+    if not blocks:
+        raise ValueError(f"{subject.title} sees only one place of an image of this size; give a larger --img-size")
+    for layer in choice.layers or ():
+        if not -len(blocks) <= layer < len(blocks):
+            raise ValueError(f"{subject.title} has no layer {layer}; its layers are 0 to {len(blocks) - 1}")
+    chosen = blocks if choice.layers is None else [blocks[layer] for layer in choice.layers]
+    if None in choice.queries and not any(block.prefix for block in chosen):
+        raise ValueError(f"{subject.title} has no class token in these layers; give a place such as 0.5,0.5")
+    return chosen
+
+
+def view_of(blocks: Sequence[BlockCall], query: Query, choice: Choice) -> list[AttentionMap]:
+    """The maps of one query, as asked for."""
+    if choice.view == "rollout":
+        return [roll_up(blocks, query)]
+    maps = [found for block in blocks if (found := map_of(block, query)) is not None]
+    if choice.view == "layers":
+        return [_of_heads(found, choice.heads) for found in maps]
+    return [_head(found, head) for found in maps for head in choice.heads or range(len(found.weights))]
+
+
+def _of_heads(found: AttentionMap, heads: Sequence[int] | None) -> AttentionMap:
+    if heads is None:
+        return found
+    chosen = [_head(found, head) for head in heads]
+    return replace(
+        found, weights=torch.cat([one.weights for one in chosen]), prefix=torch.cat([one.prefix for one in chosen])
+    )
+
+
+def _head(found: AttentionMap, head: int) -> AttentionMap:
+    if not 0 <= head < len(found.weights):
+        raise ValueError(f"{found.block} has no head {head}; its heads are 0 to {len(found.weights) - 1}")
+    one = slice(head, head + 1)
+    name = f"{short(found.block)} head {head}"
+    return replace(found, block=name, weights=found.weights[one], prefix=found.prefix[one])
+
+
+def animation(captured: dict[str, list[BlockCall]], shown: Image.Image, choice: Choice) -> bytes:
+    """A GIF: one frame a layer for the first query, or one a query on its way over the image in the last layer."""
+    frames = []
+    if choice.animate == "layers":
+        if choice.queries[0] is None:  # not every block has the class token
+            captured = {title: [block for block in blocks if block.prefix] for title, blocks in captured.items()}
+        depth = max(len(blocks) for blocks in captured.values())
+        for i in range(depth):
+            at = {title: blocks[i * len(blocks) // depth] for title, blocks in captured.items()}
+            frames.append(_frame(at, choice.queries[0], shown, choice))
+    else:
+        at = {title: blocks[-1] for title, blocks in captured.items()}
+        side = round(SCAN**0.5)
+        for row in range(side):
+            columns = range(side) if row % 2 == 0 else range(side - 1, -1, -1)
+            frames += [_frame(at, ((row + 0.5) / side, (c + 0.5) / side), shown, choice) for c in columns]
+    out = io.BytesIO()
+    palette = [frame.quantize(128) for frame in frames]
+    palette[0].save(out, "GIF", save_all=True, append_images=palette[1:], duration=FRAME_MS, loop=0)
+    return out.getvalue()
+
+
+def _frame(blocks: dict[str, BlockCall], query: Query, shown: Image.Image, choice: Choice) -> Image.Image:
+    """One picture of an animation: the image, and a map for every subject."""
+    maps = []
+    for title, block in blocks.items():
+        found = map_of(block, query)
+        assert found is not None
+        maps.append(replace(_of_heads(found, choice.heads), mechanism=title))
+    figure = attention_figure([("", shown, maps)])
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=100)
+    return Image.open(out).convert("RGB")
+
+
+def _title(title: str, query: Query) -> str:
+    place = "class token" if query is None else f"query at {query[0]:.2f}, {query[1]:.2f}"
+    return f"{title}, {place}"
+
+
+def _fact(title: str, query: Query, found: AttentionMap) -> dict[str, Any]:
+    return {
+        "subject": title, "query": "class" if query is None else list(query), "block": found.block,
+        "mechanism": found.mechanism, "place": found.place, "grid": found.grid,
+        "prefix": found.prefix.tolist(), "weights": found.weights.tolist(),
+    }  # fmt: skip
+
+
+def _table(maps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Least, most and sum of every map, mean over heads."""
+    rows = []
+    for fact in maps:
+        mean = torch.tensor(fact["weights"]).mean(0)
+        even = mean.numel() + (len(fact["prefix"][0]) if fact["prefix"] else 0)
+        query = fact["query"] if fact["query"] == "class" else ",".join(f"{share:g}" for share in fact["query"])
+        numbers = [f"{float(mean.min()) * even:.2f}", f"{float(mean.max()) * even:.2f}", f"{float(mean.sum()):.3f}"]
+        rows.append([fact["subject"], short(fact["block"]), fact["mechanism"], query, *numbers])
+    return {"columns": ("model", "layer", "mechanism", "query", "least", "most", "sum"), "rows": rows}

@@ -1,0 +1,62 @@
+"""Captured calls: rows of chosen tokens are rows of the whole matrix, in every family and under every mechanism."""
+
+import pytest
+import torch
+
+from sightline.analysis.capture import attention_blocks, capture
+from sightline.layers.mechanisms import MECHANISMS
+
+from ..models.tiny import every_family, image, tiny
+
+
+@every_family
+@torch.no_grad()
+def test_chosen_rows_are_rows_of_the_matrix(family: str) -> None:
+    model, x = tiny(family), image(64, 80, batch=1)[0]
+    blocks = capture(model, x)
+    assert [block.name for block in blocks] == attention_blocks(model)
+    for block in blocks:
+        matrix = block.rows(torch.arange(block.tokens))  # brute force: every row at once
+        assert tuple(matrix.shape[1:]) == (block.tokens, block.keys)
+        chosen = torch.tensor([block.tokens - 1, 0, block.tokens // 2])
+        torch.testing.assert_close(block.rows(chosen), matrix[:, chosen], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@torch.no_grad()
+def test_every_mechanism_has_rows(mechanism: str) -> None:
+    model = tiny("deit", attention=mechanism)
+    for block in capture(model, image(64, 80, batch=1)[0]):
+        matrix = block.rows(torch.arange(block.tokens))
+        assert matrix.isfinite().all()
+        torch.testing.assert_close(block.rows([5])[:, 0], matrix[:, 5], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "options"), [("swin", {"attention": "softmax"}), ("cswin", {}), ("deit", {})])
+@torch.no_grad()
+def test_what_is_not_visible_has_no_weight(family: str, options: dict[str, str]) -> None:
+    model = tiny(family, **options)
+    for block in capture(model, image(64, 80, batch=1)[0]):
+        tokens = torch.arange(block.tokens)
+        seen, rows = block.visible(tokens), block.rows(tokens)
+        heads = len(rows) // len(block.parts)
+        assert not rows[~seen.repeat_interleave(heads, 0)].any()
+        if options:  # softmax gives every visible key some weight
+            assert (rows[seen.repeat_interleave(heads, 0)] > 0).all()
+
+
+@torch.no_grad()
+def test_queries_follow_their_tokens_through_windows() -> None:
+    model, x = tiny("swin", attention="softmax", depths=(2, 1, 1, 1)), image(64, 80, batch=1)[0]
+    shifted = capture(model, x)[1]
+    plain = shifted.parts[0]
+    flat = torch.zeros(int(plain.positions.max()) + 1, *plain.call["q"].shape[2:])
+    for window, places in enumerate(plain.positions):
+        flat[places] = plain.call["q"][window]
+    tokens = torch.tensor([0, 7, 100, 319])
+    torch.testing.assert_close(shifted.queries(tokens), flat[tokens + 1].transpose(0, 1), rtol=0, atol=0)
+
+
+def test_an_unknown_block_is_named() -> None:
+    with pytest.raises(ValueError, match=r"blocks\.9.*there are blocks\.0"):
+        capture(tiny("deit"), image(64, batch=1)[0], ["blocks.9"])

@@ -1,0 +1,273 @@
+"""`sightline analyze`: every instrument from the command line, and one line for whatever is wrong."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from sightline.cli.analyze import COMMAND
+from sightline.cli.main import main
+
+from .checkpoints import public, save, small
+from .classifiers import classifier, pictures, run_folder
+
+CAPTURE = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return pictures(tmp_path / "data" / "val", count=2)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    classifier(tmp_path / "model.safetensors")
+    return str(tmp_path / "model.safetensors")
+
+
+def analyze(capsys: CAPTURE, out: Path, *arguments: str) -> str:
+    """What the command prints."""
+    assert main(["analyze", *arguments, "--out", str(out), "--device", "cpu"]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def read(out: Path, name: str) -> dict[str, Any]:
+    facts = json.loads((out / f"{name}.json").read_text())
+    assert {"instrument", "sightline", "torch", "device", "models", "images", "title", "notes", "result"} <= set(facts)
+    return facts
+
+
+def assert_pictures(out: Path, *names: str) -> None:
+    for name in names:
+        with Image.open(out / f"{name}.png") as picture:
+            assert min(picture.size) > 100
+        assert "<svg" in (out / f"{name}.svg").read_text()[:500]
+
+
+@pytest.mark.parametrize("name", COMMAND.commands)
+def test_help_of_every_instrument(name: str, capsys: CAPTURE) -> None:
+    assert main(["analyze", name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: sightline")
+    assert f"  sightline analyze {name}" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_maps(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None:
+    out = tmp_path / "out"
+    picture = str(data / "red" / "00.png")
+    shown = analyze(
+        capsys, out, "maps", picture, "--checkpoint", weights, "--query", "0.2,0.8", "--query", "class",
+        "--img-size", "64", "--animate", "layers",
+    )  # fmt: skip
+    assert "RANDOM" not in shown
+    assert shown.splitlines()[-1].startswith(f"wrote {out}")
+    assert_pictures(out, "maps-1", "maps-2")
+    facts = read(out, "maps")
+    assert facts["images"] == [picture]
+    assert [found["block"] for found in facts["result"]["maps"]] == ["blocks.0.attn", "blocks.1.attn"] * 2
+    assert facts["result"]["maps"][0]["place"] == [0, 3]
+    assert (out / "maps-layers.gif").read_bytes()[:4] == b"GIF8"
+
+
+def test_several_mechanisms_with_random_weights(tmp_path: Path, capsys: CAPTURE, data: Path) -> None:
+    given = [word for name in ("softmax", "linear", "inline") for word in ("--attention", name)]
+    size = ["--model-args", "depths=2", "--model-args", "embed_dims=16", "--model-args", "num_heads=2"]
+    shown = analyze(
+        capsys, tmp_path / "out", "maps", str(data / "red" / "00.png"), *given, *size, "--img-size", "64x48",
+        "--view", "rollout",
+    )  # fmt: skip
+    assert len(re.findall(r"^(?:softmax|linear|inline): the weights are RANDOM", shown, re.MULTILINE)) == 3
+    facts = read(tmp_path / "out", "maps")
+    assert [model["title"] for model in facts["models"]] == ["softmax", "linear", "inline"]
+    assert all(model["random"] and model["input_size"] == [3, 64, 48] for model in facts["models"])
+    assert [found["grid"] for found in facts["result"]["maps"]] == [[4, 3]] * 3
+
+
+def test_replaced_mechanisms_are_said_to_be(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None:
+    given = ["--checkpoint", weights, "--data", str(data), "--attention", "soft", "--attention", "inline"]
+    shown = analyze(capsys, tmp_path / "out", "rank", *given)
+    assert re.search(r"^soft: the weights were trained with another .* that do not fit are RANDOM", shown, re.MULTILINE)
+    assert "inline: the weights" not in shown
+    soft, inline = read(tmp_path / "out", "rank")["models"]
+    assert "blocks.0.attn.qkv.weight" in soft["random_tensors"]
+    assert (soft["replaced"], inline["replaced"], inline["random_tensors"]) == (True, False, [])
+
+
+def test_injectivity(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None:
+    out = tmp_path / "out"
+    shown = analyze(capsys, out, "injectivity")
+    assert "Give --data" in shown
+    assert not (out / "confusions.json").exists()
+    assert_pictures(out, "toy")
+    shown = analyze(
+        capsys, out, "injectivity", "--checkpoint", weights, "--data", str(data), "--attention", "linear",
+        "--attention", "inline", "--query-distance", "0.3", "--score-distance", "0.05", "--img-size", "64",
+    )  # fmt: skip
+    assert "further apart than 0.3" in shown
+    assert "at most 0.05" in shown
+    assert_pictures(out, "toy", "confusions", "confusions-centred")
+    found = read(out, "confusions")
+    assert len(found["images"]) == 6
+    assert [len(subject["confused"]) for subject in found["result"]["subjects"]] == [6, 6]
+    linear = read(out, "certificates")["result"]["subjects"][0]
+    heads = [head for layer in linear["layers"] for head in layer["heads"]]
+    assert {head["verdict"] for head in heads} == {"not injective"}
+    assert all(head["difference"] < 1e-6 < head["distance"] for head in heads)
+    assert all(len(head["queries"]) == 2 for head in heads)
+
+
+def test_locality(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None:
+    out = tmp_path / "out"
+    analyze(capsys, out, "locality", "--checkpoint", weights, "--data", str(data), "--img-size", "64", "--limit", "3")
+    found = read(out, "locality")
+    assert len(found["images"]) == 3
+    layers = found["result"]["subjects"][0]["layers"]
+    assert [layer["even"] for layer in layers] == pytest.approx([9 / 17] * 2)
+    assert_pictures(out, "locality")
+
+
+def test_masking_on_the_data_of_a_run(tmp_path: Path, capsys: CAPTURE, data: Path) -> None:
+    run_folder(tmp_path / "run", data.parent)
+    out = tmp_path / "out"
+    shown = analyze(capsys, out, "masking", "--checkpoint", str(tmp_path / "run"), "--sizes", "1,3")
+    (found,) = read(out, "masking")["result"]["subjects"]
+    assert (found["title"], found["images"], len(found["local"]), len(found["random"])) == ("run", 6, 2, 2)
+    assert f"{found['top1']:.2f}" in shown
+    assert_pictures(out, "masking")
+
+
+def test_masking_agrees_with_eval(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None:
+    analyze(capsys, tmp_path / "out", "masking", "--checkpoint", weights, "--data", str(data), "--sizes", "3")
+    assert main(["eval", "--checkpoint", weights, "--data", str(data), "--device", "cpu", "--json"]) == 0
+    top1 = json.loads(capsys.readouterr().out)["results"][0]["top1"]
+    assert read(tmp_path / "out", "masking")["result"]["subjects"][0]["top1"] == pytest.approx(top1, abs=1e-3)
+
+
+def test_newton_and_json(tmp_path: Path, capsys: CAPTURE, data: Path) -> None:
+    classifier(tmp_path / "soft.safetensors", family="soft")
+    given = ["newton", "--checkpoint", str(tmp_path / "soft.safetensors"), "--data", str(data), "--iterations", "8"]
+    out = analyze(capsys, tmp_path / "out", *given, "--json")
+    layers = json.loads(out)["newton"]["subjects"][0]["layers"]
+    assert all(len(layer["mean"]) == 9 for layer in layers)
+    assert read(tmp_path / "out", "newton")["result"]["iterations"] == 8
+    assert_pictures(tmp_path / "out", "newton")
+
+
+def test_memory(tmp_path: Path, capsys: CAPTURE) -> None:
+    shown = analyze(capsys, tmp_path / "out", "memory", "--attention", "inline", "--longest", "1")
+    assert "Counted" in shown
+    assert [peak["mode"] for peak in read(tmp_path / "out", "memory")["result"]["peaks"]] == [
+        "forward", "forward+backward",
+    ]  # fmt: skip
+
+
+def test_the_inline_page(tmp_path: Path, capsys: CAPTURE, data: Path) -> None:
+    run_folder(tmp_path / "run<b>", data.parent)
+    out = tmp_path / "out"
+    shown = analyze(capsys, out, "paper", "inline", "--checkpoint", str(tmp_path / "run<b>"), "--labelled", "6")
+    assert len(re.findall(r"^made ", shown, re.MULTILINE)) == 7
+    page = (out / "inline.html").read_text()
+    assert page.count("data:image/png;base64,") >= 7
+    assert "run&lt;b&gt;" in page
+    assert "run<b>" not in page
+    assert not re.search(r'(?:src|href)="(?!data:|#)', page)  # nothing from outside
+    assert "<script" not in page
+    assert "Not made: " in page
+    for name in ("toy", "confusions", "certificates", "locality", "maps", "masking", "rank"):
+        read(out, name)
+
+
+def test_pages_say_what_is_missing(tmp_path: Path, capsys: CAPTURE, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.analysis.memory.BLOCKS", 1)
+    tiny = ["--model-args", '{"depths": [1, 1, 1, 1], "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4]}']
+    shown = analyze(capsys, tmp_path / "soft", "paper", "soft", *tiny, "--longest", "1")
+    assert "the weights are RANDOM" in shown
+    assert "made     Fig. 1b: memory" in shown
+    assert re.search(r"^missing  Fig. 5: Newton convergence: there are no images; give --data", shown, re.MULTILINE)
+    assert "RANDOM" in (tmp_path / "soft" / "soft.html").read_text()
+
+
+def test_pages_without_labels_or_soft_layers(
+    tmp_path: Path, capsys: CAPTURE, data: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sightline.analysis.memory.BLOCKS", 1)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    (flat / "a.png").write_bytes((data / "red" / "00.png").read_bytes())
+    given = ["--checkpoint", weights, "--data", str(flat)]
+    shown = analyze(capsys, tmp_path / "inline", "paper", "inline", *given)
+    assert re.search(r"^missing  Table: masking: the images have no labels", shown, re.MULTILINE)
+    shown = analyze(capsys, tmp_path / "soft", "paper", "soft", *given, "--longest", "1")
+    assert re.search(r"^missing  Fig. 5: Newton convergence: model has no SOFT blocks", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("family", ["pvt", "swin", "cswin", "soft"])
+def test_every_family(tmp_path: Path, capsys: CAPTURE, data: Path, family: str) -> None:
+    classifier(tmp_path / "model.safetensors", family=family)
+    given = ["--checkpoint", str(tmp_path / "model.safetensors"), "--data", str(data), "--limit", "2"]
+    for name in ("injectivity", "locality", "rank", "masking"):
+        analyze(capsys, tmp_path / "out", name, *given, "--img-size", "64x80")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "analyze what? give one of maps,"),
+        (["mapz"], "did you mean 'maps'?"),
+        (["--out", "x"], "analyze what?"),
+        (["maps"], "required: IMAGE; see `sightline analyze maps --help`"),
+        (["maps", "IMAGE", "--query", "2,2"], "--query: '2,2' is no place"),
+        (["maps", "IMAGE", "--query", "pixel"], "--query"),
+        (["maps", "IMAGE", "--checkpoint", "MODEL", "--layers", "7"], "no layer 7; its layers are 0 to 1"),
+        (["maps", "IMAGE", "--checkpoint", "MODEL", "--heads", "5"], "no head 5; its heads are 0 to"),
+        (["maps", "IMAGE", "--layers", "x"], "--layers: 'x' is not a list of numbers"),
+        (["maps", "IMAGE", "--view", "sideways"], "--view"),
+        (["maps", "IMAGE", "--checkpoint", "PVT", "--query", "class"], "no class token"),
+        (["maps", "none.png", "--checkpoint", "MODEL"], "none.png: there is no such image file"),
+        (["maps", "BROKEN", "--checkpoint", "MODEL"], "cannot be read as an image"),
+        (["maps", "IMAGE", "--attention", "softmx"], "did you mean 'softmax'?"),
+        (["maps", "IMAGE", "--model", "inline_deit_tny"], "did you mean 'inline_deit_tiny'?"),
+        (["maps", "IMAGE", "--checkpoint", "none.pth"], "none.pth"),
+        (["maps", "IMAGE", "--checkpoint", "HEADLESS"], "no classifier"),
+        (["maps", "IMAGE", "--out", "IMAGE"], "is not a folder"),
+        (["locality", "--checkpoint", "MODEL"], "--data: say which images"),
+        (["locality", "--data", "EMPTY", "--checkpoint", "MODEL"], "no images in this folder"),
+        (["locality", "--data", "DATA", "--checkpoint", "MODEL", "--size", "4"], "--size: 4 has no middle"),
+        (["locality", "--data", "DATA", "--checkpoint", "MODEL", "--limit", "0"], "--limit: 0 is too small"),
+        (["locality", "--data", "DATA", "--checkpoint", "MODEL", "--img-size", "0"], "not a size"),
+        (["masking", "--data", "FLAT", "--checkpoint", "MODEL"], "masking needs labels"),
+        (["masking", "--data", "DATA", "--checkpoint", "MODEL", "--sizes", "2"], "--sizes: 2 has no middle"),
+        (["newton", "--data", "DATA", "--checkpoint", "MODEL"], "has no SOFT blocks; choose --model soft_tiny"),
+        (["injectivity", "--query-distance", "-1"], "--query-distance"),
+        (["memory", "--attention", "inlin"], "did you mean 'inline'?"),
+        (["memory", "--longest", "0"], "--longest: 0 is too small"),
+        (["paper", "inlin"], "did you mean 'inline'?"),
+        (["paper", "inline", "--data", "EMPTY"], "no images in this folder"),
+        (["rank", "--data", "DATA", "--device", "tpu"], "--device"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, capsys: CAPTURE, data: Path, weights: str, arguments: list[str], message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "flat").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "flat" / "a.png")
+    (tmp_path / "broken.png").write_bytes(b"words")
+    classifier(tmp_path / "pvt.safetensors", family="pvt")
+    places = {
+        "MODEL": weights, "PVT": str(tmp_path / "pvt.safetensors"), "IMAGE": str(data / "red" / "00.png"),
+        "DATA": str(data), "EMPTY": str(tmp_path / "empty"), "FLAT": str(tmp_path / "flat"),
+        "BROKEN": str(tmp_path / "broken.png"),
+        "HEADLESS": save(public(small("deit", num_classes=0)), tmp_path / "headless.pth"),
+    }  # fmt: skip
+    assert main(["analyze", *(places.get(word, word) for word in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("sightline: error: ")
+    assert captured.err.count("\n") == 1
