@@ -255,7 +255,7 @@ COMMAND = Command(
         "  sightline bench ops\n"
         "  sightline bench ops --mechanism linear --shape 8,6,32,64x64 --mode forward --device cpu\n"
         "  sightline bench models --model inline_pvt_tiny --img-size 224,512 --compile both --plot\n"
-        "  sightline bench models --model inline_deit_tiny --attention focused --attention 'performer(features=64)'\n"
+        "  sightline bench models --model inline_deit_tiny --attention focused --attention performer\n"
         "  sightline bench models --model inline_swin_tiny --window 7,14,28,56 --mode forward --plot\n"
         "  sightline bench --preset goals --jobs 8"
     ),
