@@ -1,5 +1,6 @@
 """From images to tokens and from a map to a coarser one. Sizes that do not divide are zero padded at the far edge."""
 
+import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
@@ -74,7 +75,19 @@ class ConvBNEmbed(nn.Module):
         self.proj = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        return to_tokens(self.proj(x))
+        if x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last)
+        plain = self.training or torch.is_grad_enabled() or not x.is_cuda
+        return to_tokens(self.proj(x) if plain else self._folded(x))
+
+    def _folded(self, x: Tensor) -> Tensor:
+        """The same for inference: the batch norms, fixed then, as part of the convolutions."""
+        for conv, norm in zip(self.proj[0::3], self.proj[1::3], strict=True):
+            gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+            bias = norm.bias + (conv.bias - norm.running_mean) * gain
+            weight = conv.weight * gain[:, None, None, None]
+            x = F.relu(F.conv2d(x, weight, bias, conv.stride, conv.padding))
+        return x
 
 
 @register_notrace_module
