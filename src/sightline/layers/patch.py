@@ -1,5 +1,7 @@
 """From images to tokens and from a map to a coarser one. Sizes that do not divide are zero padded at the far edge."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
@@ -83,11 +85,15 @@ class ConvBNEmbed(nn.Module):
     def _folded(self, x: Tensor) -> Tensor:
         """The same for inference: the batch norms, fixed then, as part of the convolutions."""
         for conv, norm in zip(self.proj[0::3], self.proj[1::3], strict=True):
-            gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-            bias = norm.bias + (conv.bias - norm.running_mean) * gain
-            weight = conv.weight * gain[:, None, None, None]
-            x = F.relu(F.conv2d(x, weight, bias, conv.stride, conv.padding))
+            x = F.relu(_conv_norm(x, conv, norm))
         return x
+
+
+def _conv_norm(x: Tensor, conv: Any, norm: Any) -> Tensor:
+    """A convolution and the batch norm after it as one convolution, with the norm's running statistics."""
+    gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    bias = norm.bias + (conv.bias - norm.running_mean) * gain
+    return F.conv2d(x, conv.weight * gain[:, None, None, None], bias, conv.stride, conv.padding)
 
 
 @register_notrace_module

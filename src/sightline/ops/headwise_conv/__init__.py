@@ -35,7 +35,7 @@ def headwise_conv(
     check_tokens(NAME, x=x)
     check_grid(NAME, grid, x.shape[1], 0)
     if weight.ndim != 4 or weight.shape[:2] != (x.shape[2], 1) or weight.shape[2] != weight.shape[3]:
-        raise ValueError(f"{NAME}: weight has shape {tuple(weight.shape)}; give (heads, 1, k, k) = ({x.shape[2]}, 1, k, k)")
+        raise ValueError(f"{NAME}: weight has shape {tuple(weight.shape)}; give (heads, 1, k, k), heads = {x.shape[2]}")
     if weight.shape[3] % 2 == 0:
         raise ValueError(f"{NAME}: weight is {weight.shape[3]} wide; give an odd number, which has a middle")
     if add is not None:

@@ -41,7 +41,9 @@ def _lag(X: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _band(weight, dy, w_sy, w_sx, X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr, DOT: tl.constexpr):
+def _band(
+    weight, dy, w_sy, w_sx, X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr, DOT: tl.constexpr,
+):
     """Row dy of the filter as a matrix (T, T) to be multiplied with a patch."""
     dx = _lag(X, T, K)
     ok = (dx >= 0) & (dx < K)
@@ -53,12 +55,13 @@ def _band(weight, dy, w_sy, w_sx, X: tl.constexpr, T: tl.constexpr, K: tl.conste
 
 @triton.jit
 def _piece(piece, height, width, rows, X: tl.constexpr, K: tl.constexpr):
-    """The strip and chunk of rows of a piece: its first and last column, where its patches start, first and last row."""
+    """A strip and chunk of rows: its first and last column, where its patches start, its first and last row."""
     stride = tl.where(width > X, X - (K - 1), X)
     strips = tl.cdiv(width, stride)
     first = piece % strips * stride
+    start = first - tl.where(width > X, K // 2, 0)
     y = piece // strips * rows
-    return first, tl.minimum(first + stride, width), first - tl.where(width > X, K // 2, 0), y, tl.minimum(y + rows, height)
+    return first, tl.minimum(first + stride, width), start, y, tl.minimum(y + rows, height)
 
 
 @triton.jit(do_not_specialize=["H", "height", "width", "rows"])
@@ -116,8 +119,8 @@ def conv(
 
 @triton.jit(do_not_specialize=["H", "height", "width", "rows"])
 def conv_weights(
-    x, g, out, x_sb, x_sn, x_sh, x_sd, g_sb, g_sn, g_sh, g_sd, H, height, width, rows, D: tl.constexpr,
-    W: tl.constexpr, X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr,
+    x, g, out, x_sb, x_sn, x_sh, x_sd, g_sb, g_sn, g_sh, g_sd, H, height, width, rows, D: tl.constexpr, W: tl.constexpr,
+    X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr,
 ):
     """Three rows of the filter's gradient from one piece of one head of one image; out is (pieces, B, H, K, K)."""
     row, third = tl.program_id(0), tl.program_id(2)

@@ -95,11 +95,11 @@ def soft_attention(
         if _choose(q, v, landmarks, most, backend) == "triton":
             ends = (cu_seqlens, cu_landmarks, max(sizes), most)
             return triton.soft_packed_images(q, v, landmarks, scale, normalized, iterations, *ends)
-        return per_sequence(
-            lambda *x: reference.soft_attention(*x, scale, normalized, iterations, None),
-            [sizes, sizes, counts],
-            (q, v, landmarks),
-        )
+
+        def one(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
+            return reference.soft_attention(q, v, landmarks, scale, normalized, iterations, None)
+
+        return per_sequence(one, [sizes, sizes, counts], (q, v, landmarks))
 
 
 def _choose(q: Tensor, v: Tensor, landmarks: Tensor, most: int, backend: str | None) -> str:

@@ -24,6 +24,7 @@ from sightline.ops.soft.tiles import (
     head_of,
     rows,
     shown,
+    squares,
     store_rows,
     times_small,
     tokens_times,
@@ -32,9 +33,9 @@ from sightline.ops.soft.tiles import (
 
 @triton.jit
 def pull_tokens(
-    q, v, g, dq, dv, mask, landmarks, half, y, dz, q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, dq_sn, dv_sn, first, last,
-    scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr,
-    DOT: tl.constexpr, WRITE: tl.constexpr,
+    q, v, g, dq, dv, mask, landmarks, half, y, dz, q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, dq_sn, dv_sn, first, last, scale,
+    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    WRITE: tl.constexpr,
 ):
     """The part of dl that comes from the tokens first <= t < last; with WRITE also writes their dq and dv."""
     d_landmarks = tl.zeros((M, W), tl.float32)
@@ -85,9 +86,10 @@ def pull_landmarks(a, b, matrix, y_a, dz_a, y_b, dz_b, root_a, root_b, e_a, e_b,
 
 
 @triton.jit
-def pull_matrix(landmarks, half, m, y, dz, products, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr):
+def pull_matrix(landmarks, m, y, dz, products, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr):
     """The part of dl that comes from A, for at most M landmarks."""
-    matrix = between(landmarks, landmarks, half, half, 0, 0, m, M, DOT)
+    square = squares(landmarks, M, DOT)
+    matrix = between(landmarks, landmarks, square, square, 0, 0, m, M, DOT)
     sums = tl.sum(matrix, 1)
     e = degree_pull(sums, products, NORMALIZED)
     root = tl.full((M,), 1.0, tl.float32)
@@ -98,8 +100,8 @@ def pull_matrix(landmarks, half, m, y, dz, products, M: tl.constexpr, NORMALIZED
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "parts", "scale"])
 def backward_mix(
-    q, l, g, cu, cu_l, partial, sums, mixed, core, mixed_grad, edges, q_sb, q_sn, q_sh, q_sd, l_sb, l_sn, l_sh, l_sd,
-    g_sb, g_sn, g_sh, g_sd, H, tokens, m, parts, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    q, marks, g, cu, cu_l, partial, sums, mixed, core, mixed_grad, edges, q_sb, q_sn, q_sh, q_sd, l_sb, l_sn, l_sh,
+    l_sd, g_sb, g_sn, g_sh, g_sd, H, tokens, m, parts, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
     T: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
 ):
     """dZ, and the part of dl that comes from A; for at most 64 landmarks.
@@ -108,8 +110,8 @@ def backward_mix(
     """
     row = tl.program_id(0)
     image, head = row // H, row % H
-    l, count = head_of(l, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
-    landmarks = rows(l, 0, count, l_sn, l_sd, D, M, W)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
     half = half_square(landmarks, 1.0)
     if WHOLE:
         q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
@@ -121,17 +123,15 @@ def backward_mix(
     tl.store(small(mixed_grad, row * M, 0, M, W), dz)
     y = tl.load(small(mixed, row * M, 0, M, W))
     products = tl.sum(dy * y + dz * tl.load(small(sums, row * M, 0, M, W)), 1)
-    tl.store(
-        small(edges, row * M, 0, M, W), pull_matrix(landmarks, half, count, y, dz, products, M, NORMALIZED, DOT)
-    )
+    tl.store(small(edges, row * M, 0, M, W), pull_matrix(landmarks, count, y, dz, products, M, NORMALIZED, DOT))
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "scale"])
 def backward_tokens(
-    q, v, l, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, dl, edges, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd,
-    l_sb, l_sn, l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, dq_sb, dq_sn, dq_sh, dv_sb, dv_sn, dv_sh, dl_sb, dl_sn, dl_sh, H,
-    tokens, m, chunk, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr,
-    VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
+    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, dl, edges, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh,
+    v_sd, l_sb, l_sn, l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, dq_sb, dq_sn, dq_sh, dv_sb, dv_sn, dv_sh, dl_sb, dl_sn, dl_sh,
+    H, tokens, m, chunk, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
+    MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
 ):
     """dq and dv of one chunk, and its part of dl, or dl itself of a WHOLE image; at most 64 landmarks."""
     row, part = tl.program_id(0), tl.program_id(1)
@@ -141,10 +141,10 @@ def backward_tokens(
     g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
     dq, _ = head_of(dq, cu, image, head, tokens, dq_sb, dq_sn, dq_sh, VARLEN)
     dv, _ = head_of(dv, cu, image, head, tokens, dv_sb, dv_sn, dv_sh, VARLEN)
-    l, count = head_of(l, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    landmarks = rows(l, 0, count, l_sn, l_sd, D, M, W)
+    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
     d_landmarks = pull_tokens(
         q, v, g, dq, dv, mask, landmarks, half_square(landmarks, 1.0), tl.load(small(mixed, row * M, 0, M, W)),
         tl.load(small(mixed_grad, row * M, 0, M, W)), q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, dq_sn, dv_sn, part * chunk,

@@ -64,8 +64,8 @@ def small(x, row, first, M: tl.constexpr, W: tl.constexpr):
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "steps", "scale", "factor", "ridge", "shrink"])
 def forward_short(
-    q, v, l, out, mask, cu, cu_l, sums, mixed, core, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn, l_sh,
-    l_sd, o_sb, o_sn, o_sh, H, tokens, m, steps, scale, factor, ridge, shrink, D: tl.constexpr, W: tl.constexpr,
+    q, v, marks, out, mask, cu, cu_l, sums, mixed, core, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn,
+    l_sh, l_sd, o_sb, o_sn, o_sh, H, tokens, m, steps, scale, factor, ridge, shrink, D: tl.constexpr, W: tl.constexpr,
     M: tl.constexpr, T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
     DOT: tl.constexpr, SAVE: tl.constexpr,
 ):
@@ -75,12 +75,12 @@ def forward_short(
     q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
     v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
     out, _ = head_of(out, cu, image, head, tokens, o_sb, o_sn, o_sh, VARLEN)
-    l, count = head_of(l, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    landmarks = rows(l, 0, count, l_sn, l_sd, D, M, W)
+    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
     half = half_square(landmarks, 1.0)
-    inverse = core_of(landmarks, half, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
+    inverse = core_of(landmarks, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
     if SAVE:
         tl.store(small(core, row * M, 0, M, M), inverse)
     total = sum_tokens(q, v, mask, landmarks, half, q_sn, q_sd, v_sn, v_sd, 0, n, scale, D, W, M, T, MASKED, DOT)
@@ -93,7 +93,7 @@ def forward_short(
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "steps", "scale", "factor", "ridge", "shrink"])
 def forward_sums(
-    q, v, l, mask, cu, cu_l, sums, core, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn, l_sh, l_sd, H,
+    q, v, marks, mask, cu, cu_l, sums, core, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn, l_sh, l_sd, H,
     tokens, m, chunk, blocks, steps, scale, factor, ridge, shrink, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
     T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
     INVERT: tl.constexpr,
@@ -101,15 +101,15 @@ def forward_sums(
     """P^T v of one chunk and block of landmarks; with INVERT the first programs make the inverse instead."""
     row, piece = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    l, count = head_of(l, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
     if INVERT:
         piece -= 1
     first = tl.maximum(piece, 0) % blocks * M
-    landmarks = rows(l, first, count, l_sn, l_sd, D, M, W)
+    landmarks = rows(marks, first, count, l_sn, l_sd, D, M, W)
     half = half_square(landmarks, 1.0)
     if piece < 0:
         if INVERT:
-            inverse = core_of(landmarks, half, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
+            inverse = core_of(landmarks, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
             tl.store(small(core, row * M, 0, M, M), inverse)
     else:
         part = piece // blocks
@@ -145,8 +145,8 @@ def forward_mix(partial, core, sums, mixed, parts, M: tl.constexpr, W: tl.conste
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def forward_write(
-    q, l, out, cu, cu_l, mixed, q_sb, q_sn, q_sh, q_sd, l_sb, l_sn, l_sh, l_sd, o_sb, o_sn, o_sh, H, tokens, m, chunk,
-    blocks, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, VARLEN: tl.constexpr,
+    q, marks, out, cu, cu_l, mixed, q_sb, q_sn, q_sh, q_sd, l_sb, l_sn, l_sh, l_sd, o_sb, o_sn, o_sh, H, tokens, m,
+    chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, VARLEN: tl.constexpr,
     DOT: tl.constexpr, ONE: tl.constexpr,
 ):
     """out = P Y of one chunk of tokens; ONE block of landmarks or several."""
@@ -154,10 +154,10 @@ def forward_write(
     image, head = row // H, row % H
     q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
     out, _ = head_of(out, cu, image, head, tokens, o_sb, o_sn, o_sh, VARLEN)
-    l, count = head_of(l, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
     first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
     if ONE:
-        landmarks = rows(l, 0, count, l_sn, l_sd, D, M, W)
+        landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
         y = tl.load(small(mixed, row * M, 0, M, W))
         write_tokens(
             q, out, landmarks, half_square(landmarks, 1.0), y, q_sn, q_sd, o_sn, first, last, scale, D, W, T, DOT
@@ -168,7 +168,7 @@ def forward_write(
             half_q = half_square(qt, scale)
             acc = tl.zeros((T, W), tl.float32)
             for block in range(blocks):
-                landmarks = rows(l, block * M, count, l_sn, l_sd, D, M, W)
+                landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
                 y = tl.load(small(mixed, tl.cast(row, tl.int64) * blocks * M, block * M, M, W))
                 weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0), scale, DOT)
                 acc += times_small(weights, y, DOT)

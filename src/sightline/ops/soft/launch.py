@@ -78,10 +78,14 @@ class Plan:
         return {"W": self.width, "M": self.block, "num_warps": 4, "num_stages": 2}
 
 
+def _width(dim: int) -> int:
+    return max(16, triton.next_power_of_2(dim))
+
+
 @lru_cache(maxsize=4096)
 def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype) -> Plan:
     """The configuration for a head dim, tokens and landmarks of an image (the most of a pack)."""
-    width = max(16, triton.next_power_of_2(dim))
+    width = _width(dim)
     block = min(BLOCK, max(16, triton.next_power_of_2(landmarks)))
     blocks = triton.cdiv(landmarks, block)
     small = dtype == torch.bfloat16  # other types are multiplied as float32
@@ -121,11 +125,14 @@ Saved = tuple[Tensor, Tensor, Tensor, Tensor]  # Z, Y, K, and the row sums of A 
 
 
 def saved_shapes(rows: int, landmarks: int, dim: int, keep: bool) -> list[tuple[int, ...]]:
-    """The shapes of what backward needs, for so many heads of images; without rows unless `keep`."""
-    cut = plan(dim, 1, landmarks, torch.float32)
-    padded, rows = cut.blocks * cut.block, rows if keep else 0
-    return [(rows, padded, cut.width), (rows, padded, cut.width), (rows, padded, padded),
-            (rows if cut.blocks > 1 else 0, padded)]  # fmt: skip
+    """The shapes of what backward needs, for so many heads of images; without rows unless `keep`.
+
+    Sizes may be symbols of a graph, so this compares and divides only.
+    """
+    padded = next((size for size in (16, 32) if landmarks <= size), (landmarks + BLOCK - 1) // BLOCK * BLOCK)
+    width, rows = _width(int(dim)), rows if keep else 0
+    degrees = rows if landmarks > BLOCK else 0
+    return [(rows, padded, width), (rows, padded, width), (rows, padded, padded), (degrees, padded)]
 
 
 def _plan(q: Tensor, landmarks: Tensor, call: Call) -> Plan:
@@ -195,8 +202,9 @@ def backward(
     heads, tokens, m = q.shape[2], q.shape[1], landmarks.shape[1]
     inputs = (*q.stride(), *v.stride(), *landmarks.stride(), *grad.stride())
     outputs = (*dq.stride()[:3], *dv.stride()[:3])
-    mixed_grad, padded = torch.empty_like(mixed), mixed.shape[1]
-    edges = torch.empty(1 if cut.together else cut.parts + 1, *mixed.shape, dtype=torch.float32, device=q.device)
+    mixed_grad, padded = torch.empty_like(mixed), cut.blocks * cut.block
+    parts = 1 if cut.together else cut.parts + 1
+    edges = torch.empty(parts, rows, padded, cut.width, dtype=torch.float32, device=q.device)
     partial = None
     if not cut.short:
         partial = _sums(q, grad, landmarks, None, cu, cu_landmarks, core, call, cut, flags, rows, invert=False)
@@ -329,13 +337,13 @@ def _compile_ahead(
             qs, vs = (_blank(t, tokens) for t in (q, v))
             ls = _blank(landmarks, m)
             mask = torch.empty(1, tokens, dtype=torch.bool, device=meta) if masked else None
-            ends = [torch.empty(2, dtype=torch.int32, device=meta) if packed else None for _ in range(2)]
+            ends = torch.empty(2, dtype=torch.int32, device=meta) if packed else None
             size = replace(call, longest=tokens if packed else 0, iterations=1)
-            out, saved = forward(qs, vs, ls, mask, *ends, size, save)
+            out, saved = forward(qs, vs, ls, mask, ends, ends, size, save)
             if save:
                 dl = torch.empty(ls.shape, dtype=q.dtype, device=meta)
                 outputs = (torch.empty_like(out), torch.empty_like(out), dl)
-                backward(qs, vs, ls, torch.empty_like(out), mask, *ends, saved, size, outputs)
+                backward(qs, vs, ls, torch.empty_like(out), mask, ends, ends, saved, size, outputs)
 
 
 def _blank(t: Tensor, tokens: int) -> Tensor:

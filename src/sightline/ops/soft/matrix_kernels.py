@@ -18,6 +18,7 @@ from sightline.ops.soft.tiles import (
     head_of,
     rows,
     shown,
+    squares,
     store_rows,
     times_small,
     tokens_times,
@@ -26,21 +27,21 @@ from sightline.ops.soft.tiles import (
 
 @triton.jit(do_not_specialize=["H", "m", "blocks", "ridge"])
 def matrix(
-    l, cu_l, out, sums, l_sb, l_sn, l_sh, l_sd, H, m, blocks, ridge, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
-    VARLEN: tl.constexpr, DOT: tl.constexpr,
+    marks, cu_l, out, sums, l_sb, l_sn, l_sh, l_sd, H, m, blocks, ridge, D: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """A block of rows of A + ridge I, and the row sums of A."""
     row, block = tl.program_id(0), tl.program_id(1)
-    l, count = head_of(l, cu_l, row // H, row % H, m, l_sb, l_sn, l_sh, VARLEN)
-    a = rows(l, block * M, count, l_sn, l_sd, D, M, W)
-    half = half_square(a, 1.0)
+    marks, count = head_of(marks, cu_l, row // H, row % H, m, l_sb, l_sn, l_sh, VARLEN)
+    a = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
+    square = squares(a, M, DOT)
     size = blocks * M
     i, c = tl.arange(0, M)[:, None], tl.arange(0, M)[None, :]
     out += (tl.cast(row, tl.int64) * size + block * M) * size
     total = tl.zeros((M,), tl.float32)
     for other in range(blocks):
-        b = rows(l, other * M, count, l_sn, l_sd, D, M, W)
-        values = between(a, b, half, half_square(b, 1.0), block * M, other * M, count, M, DOT)
+        b = rows(marks, other * M, count, l_sn, l_sd, D, M, W)
+        values = between(a, b, square, squares(b, M, DOT), block * M, other * M, count, M, DOT)
         total += tl.sum(values, 1)
         own = (block * M + i == other * M + c) & (block * M + i < count)
         tl.store(out + i * size + other * M + c, tl.where(own, values + ridge, values))
@@ -89,10 +90,10 @@ def multiply(
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def backward_queries(
-    q, v, l, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn,
-    l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, dq_sb, dq_sn, dq_sh, dv_sb, dv_sn, dv_sh, H, tokens, m, chunk, blocks, scale,
-    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
-    DOT: tl.constexpr,
+    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb,
+    l_sn, l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, dq_sb, dq_sn, dq_sh, dv_sb, dv_sn, dv_sh, H, tokens, m, chunk, blocks,
+    scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr,
+    VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """dq and dv of one chunk, over all blocks of landmarks."""
     row, part = tl.program_id(0), tl.program_id(1)
@@ -102,7 +103,7 @@ def backward_queries(
     g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
     dq, _ = head_of(dq, cu, image, head, tokens, dq_sb, dq_sn, dq_sh, VARLEN)
     dv, _ = head_of(dv, cu, image, head, tokens, dv_sb, dv_sn, dv_sh, VARLEN)
-    l, count = head_of(l, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
     last = tl.minimum(part * chunk + chunk, n)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
@@ -118,7 +119,7 @@ def backward_queries(
         d_v = tl.zeros((T, W), tl.float32)
         total = tl.zeros((T,), tl.float32)
         for block in range(blocks):
-            landmarks = rows(l, block * M, count, l_sn, l_sd, D, M, W)
+            landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
             y = tl.load(small(mixed, base, block * M, M, W))
             dz = tl.load(small(mixed_grad, base, block * M, M, W))
             weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0), scale, DOT)
@@ -135,8 +136,8 @@ def backward_queries(
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def backward_landmarks(
-    q, v, l, g, mask, cu, cu_l, mixed, mixed_grad, edges, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn,
-    l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, H, tokens, m, chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr,
+    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, edges, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb,
+    l_sn, l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, H, tokens, m, chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr,
     M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """The part of dl of one block of landmarks that comes from one chunk of tokens."""
@@ -145,10 +146,10 @@ def backward_landmarks(
     q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
     v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
     g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
-    l, count = head_of(l, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    landmarks = rows(l, block * M, count, l_sn, l_sd, D, M, W)
+    landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
     base = tl.cast(row, tl.int64) * blocks * M
     d_landmarks = pull_tokens(
         q, v, g, q, v, mask, landmarks, half_square(landmarks, 1.0), tl.load(small(mixed, base, block * M, M, W)),
@@ -161,21 +162,22 @@ def backward_landmarks(
 
 @triton.jit(do_not_specialize=["H", "m", "blocks"])
 def backward_matrix(
-    l, cu_l, degrees, sums, sums_grad, mixed, mixed_grad, edges, l_sb, l_sn, l_sh, l_sd, H, m, blocks, D: tl.constexpr,
-    W: tl.constexpr, M: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    marks, cu_l, degrees, sums, sums_grad, mixed, mixed_grad, edges, l_sb, l_sn, l_sh, l_sd, H, m, blocks,
+    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr,
 ):
     """The part of dl of one block of landmarks that comes from A; `degrees` are its row sums, `sums_grad` is dY."""
     row, block = tl.program_id(0), tl.program_id(1)
-    l, count = head_of(l, cu_l, row // H, row % H, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, row // H, row % H, m, l_sb, l_sn, l_sh, VARLEN)
     base = tl.cast(row, tl.int64) * blocks * M
-    a = rows(l, block * M, count, l_sn, l_sd, D, M, W)
-    half = half_square(a, 1.0)
+    a = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
+    square = squares(a, M, DOT)
     y_a, dz_a, root_a, e_a = _pulls(degrees, sums, sums_grad, mixed, mixed_grad, base, block, W, M, NORMALIZED)
     total = tl.zeros((M, W), tl.float32)
     for other in range(blocks):
-        b = rows(l, other * M, count, l_sn, l_sd, D, M, W)
+        b = rows(marks, other * M, count, l_sn, l_sd, D, M, W)
         y_b, dz_b, root_b, e_b = _pulls(degrees, sums, sums_grad, mixed, mixed_grad, base, other, W, M, NORMALIZED)
-        values = between(a, b, half, half_square(b, 1.0), block * M, other * M, count, M, DOT)
+        values = between(a, b, square, squares(b, M, DOT), block * M, other * M, count, M, DOT)
         total += pull_landmarks(
             a, b, values, y_a, dz_a, y_b, dz_b, root_a, root_b, e_a, e_b, block * M, other * M, M
         )

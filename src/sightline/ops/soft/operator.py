@@ -1,4 +1,4 @@
-"""The kernels of SOFT as torch operators, which is how torch.compile, torch.export, autograd and FLOP counters see them.
+"""The kernels of SOFT as torch operators, for torch.compile, torch.export, autograd and FLOP counters.
 
 Registered by hand like those of `sightline.ops.fused.operator`, for the same reason.
 """

@@ -3,9 +3,10 @@
 Letters: T tokens of a tile, M landmarks of a block, W channels (the head dim D up to a power of two).
 
 Gaussian weights are made in float32 as exp2 of c (q . l) - c |q|^2 / 2 - c |l|^2 / 2, c = log2(e), cut off at zero, so
-that a distance is never negative. Products of two bfloat16 tensors are exact. A weight that meets a bfloat16 tensor, or
-a small float32 one, is split into two bfloat16 numbers: the inverse between the landmarks amplifies what rounding
-leaves in the weights, and 16 bits of them are enough.
+that a distance is never negative; between landmarks from squares that are summed like their products, so that equal
+ones are at distance zero. Products of two bfloat16 tensors are exact. A weight that meets a bfloat16 tensor, or a small
+float32 one, is split into two bfloat16 numbers: the inverse between the landmarks amplifies what rounding leaves in the
+weights, and 16 bits of them are enough.
 """
 
 import triton
@@ -108,61 +109,66 @@ def tokens_times(x, y, DOT: tl.constexpr, acc):
 
 
 @triton.jit
-def between(a, b, half_a, half_b, first_a, first_b, m, M: tl.constexpr, DOT: tl.constexpr):
+def squares(x, M: tl.constexpr, DOT: tl.constexpr):
+    """|x_i|^2 of a block of landmarks, summed as the products of `between` are."""
+    i = tl.arange(0, M)
+    product = dot(operand(x, DOT), tl.trans(operand(x, DOT)), DOT)
+    return tl.sum(tl.where(i[:, None] == i[None, :], product, 0.0), 1)
+
+
+@triton.jit
+def between(a, b, square_a, square_b, first_a, first_b, m, M: tl.constexpr, DOT: tl.constexpr):
     """A between two blocks of landmarks (M, M): exactly one on the diagonal, zero beyond the m landmarks."""
     i, j = first_a + tl.arange(0, M)[:, None], first_b + tl.arange(0, M)[None, :]
-    values = tl.where(i == j, 1.0, gaussian(a, b, half_a, half_b, 1.0, DOT))
+    product = dot(operand(a, DOT), tl.trans(operand(b, DOT)), DOT)
+    distance = tl.maximum(square_a[:, None] + square_b[None, :] - 2.0 * product, 0.0)
+    values = tl.where(i == j, 1.0, tl.exp2(distance * (-0.5 * LOG2E)))
     return tl.where((i < m) & (j < m), values, 0.0)
 
 
 @triton.jit
-def step_of(sums, factor):
-    """factor / ||A||_1^2 from the row sums of A."""
-    norm = tl.max(sums, 0)
-    return factor / (norm * norm)
-
-
-@triton.jit
-def _split_product(a, b, acc):
-    """acc + a b; float32 numbers as two float16 each, three products: 22 bits."""
+def _split_product(a, b):
+    """a b; float32 numbers as two float16 each, three products: 22 bits."""
     a_hi, b_hi = a.to(tl.float16), b.to(tl.float16)
     a_lo, b_lo = (a - a_hi.to(tl.float32)).to(tl.float16), (b - b_hi.to(tl.float32)).to(tl.float16)
-    acc = tl.dot(a_lo, b_hi, acc, out_dtype=tl.float32)
+    acc = tl.dot(a_lo, b_hi, out_dtype=tl.float32)
     acc = tl.dot(a_hi, b_lo, acc, out_dtype=tl.float32)
     return tl.dot(a_hi, b_hi, acc, out_dtype=tl.float32)
 
 
 @triton.jit
-def newton(matrix, step, steps, shrink, M: tl.constexpr):
-    """The inverse of a symmetric (M, M) by Newton-Raphson from step * matrix: X <- X + (I - X A) X.
+def newton(matrix, norm, factor, steps, shrink, M: tl.constexpr):
+    """The inverse of a symmetric (M, M), M <= 64, by Newton-Raphson from X = factor / norm^2 A: X <- X + (I - X A) X.
 
-    The iterate is kept as X / step * shrink. Its largest element is then at least `shrink` (X only grows, and the
-    diagonal of A is one) and at most 0.64 shrink 2^(steps / 2) / step^(1/2): in float16's range for m <= 64 landmarks
-    with shrink = 1 up to 20 steps and 1 / 2 for every two steps more.
+    The factors of a product are scaled to make use of float16's range, up to 65,504, where small numbers lose digits. A
+    and I - X A have elements up to about one. X grows from factor / norm^2 A, whose diagonal is factor / norm^2, to at
+    most 0.64 (2^steps factor)^(1/2) / norm; it is kept as grow X, which is below 32,000 with shrink = 1 up to 20 steps
+    and 1 / 2 for every two steps more.
     """
     i = tl.arange(0, M)
     eye = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    unit = step / shrink
-    x = matrix * shrink
+    grow = shrink * 64.0 * norm / factor
+    large = matrix * 1024.0
+    x = matrix * (shrink * 64.0 / norm)
     for _ in range(steps):
-        error = eye - unit * _split_product(x, matrix, tl.zeros((M, M), tl.float32))
-        x = _split_product(error, x, x)
-    return x * unit
+        error = eye - _split_product(x, large) / (grow * 1024.0)
+        x += _split_product(error * 1024.0, x) * (1.0 / 1024.0)
+    return x / grow
 
 
 @triton.jit
-def core_of(
-    landmarks, half, m, factor, ridge, steps, shrink, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr
-):
+def core_of(landmarks, m, factor, ridge, steps, shrink, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr):
     """A^+ between m <= M landmarks, or D^-1/2 A^+ D^-1/2; zero beyond them."""
-    matrix = between(landmarks, landmarks, half, half, 0, 0, m, M, DOT)
+    square = squares(landmarks, M, DOT)
+    matrix = between(landmarks, landmarks, square, square, 0, 0, m, M, DOT)
     sums = tl.sum(matrix, 1)
+    norm = tl.max(sums, 0)
     i = tl.arange(0, M)
     if NORMALIZED:
-        inverse = newton(matrix, step_of(sums, factor), steps, shrink, M)
+        inverse = newton(matrix, norm, factor, steps, shrink, M)
         root = tl.where(i < m, tl.rsqrt(tl.maximum(sums, 1.0)), 0.0)  # a sum holds the diagonal's one
         inverse = inverse * root[:, None] * root[None, :]
     else:
         diagonal = (i[:, None] == i[None, :]) & (i < m)[:, None]
-        inverse = newton(tl.where(diagonal, matrix + ridge, matrix), step_of(sums, factor), steps, shrink, M)
+        inverse = newton(tl.where(diagonal, matrix + ridge, matrix), norm, factor, steps, shrink, M)
     return inverse
