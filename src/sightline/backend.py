@@ -16,7 +16,7 @@ BACKENDS = ("auto", "triton", "torch")
 VARIABLE = "SIGHTLINE_BACKEND"
 
 # Operators that have a Triton implementation.
-TRITON_OPERATORS: frozenset[str] = frozenset({"inline_attention", "linear_attention"})
+TRITON_OPERATORS = frozenset({"headwise_conv", "inline_attention", "linear_attention", "soft_attention"})
 
 
 def choose(operator: str, device: torch.device, backend: str | None = None, obstacle: str | None = None) -> str:

@@ -9,8 +9,8 @@ from torch import Tensor
 from sightline.analysis.capture import BlockCall
 from sightline.analysis.factors import landmarks_of
 from sightline.layers.soft import SoftCore
-from sightline.ops.soft.newton import convergence, step_size
-from sightline.ops.soft.reference import RIDGE, STEP, gaussian
+from sightline.ops.soft.newton import RIDGE, STEP, convergence, step_size
+from sightline.ops.soft.reference import gaussian
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """From images to tokens and from a map to a coarser one. Sizes that do not divide are zero padded at the far edge."""
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
@@ -74,7 +77,23 @@ class ConvBNEmbed(nn.Module):
         self.proj = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        return to_tokens(self.proj(x))
+        if x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last)
+        plain = self.training or torch.is_grad_enabled() or not x.is_cuda
+        return to_tokens(self.proj(x) if plain else self._folded(x))
+
+    def _folded(self, x: Tensor) -> Tensor:
+        """The same for inference: the batch norms, fixed then, as part of the convolutions."""
+        for conv, norm in zip(self.proj[0::3], self.proj[1::3], strict=True):
+            x = F.relu(_conv_norm(x, conv, norm))
+        return x
+
+
+def _conv_norm(x: Tensor, conv: Any, norm: Any) -> Tensor:
+    """A convolution and the batch norm after it as one convolution, with the norm's running statistics."""
+    gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    bias = norm.bias + (conv.bias - norm.running_mean) * gain
+    return F.conv2d(x, conv.weight * gain[:, None, None, None], bias, conv.stride, conv.padding)
 
 
 @register_notrace_module

@@ -5,15 +5,16 @@ Softmax-free Linear Transformers (NeurIPS 2021; IJCV 2024).
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline.layers.conv import depthwise_conv
 from sightline.layers.core import Core, Grid, counted
 from sightline.layers.patch import pad_to_multiple
-from sightline.ops import soft_attention
+from sightline.ops import headwise_conv, soft_attention
 from sightline.ops.soft.reference import gaussian, landmark_inverse
 
+KINDS = ("conv", "pool", "random", "first")  # of landmarks
 KERNELS = {8: 9, 4: 5, 2: 3, 1: 3}  # landmark ratio -> side of the depthwise convolution of v
 
 
@@ -22,7 +23,8 @@ class SoftCore(Core):
 
     Args:
         ratio: tokens from landmark to landmark; 0 for landmarks 32 pixels apart at any depth, as published.
-        landmarks: where given, always this many (a square number), pooled from those of `ratio` at any image size.
+        landmarks: where given, always this many (a square number), at any image size.
+        landmark: how landmarks are made: "conv" (published), "pool", "random" or "first"; see `Landmarks`.
         iterations: Newton-Raphson steps of the inverse.
     """
 
@@ -30,7 +32,15 @@ class SoftCore(Core):
     normalized = False
 
     def __init__(
-        self, dim: int, num_heads: int, stride: int = 16, *, ratio: int = 0, landmarks: int = 0, iterations: int = 20
+        self,
+        dim: int,
+        num_heads: int,
+        stride: int = 16,
+        *,
+        ratio: int = 0,
+        landmarks: int = 0,
+        landmark: str = "conv",
+        iterations: int = 20,
     ) -> None:
         super().__init__(dim, num_heads, stride)
         if landmarks < 0 or math.isqrt(landmarks) ** 2 != landmarks:
@@ -40,9 +50,11 @@ class SoftCore(Core):
                 f"soft(ratio={ratio},iterations={iterations}): give a ratio of at least 1, or 0 for "
                 f"landmarks 32 pixels apart, and at least one step"
             )
+        if landmark not in KINDS:
+            raise ValueError(f"soft(landmark={landmark}): give one of {', '.join(KINDS)}")
         self.ratio = ratio or max(1, 32 // stride)
         self.iterations = iterations
-        self.landmarks = Landmarks(self.head_dim, self.ratio, math.isqrt(landmarks))
+        self.landmarks = Landmarks(self.head_dim, self.ratio, math.isqrt(landmarks), landmark)
         self.local = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3))
 
     def forward(
@@ -60,17 +72,17 @@ class SoftCore(Core):
     ) -> Tensor:
         if local is not None:
             raise ValueError("soft attention takes its keys from the queries' tokens; leave sr_ratios at 1")
-        q = q * self.head_dim**-0.25
         places, values = q[:, prefix:], v[:, prefix:]
         if key_mask is not None:
             hidden = ~key_mask[:, prefix:, None, None]
             places, values = places.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
+        scale = self.head_dim**-0.25
         out = soft_attention(
-            q, v, self.landmarks(places, grid).to(q.dtype), normalized=self.normalized, iterations=self.iterations,
-            key_mask=key_mask,
+            q, v, self.landmarks(places, grid, scale).to(q.dtype), normalized=self.normalized,
+            iterations=self.iterations, scale=scale, key_mask=key_mask,
         )  # fmt: skip
-        neighbours = self.local(values, grid)
-        return out + (F.pad(neighbours, (0, 0, 0, 0, prefix, 0)) if prefix else neighbours)
+        mixed = self.local(values, grid, out[:, prefix:])
+        return torch.cat([out[:, :prefix], mixed], 1) if prefix else mixed
 
     def rows(
         self,
@@ -102,21 +114,43 @@ class SoftNormCore(SoftCore):
 
 
 class Landmarks(nn.Module):
-    """Landmarks by a strided convolution of the queries' map, shared by the heads; then layer norm and GELU.
+    """Landmarks of a map of queries: one for every patch of ratio x ratio, or `side` x `side` of them.
 
-    With `side` the map is averaged down, or stretched, to side x side landmarks before the norm.
+    Kinds:
+        conv: a strided convolution shared by the heads, averaged down or stretched to `side`, layer norm and GELU.
+        pool: the mean query of a patch.
+        random: queries picked by a fixed shuffle of the tokens, the same for all images with as many tokens.
+        first: the first queries.
     """
 
-    def __init__(self, head_dim: int, ratio: int, side: int = 0) -> None:
+    def __init__(self, head_dim: int, ratio: int, side: int = 0, kind: str = "conv") -> None:
         super().__init__()
-        self.side = side
-        self.conv = nn.Conv2d(head_dim, head_dim, ratio, ratio, bias=False)
-        self.norm = nn.LayerNorm(head_dim)
+        self.ratio, self.side, self.kind = ratio, side, kind
+        if kind == "conv":
+            self.conv = nn.Conv2d(head_dim, head_dim, ratio, ratio, bias=False)
+            self.norm = nn.LayerNorm(head_dim)
 
-    def forward(self, q: Tensor, grid: Grid) -> Tensor:
-        """(B, h * w, H, D) -> (B, m, H, D)."""
+    def forward(self, q: Tensor, grid: Grid, scale: float = 1.0) -> Tensor:
+        """(B, h * w, H, D), to be multiplied by `scale` -> (B, m, H, D)."""
+        down, across = (self.side or -(-size // self.ratio) for size in grid)
+        if self.kind == "conv":
+            return F.gelu(self.norm(self._conv(q, grid) * scale))
+        if self.kind == "pool":
+            maps = q.unflatten(1, grid).flatten(3).permute(0, 3, 1, 2)
+            pooled = F.adaptive_avg_pool2d(maps, (down, across)).flatten(2).transpose(1, 2)
+            return pooled.unflatten(2, q.shape[2:]) * scale
+        if down * across > q.shape[1]:
+            raise ValueError(
+                f"soft(landmark={self.kind},landmarks={down * across}): the image has {q.shape[1]} tokens only; "
+                f"ask for fewer landmarks, or for landmark=pool"
+            )
+        if self.kind == "first":
+            return q[:, : down * across] * scale
+        return q[:, shuffled(q.shape[1], q.device)[: down * across]] * scale
+
+    def _conv(self, q: Tensor, grid: Grid) -> Tensor:
         batch, _, heads, dim = q.shape
-        size = self.conv.stride[0]
+        size = self.ratio
         maps = pad_to_multiple(q.reshape(batch, *grid, heads * dim).permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
         down, across = maps.shape[1] // size, maps.shape[2] // size
         # Patches do not overlap, so the convolution is one matrix product; a convolution proper is wrong in bfloat16 on
@@ -126,7 +160,19 @@ class Landmarks(nn.Module):
         if self.side:
             pooled = F.adaptive_avg_pool2d(points.flatten(3).permute(0, 3, 1, 2), self.side)
             points = pooled.permute(0, 2, 3, 1).unflatten(-1, (heads, dim))
-        return F.gelu(self.norm(points.flatten(1, 2)))
+        return points.flatten(1, 2)
+
+
+def shuffled(count: int, device: torch.device) -> Tensor:
+    """The numbers below `count` in an order that looks random and depends on `count` alone.
+
+    They are sorted by a scrambling of 32 bits that is one to one, so that no two are equal.
+    """
+    key = torch.arange(count, device=device)
+    for factor in (2654435761, 2246822519):
+        key = (key * factor + count) % 2**32
+        key = key ^ (key >> 15)
+    return key.argsort()
 
 
 class HeadwiseConv(nn.Module):
@@ -136,6 +182,6 @@ class HeadwiseConv(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(num_heads, num_heads, size, padding=size // 2, groups=num_heads, bias=False)
 
-    def forward(self, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h * w, H, D) -> the same."""
-        return depthwise_conv(v, self.conv.weight.repeat_interleave(v.shape[-1], 0), None, grid)
+    def forward(self, v: Tensor, grid: Grid, add: Tensor | None = None) -> Tensor:
+        """(B, h * w, H, D) -> the same, plus `add`."""
+        return headwise_conv(v, self.conv.weight, grid, add=add)

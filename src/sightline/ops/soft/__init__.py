@@ -12,10 +12,17 @@ from sightline.ops.checks import (
     lengths,
     per_sequence,
 )
+from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.soft import reference
+from sightline.ops.soft.reference import newton_residual
 
 NAME = "soft_attention"
+LANDMARKS = 1024  # that the kernels take
 IMPLEMENTATIONS = {"torch": reference.soft_attention}
+if AVAILABLE:
+    from sightline.ops.soft import triton
+
+    IMPLEMENTATIONS["triton"] = triton.soft_attention
 
 
 def soft_attention(
@@ -25,6 +32,7 @@ def soft_attention(
     *,
     normalized: bool,
     iterations: int = 20,
+    scale: float = 1.0,
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     cu_landmarks: Tensor | None = None,
@@ -32,17 +40,24 @@ def soft_attention(
 ) -> Tensor:
     """P A^+ (P^T v), P = exp(-||q - l||^2 / 2) and A = exp(-||l - l'||^2 / 2); queries are their own keys.
 
+    The inverse is a smooth pseudo-inverse: eigenvalues of A well below ||A||_1 2^(-iterations / 2) count as zero, so
+    that coinciding landmarks (a flat image) give the result of `torch.linalg.pinv` and finite gradients; see
+    `sightline.ops.soft.newton`.
+
     Args:
-        q: (batch, tokens, heads, head_dim), any strides, already divided by head_dim ** 0.25 as in models.
+        q: (batch, tokens, heads, head_dim), any strides; divided by head_dim ** 0.25 in models, here or by `scale`.
         v: (batch, tokens, heads, head_dim); may have a head dim of its own.
         landmarks: (batch, m, heads, head_dim), m at least one.
         normalized: False for SOFT, which inverts A + 0.01 I; True for SOFT++, D^-1/2 A^+ D^-1/2 with
             D = diag(A 1).
-        iterations: Newton-Raphson steps of the inverse; the gradient is the inverse's, not that of the steps.
+        iterations: Newton-Raphson steps of the inverse, of which no more than 30 are taken (59 in float64): further
+            ones grow rounding errors only. The gradient is the inverse's, not that of the steps.
+        scale: factor of q.
         key_mask: (batch, tokens) booleans, true where the token counts as a key.
         cu_seqlens, cu_landmarks: packed form: q and v are (1, total, heads, head_dim), landmarks (1, total
             landmarks, heads, head_dim), and these are the cumulative lengths [0, n1, n1 + n2, ...] of each.
-        backend: "auto", "torch"; see `sightline.backend`.
+        backend: "auto", "triton" or "torch"; see `sightline.backend`. The kernels take head dims 8 to 128, the same
+            for q and v, and up to 1,024 landmarks; their memory is O(N d) where the reference's is O(N m).
 
     Returns:
         (batch, tokens, heads, head_dim of v), in the dtype of q; the m x m part is always in float32.
@@ -62,16 +77,12 @@ def soft_attention(
         raise ValueError(f"{NAME}: iterations={iterations!r}; give a whole number of Newton steps, at least one")
     if not isinstance(normalized, bool):
         raise ValueError(f"{NAME}: normalized={normalized!r}; give False for SOFT or True for SOFT++")
-    run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
     if (cu_seqlens is None) != (cu_landmarks is None):
         raise ValueError(f"{NAME}: cu_seqlens and cu_landmarks go together; give both or neither")
-
-    def one(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-        with full_precision(q.device):
-            return run(q, v, landmarks, normalized, iterations, key_mask)
-
     if cu_seqlens is None or cu_landmarks is None:
-        return one(q, v, landmarks)
+        run = IMPLEMENTATIONS[_choose(q, v, landmarks, landmarks.shape[1], backend)]
+        with full_precision(q.device):
+            return run(q, v, landmarks, scale, normalized, iterations, key_mask)
     check_packed(NAME, key_mask, q=q, v=v, landmarks=landmarks)
     sizes = lengths(NAME, cu_seqlens, q.shape[1])
     counts = lengths(NAME, cu_landmarks, landmarks.shape[1], name="cu_landmarks")
@@ -79,7 +90,23 @@ def soft_attention(
         raise ValueError(
             f"{NAME}: cu_landmarks gives {counts} landmarks for {len(sizes)} images; give at least one for every image"
         )
-    return per_sequence(one, [sizes, sizes, counts], (q, v, landmarks))
+    most = max(counts)
+    with full_precision(q.device):
+        if _choose(q, v, landmarks, most, backend) == "triton":
+            ends = (cu_seqlens, cu_landmarks, max(sizes), most)
+            return triton.soft_packed_images(q, v, landmarks, scale, normalized, iterations, *ends)
+
+        def one(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
+            return reference.soft_attention(q, v, landmarks, scale, normalized, iterations, None)
+
+        return per_sequence(one, [sizes, sizes, counts], (q, v, landmarks))
 
 
-__all__ = ["soft_attention"]
+def _choose(q: Tensor, v: Tensor, landmarks: Tensor, most: int, backend: str | None) -> str:
+    reason = obstacle(q, landmarks, v)
+    if reason is None and most > LANDMARKS:
+        reason = f"there are {most} landmarks ({LANDMARKS} at most)"
+    return backends.choose(NAME, q.device, backend, reason)
+
+
+__all__ = ["newton_residual", "soft_attention"]

@@ -1,0 +1,54 @@
+"""Depthwise convolution of the tokens' grid whose filters a head's channels share (SOFT)."""
+
+from torch import Tensor
+
+from sightline import backend as backends
+from sightline.ops.checks import Grid, check_grid, check_same, check_tokens, full_precision
+from sightline.ops.fused import AVAILABLE, obstacle
+from sightline.ops.headwise_conv import reference
+
+NAME = "headwise_conv"
+if AVAILABLE:
+    from sightline.ops.headwise_conv import operator
+    from sightline.ops.headwise_conv.launch import SIZES
+
+
+def headwise_conv(
+    x: Tensor, weight: Tensor, grid: Grid, *, add: Tensor | None = None, backend: str | None = None
+) -> Tensor:
+    """Convolve every channel of a head with the head's filter, zero padded.
+
+    Args:
+        x: (batch, height * width, heads, head_dim), any strides.
+        weight: (heads, 1, k, k), k odd; of any floating-point type.
+        grid: (height, width) of the tokens.
+        add: where given, added to the result, like x.
+        backend: "auto", "triton" or "torch"; see `sightline.backend`. The kernels take k = 3, 5, 7 and 9.
+
+    Returns:
+        (batch, height * width, heads, head_dim), in the dtype of x.
+
+    Example:
+        >>> headwise_conv(torch.randn(2, 196, 4, 32), torch.randn(4, 1, 5, 5), (14, 14)).shape
+        torch.Size([2, 196, 4, 32])
+    """
+    check_tokens(NAME, x=x)
+    check_grid(NAME, grid, x.shape[1], 0)
+    if weight.ndim != 4 or weight.shape[:2] != (x.shape[2], 1) or weight.shape[2] != weight.shape[3]:
+        raise ValueError(f"{NAME}: weight has shape {tuple(weight.shape)}; give (heads, 1, k, k), heads = {x.shape[2]}")
+    if weight.shape[3] % 2 == 0:
+        raise ValueError(f"{NAME}: weight is {weight.shape[3]} wide; give an odd number, which has a middle")
+    if add is not None:
+        check_tokens(NAME, x=x, add=add)
+        check_same(NAME, 1, x=x, add=add)
+        check_same(NAME, 3, x=x, add=add)
+    reason = obstacle(x, x, x)
+    if reason is None and AVAILABLE and weight.shape[3] not in SIZES:
+        reason = f"the filter is {weight.shape[3]} wide (one of {', '.join(map(str, SIZES))})"
+    with full_precision(x.device):
+        if backends.choose(NAME, x.device, backend, reason) == "triton":
+            return operator.headwise_conv(x, weight, add, *grid, False)
+        return reference.headwise_conv(x, weight, grid, add)
+
+
+__all__ = ["headwise_conv"]

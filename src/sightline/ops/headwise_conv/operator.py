@@ -1,0 +1,89 @@
+"""The head-wise convolution as a torch operator; see `sightline.ops.fused.operator`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from sightline.ops.headwise_conv import launch
+
+LIBRARY = torch.library.Library("sightline", "FRAGMENT")
+LIBRARY.define("headwise_conv(Tensor x, Tensor weight, Tensor? add, SymInt height, SymInt width, bool flip) -> Tensor")
+LIBRARY.define("headwise_conv_weight(Tensor x, Tensor grad, Tensor weight, SymInt height, SymInt width) -> Tensor")
+
+
+def _convolve(x: Tensor, weight: Tensor, add: Tensor | None, height: int, width: int, flip: bool) -> Tensor:
+    with torch.cuda.device_of(x):
+        return launch.convolve(x, weight, add, (height, width), flip)
+
+
+def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
+    with torch.cuda.device_of(x):
+        return launch.weight_gradient(x, grad, weight, (height, width))
+
+
+for _key in ("CUDA", "CPU"):
+    LIBRARY.impl("headwise_conv", _convolve, _key)
+    LIBRARY.impl("headwise_conv_weight", _weight_gradient, _key)
+
+
+@torch.library.register_fake("sightline::headwise_conv", lib=LIBRARY)
+def _(x, weight, add, height, width, flip):  # type: ignore[no-untyped-def]
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.register_fake("sightline::headwise_conv_weight", lib=LIBRARY)
+def _(x, grad, weight, height, width):  # type: ignore[no-untyped-def]
+    return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+
+
+class HeadwiseConv(torch.autograd.Function):
+    """`headwise_conv` with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, add: Tensor | None, height: int, width: int, flip: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.options = height, width, flip
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.sightline.headwise_conv(x, weight, add, height, width, flip)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        (x, weight), (height, width, flip), (grad,) = ctx.saved_tensors, ctx.options, grads
+        needs_x, needs_weight, needs_add = ctx.needs_input_grad[:3]
+        dx = dw = None
+        if needs_x:
+            dx = torch.ops.sightline.headwise_conv(grad, weight, None, height, width, not flip)
+        if needs_weight:
+            dw = torch.ops.sightline.headwise_conv_weight(x, grad, weight, height, width)
+            dw = dw.flip(2, 3) if flip else dw
+        return dx, dw, grad if needs_add else None, None, None, None
+
+
+def _run(x: Tensor, weight: Tensor, add: Tensor | None, *options: Any) -> Tensor:
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, add)):
+        return HeadwiseConv.apply(x, weight, add, *options)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.sightline.headwise_conv(x, weight, add, *options)
+
+
+LIBRARY.impl("headwise_conv", _run, "Autograd")
+
+headwise_conv = torch.ops.sightline.headwise_conv
+
+
+def _flops(x_shape: Any, weight_shape: Any) -> int:
+    """Two operations an element and tap."""
+    batch, tokens, heads, dim = x_shape
+    return 2 * batch * tokens * heads * dim * weight_shape[2] * weight_shape[3]
+
+
+@register_flop_formula(torch.ops.sightline.headwise_conv)
+def _(x, weight, *args, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return _flops(x, weight)
+
+
+@register_flop_formula(torch.ops.sightline.headwise_conv_weight)
+def _(x, grad, weight, *args, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return _flops(x, weight)

@@ -1,0 +1,173 @@
+"""Backward kernels of SOFT. With G = d(out), in the notation of `forward_kernels`:
+
+    dY = P^T G      dZ = K^T dY      dv = P dZ      S = P * (G Y^T + v dZ^T)
+    dq = S l - (S 1) q               dl = S^T q - (S^T 1) l + B l - (B 1) l
+
+B comes from the matrix A between the landmarks. The gradient of its inverse, -K^T dK K^T with dK = dY Z^T, is -dZ Y^T:
+no product of m x m matrices is left. With D = diag(s) between (SOFT++; s = 1 for SOFT):
+
+    B = A * (C + C^T) off the diagonal,   C = -(s s'^T)^1/2 dZ Y^T + e 1^T,   e = -(dY . Y + dZ . Z) / 2s
+
+dY is what `forward_sums` makes of G. Then dZ (`backward_mix`), a pass over the tokens (`backward_tokens`), which leaves
+dl of every chunk, and their sum (`add_landmarks`). For short images the first and the last are part of the others.
+"""
+
+import triton
+import triton.language as tl
+
+from sightline.ops.fused.tiles import dot, operand
+from sightline.ops.soft.forward_kernels import add_small, small, sum_tokens
+from sightline.ops.soft.tiles import (
+    between,
+    gaussian,
+    half_square,
+    head_of,
+    rows,
+    shown,
+    squares,
+    store_rows,
+    times_small,
+    tokens_times,
+)
+
+
+@triton.jit
+def pull_tokens(
+    q, v, g, dq, dv, mask, landmarks, half, y, dz, q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, dq_sn, dv_sn, first, last, scale,
+    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    WRITE: tl.constexpr,
+):
+    """The part of dl that comes from the tokens first <= t < last; with WRITE also writes their dq and dv."""
+    d_landmarks = tl.zeros((M, W), tl.float32)
+    columns = tl.zeros((M, 16), tl.float32)
+    ones = operand(tl.full((T, 16), 1.0, tl.float32), DOT)
+    for t0 in range(first, last, T):
+        qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
+        vt = rows(v, t0, last, v_sn, v_sd, D, T, W)
+        gt = rows(g, t0, last, g_sn, g_sd, D, T, W)
+        weights = gaussian(qt, landmarks, half_square(qt, scale), half, scale, DOT)  # T M
+        if MASKED:
+            ok = shown(mask, t0, last, T)[:, None]
+            vt = tl.where(ok, vt, 0.0).to(v.dtype.element_ty)
+        if WRITE:
+            d_v = times_small(weights, dz, DOT)
+            if MASKED:
+                d_v = tl.where(ok, d_v, 0.0)
+            store_rows(dv, d_v, t0, last, dv_sn, D, T, W)
+        pull = tokens_times(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
+        pull = weights * tokens_times(vt, tl.trans(dz), DOT, pull)
+        part = operand(pull, DOT)
+        if WRITE:
+            d_q = dot(part, operand(landmarks, DOT), DOT) - tl.sum(pull, 1)[:, None] * (qt.to(tl.float32) * scale)
+            store_rows(dq, d_q * scale, t0, last, dq_sn, D, T, W)
+        turned = tl.trans(part)
+        d_landmarks += dot(turned, operand(qt, DOT), DOT)
+        columns += dot(turned, ones, DOT)
+    return d_landmarks * scale - tl.sum(columns, 1)[:, None] / 16 * landmarks.to(tl.float32)
+
+
+@triton.jit
+def degree_pull(sums, products, NORMALIZED: tl.constexpr):
+    """e (M,), the gradient of the row sums of A, from `products` = dY . Y + dZ . Z."""
+    if NORMALIZED:
+        return products / (tl.maximum(sums, 1.0) * -2.0)
+    else:
+        return tl.zeros_like(sums)
+
+
+@triton.jit
+def pull_landmarks(a, b, matrix, y_a, dz_a, y_b, dz_b, root_a, root_b, e_a, e_b, first_a, first_b, M: tl.constexpr):
+    """The part of dl of block a that comes from A between the blocks a and b."""
+    i, j = first_a + tl.arange(0, M)[:, None], first_b + tl.arange(0, M)[None, :]
+    both = dot(dz_a, tl.trans(y_b), "fp32") + dot(y_a, tl.trans(dz_b), "fp32")
+    pull = e_a[:, None] + e_b[None, :] - root_a[:, None] * root_b[None, :] * both
+    pull = tl.where(i == j, 0.0, matrix * pull)
+    return dot(pull, b.to(tl.float32), "fp32") - tl.sum(pull, 1)[:, None] * a.to(tl.float32)
+
+
+@triton.jit
+def pull_matrix(landmarks, m, y, dz, products, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr):
+    """The part of dl that comes from A, for at most M landmarks."""
+    square = squares(landmarks, M, DOT)
+    matrix = between(landmarks, landmarks, square, square, 0, 0, m, M, DOT)
+    sums = tl.sum(matrix, 1)
+    e = degree_pull(sums, products, NORMALIZED)
+    root = tl.full((M,), 1.0, tl.float32)
+    if NORMALIZED:
+        root = tl.sqrt(sums)
+    return pull_landmarks(landmarks, landmarks, matrix, y, dz, y, dz, root, root, e, e, 0, 0, M)
+
+
+@triton.jit(do_not_specialize=["H", "tokens", "m", "parts", "scale"])
+def backward_mix(
+    q, marks, g, cu, cu_l, partial, sums, mixed, core, mixed_grad, edges, q_sb, q_sn, q_sh, q_sd, l_sb, l_sn, l_sh,
+    l_sd, g_sb, g_sn, g_sh, g_sd, H, tokens, m, parts, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    T: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
+):
+    """dZ, and the part of dl that comes from A; for at most 64 landmarks.
+
+    dY is the sum of its parts; those of a WHOLE image are summed here.
+    """
+    row = tl.program_id(0)
+    image, head = row // H, row % H
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
+    half = half_square(landmarks, 1.0)
+    if WHOLE:
+        q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
+        g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
+        dy = sum_tokens(q, g, g, landmarks, half, q_sn, q_sd, g_sn, g_sd, 0, n, scale, D, W, M, T, False, DOT)
+    else:
+        dy = add_small(partial, row, parts, tl.num_programs(0) * M, M, W)
+    dz = dot(tl.trans(tl.load(small(core, row * M, 0, M, M))), dy, "fp32")
+    tl.store(small(mixed_grad, row * M, 0, M, W), dz)
+    y = tl.load(small(mixed, row * M, 0, M, W))
+    products = tl.sum(dy * y + dz * tl.load(small(sums, row * M, 0, M, W)), 1)
+    tl.store(small(edges, row * M, 0, M, W), pull_matrix(landmarks, count, y, dz, products, M, NORMALIZED, DOT))
+
+
+@triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "scale"])
+def backward_tokens(
+    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, dl, edges, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh,
+    v_sd, l_sb, l_sn, l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, dq_sb, dq_sn, dq_sh, dv_sb, dv_sn, dv_sh, dl_sb, dl_sn, dl_sh,
+    H, tokens, m, chunk, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
+    MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
+):
+    """dq and dv of one chunk, and its part of dl, or dl itself of a WHOLE image; at most 64 landmarks."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    image, head = row // H, row % H
+    q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
+    v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
+    g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
+    dq, _ = head_of(dq, cu, image, head, tokens, dq_sb, dq_sn, dq_sh, VARLEN)
+    dv, _ = head_of(dv, cu, image, head, tokens, dv_sb, dv_sn, dv_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    if MASKED:
+        mask += tl.cast(image, tl.int64) * tokens
+    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
+    d_landmarks = pull_tokens(
+        q, v, g, dq, dv, mask, landmarks, half_square(landmarks, 1.0), tl.load(small(mixed, row * M, 0, M, W)),
+        tl.load(small(mixed_grad, row * M, 0, M, W)), q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, dq_sn, dv_sn, part * chunk,
+        tl.minimum(part * chunk + chunk, n), scale, D, W, M, T, MASKED, DOT, True,
+    )
+    if WHOLE:
+        dl, _ = head_of(dl, cu_l, image, head, m, dl_sb, dl_sn, dl_sh, VARLEN)
+        store_rows(dl, d_landmarks + tl.load(small(edges, row * M, 0, M, W)), 0, count, dl_sn, D, M, W)
+    else:
+        place = (tl.cast(part + 1, tl.int64) * tl.num_programs(0) + row) * M
+        tl.store(small(edges, place, 0, M, W), d_landmarks)
+
+
+@triton.jit(do_not_specialize=["H", "m", "blocks", "parts"])
+def add_landmarks(
+    edges, dl, cu_l, dl_sb, dl_sn, dl_sh, H, m, blocks, parts, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    VARLEN: tl.constexpr,
+):
+    """dl, the sum of its parts."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    dl, count = head_of(dl, cu_l, row // H, row % H, m, dl_sb, dl_sn, dl_sh, VARLEN)
+    stride = tl.cast(tl.num_programs(0), tl.int64) * blocks * M
+    total = tl.zeros((M, W), tl.float32)
+    for part in range(parts):
+        total += tl.load(small(edges, part * stride + tl.cast(row, tl.int64) * blocks * M, block * M, M, W))
+    store_rows(dl, total, block * M, count, dl_sn, D, M, W)

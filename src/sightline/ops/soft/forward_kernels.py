@@ -1,0 +1,175 @@
+"""Forward kernels of SOFT: out = P K (P^T v), P = exp(-|q - l|^2 / 2) and K the inverse between the landmarks.
+
+P is made again for every tile of tokens and never stored. A program owns one head of one image. Short images with at
+most 64 landmarks take one program for everything (`forward_short`). Others are cut into chunks of tokens: Z = P^T v of
+a chunk, while other programs of the same launch invert (`forward_sums`), Y = K Z (`forward_mix`), then a pass over the
+tokens (`forward_write`). More than 64 landmarks come in blocks, and their inverse by `matrix_kernels`.
+
+Z, Y and K are float32 and padded with zeros: Z, Y (images, heads, blocks * M, W), K (images, heads, M, M).
+"""
+
+import triton
+import triton.language as tl
+
+from sightline.ops.fused.tiles import dot
+from sightline.ops.soft.tiles import (
+    core_of,
+    gaussian,
+    half_square,
+    head_of,
+    rows,
+    shown,
+    store_rows,
+    times_small,
+    times_tokens,
+)
+
+
+@triton.jit
+def sum_tokens(
+    q, v, mask, landmarks, half, q_sn, q_sd, v_sn, v_sd, first, last, scale, D: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+):
+    """P^T v (M, W) over the tokens first <= t < last."""
+    total = tl.zeros((M, W), tl.float32)
+    for t0 in range(first, last, T):
+        qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
+        vt = rows(v, t0, last, v_sn, v_sd, D, T, W)
+        if MASKED:
+            ok = shown(mask, t0, last, T)[:, None]
+            qt, vt = tl.where(ok, qt, 0.0).to(q.dtype.element_ty), tl.where(ok, vt, 0.0).to(v.dtype.element_ty)
+        weights = gaussian(landmarks, qt, half, half_square(qt, scale), scale, DOT)  # M T
+        total = times_tokens(weights, vt, DOT, total)
+    return total
+
+
+@triton.jit
+def write_tokens(
+    q, out, landmarks, half, mixed, q_sn, q_sd, o_sn, first, last, scale, D: tl.constexpr, W: tl.constexpr,
+    T: tl.constexpr, DOT: tl.constexpr,
+):
+    """out = P Y of the tokens first <= t < last."""
+    for t0 in range(first, last, T):
+        qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
+        weights = gaussian(qt, landmarks, half_square(qt, scale), half, scale, DOT)  # T M
+        store_rows(out, times_small(weights, mixed, DOT), t0, last, o_sn, D, T, W)
+
+
+@triton.jit
+def small(x, row, first, M: tl.constexpr, W: tl.constexpr):
+    """Pointers to (M, W) of a padded matrix: `first` rows into matrix `row` of those that x holds."""
+    place = x + tl.cast(row, tl.int64) * W + first * W
+    return place + tl.arange(0, M)[:, None] * W + tl.arange(0, W)[None, :]
+
+
+@triton.jit(do_not_specialize=["H", "tokens", "m", "steps", "scale", "factor", "ridge", "shrink"])
+def forward_short(
+    q, v, marks, out, mask, cu, cu_l, sums, mixed, core, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn,
+    l_sh, l_sd, o_sb, o_sn, o_sh, H, tokens, m, steps, scale, factor, ridge, shrink, D: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr, SAVE: tl.constexpr,
+):
+    """Everything for one head of one image."""
+    row = tl.program_id(0)
+    image, head = row // H, row % H
+    q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
+    v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
+    out, _ = head_of(out, cu, image, head, tokens, o_sb, o_sn, o_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    if MASKED:
+        mask += tl.cast(image, tl.int64) * tokens
+    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
+    half = half_square(landmarks, 1.0)
+    inverse = core_of(landmarks, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
+    if SAVE:
+        tl.store(small(core, row * M, 0, M, M), inverse)
+    total = sum_tokens(q, v, mask, landmarks, half, q_sn, q_sd, v_sn, v_sd, 0, n, scale, D, W, M, T, MASKED, DOT)
+    y = dot(inverse, total, "fp32")
+    if SAVE:
+        tl.store(small(sums, row * M, 0, M, W), total)
+        tl.store(small(mixed, row * M, 0, M, W), y)
+    write_tokens(q, out, landmarks, half, y, q_sn, q_sd, o_sn, 0, n, scale, D, W, T, DOT)
+
+
+@triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "steps", "scale", "factor", "ridge", "shrink"])
+def forward_sums(
+    q, v, marks, mask, cu, cu_l, sums, core, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn, l_sh, l_sd, H,
+    tokens, m, chunk, blocks, steps, scale, factor, ridge, shrink, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    INVERT: tl.constexpr,
+):
+    """P^T v of one chunk and block of landmarks; with INVERT the first programs make the inverse instead."""
+    row, piece = tl.program_id(0), tl.program_id(1)
+    image, head = row // H, row % H
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    if INVERT:
+        piece -= 1
+    first = tl.maximum(piece, 0) % blocks * M
+    landmarks = rows(marks, first, count, l_sn, l_sd, D, M, W)
+    half = half_square(landmarks, 1.0)
+    if piece < 0:
+        if INVERT:
+            inverse = core_of(landmarks, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
+            tl.store(small(core, row * M, 0, M, M), inverse)
+    else:
+        part = piece // blocks
+        q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
+        v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
+        if MASKED:
+            mask += tl.cast(image, tl.int64) * tokens
+        total = sum_tokens(
+            q, v, mask, landmarks, half, q_sn, q_sd, v_sn, v_sd, part * chunk, tl.minimum(part * chunk + chunk, n),
+            scale, D, W, M, T, MASKED, DOT,
+        )
+        place = (tl.cast(part, tl.int64) * tl.num_programs(0) + row) * blocks * M
+        tl.store(small(sums, place, first, M, W), total)
+
+
+@triton.jit
+def add_small(parts_ptr, row, parts, stride, M: tl.constexpr, W: tl.constexpr):
+    """The sum of the parts of matrix `row`, (M, W)."""
+    total = tl.zeros((M, W), tl.float32)
+    for part in range(parts):
+        total += tl.load(small(parts_ptr, tl.cast(part, tl.int64) * stride + row * M, 0, M, W))
+    return total
+
+
+@triton.jit(do_not_specialize=["parts"])
+def forward_mix(partial, core, sums, mixed, parts, M: tl.constexpr, W: tl.constexpr):
+    """Z, the sum of its parts, and Y = K Z; for at most 64 landmarks."""
+    row = tl.program_id(0)
+    total = add_small(partial, row, parts, tl.num_programs(0) * M, M, W)
+    tl.store(small(sums, row * M, 0, M, W), total)
+    tl.store(small(mixed, row * M, 0, M, W), dot(tl.load(small(core, row * M, 0, M, M)), total, "fp32"))
+
+
+@triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
+def forward_write(
+    q, marks, out, cu, cu_l, mixed, q_sb, q_sn, q_sh, q_sd, l_sb, l_sn, l_sh, l_sd, o_sb, o_sn, o_sh, H, tokens, m,
+    chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr, ONE: tl.constexpr,
+):
+    """out = P Y of one chunk of tokens; ONE block of landmarks or several."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    image, head = row // H, row % H
+    q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
+    out, _ = head_of(out, cu, image, head, tokens, o_sb, o_sn, o_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
+    if ONE:
+        landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
+        y = tl.load(small(mixed, row * M, 0, M, W))
+        write_tokens(
+            q, out, landmarks, half_square(landmarks, 1.0), y, q_sn, q_sd, o_sn, first, last, scale, D, W, T, DOT
+        )
+    else:
+        for t0 in range(first, last, T):
+            qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
+            half_q = half_square(qt, scale)
+            acc = tl.zeros((T, W), tl.float32)
+            for block in range(blocks):
+                landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
+                y = tl.load(small(mixed, tl.cast(row, tl.int64) * blocks * M, block * M, M, W))
+                weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0), scale, DOT)
+                acc += times_small(weights, y, DOT)
+            store_rows(out, acc, t0, last, o_sn, D, T, W)
