@@ -41,6 +41,7 @@ def test_types_and_head_dims(dim: int, dtype: torch.dtype) -> None:
 
 def test_pieces_of_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "ROWS", 4)
+    monkeypatch.setattr(launch, "GRADIENT_ROWS", 4)
     compare(conv, inputs((9, 34), 3, heads=1), FLOAT, grid=(9, 34))
 
 

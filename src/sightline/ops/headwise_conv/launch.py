@@ -14,13 +14,14 @@ from sightline.ops.headwise_conv import kernels
 PRODUCTS = {torch.bfloat16: "tf32" if INTERPRETED else "bf16", torch.float16: "tf32", torch.float32: "fp32"}
 SIZES = (3, 5, 7, 9)  # of the filters that the kernels take
 ROWS = 28  # grid rows of a piece
+GRADIENT_ROWS = 56  # in the gradient of the filters
 
 
 def _constants(x: Tensor, size: int, width: int) -> dict[str, Any]:
     """The k bands of a filter and k patches of every stage have to fit into shared memory."""
     channels = max(16, triton.next_power_of_2(x.shape[3]))
     if x.dtype == torch.bfloat16:
-        tokens, stages = 64, 2 if channels * size <= 64 * 7 else 1
+        tokens, stages = 64, 2 if size <= 7 and channels * size <= 64 * 7 else 1
     else:
         tokens, stages = 32 if channels <= 64 else 16, 2 if channels <= 64 else 1
     return {
@@ -29,10 +30,10 @@ def _constants(x: Tensor, size: int, width: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pieces(grid: Grid, size: int, columns: int) -> int:
+def _pieces(grid: Grid, size: int, columns: int, rows: int) -> int:
     height, width = grid
     stride = columns - (size - 1) if width > columns else columns
-    return triton.cdiv(width, stride) * triton.cdiv(height, ROWS)
+    return triton.cdiv(width, stride) * triton.cdiv(height, rows)
 
 
 def convolve(x: Tensor, weight: Tensor, add: Tensor | None, grid: Grid, flip: bool) -> Tensor:
@@ -42,7 +43,7 @@ def convolve(x: Tensor, weight: Tensor, add: Tensor | None, grid: Grid, flip: bo
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     steps = (weight.stride(0), weight.stride(2), weight.stride(3))
     run(
-        kernels.conv, (x.shape[0] * heads, _pieces(grid, size, constants["X"])),
+        kernels.conv, (x.shape[0] * heads, _pieces(grid, size, constants["X"], ROWS)),
         (x, weight, add, out, *x.stride(), *steps, *(out if add is None else add).stride(), *out.stride()[:3], heads,
          *grid, ROWS),
         {**constants, "FLIP": flip, "ADD": add is not None},
@@ -55,10 +56,10 @@ def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, grid: Grid) -> Tens
     batch, _, heads, _ = x.shape
     size = weight.shape[3]
     constants = {**_constants(x, size, grid[1]), "num_stages": 2}
-    pieces = _pieces(grid, size, constants["X"])
+    pieces = _pieces(grid, size, constants["X"], GRADIENT_ROWS)
     parts = torch.empty(pieces, batch, heads, 1, size, size, dtype=torch.float32, device=x.device)
     run(
         kernels.conv_weights, (batch * heads, pieces, triton.cdiv(size, 3)),
-        (x, grad, parts, *x.stride(), *grad.stride(), heads, *grid, ROWS), constants,
+        (x, grad, parts, *x.stride(), *grad.stride(), heads, *grid, GRADIENT_ROWS), constants,
     )  # fmt: skip
     return parts.sum((0, 1)).to(weight.dtype)

@@ -1,9 +1,10 @@
 """Forward kernels of SOFT: out = P K (P^T v), P = exp(-|q - l|^2 / 2) and K the inverse between the landmarks.
 
-P is made again for every tile of tokens and never stored. A program owns one head of one image. Short images with at
-most 64 landmarks take one program for everything (`forward_short`). Others are cut into chunks of tokens: Z = P^T v of
-a chunk, while other programs of the same launch invert (`forward_sums`), Y = K Z (`forward_mix`), then a pass over the
-tokens (`forward_write`). More than 64 landmarks come in blocks, and their inverse by `matrix_kernels`.
+P is made again for every tile of tokens and never stored. A program owns one head of one image and a chunk of its
+tokens: Z = P^T v of the chunk, while other programs of the same launch invert (`forward_sums`), Y = K Z
+(`forward_mix`), then a pass over the tokens (`forward_write`). More than 64 landmarks come in blocks, and their inverse
+by `matrix_kernels`. One program for all of a short image is no faster: Newton's steps, which are most of its time,
+already run beside the sums.
 
 Z, Y and K are float32 and padded with zeros: Z, Y (images, heads, blocks * M, W), K (images, heads, M, M).
 """
@@ -60,35 +61,6 @@ def small(x, row, first, M: tl.constexpr, W: tl.constexpr):
     """Pointers to (M, W) of a padded matrix: `first` rows into matrix `row` of those that x holds."""
     place = x + tl.cast(row, tl.int64) * W + first * W
     return place + tl.arange(0, M)[:, None] * W + tl.arange(0, W)[None, :]
-
-
-@triton.jit(do_not_specialize=["H", "tokens", "m", "steps", "scale", "factor", "ridge", "shrink"])
-def forward_short(
-    q, v, marks, out, mask, cu, cu_l, sums, mixed, core, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn,
-    l_sh, l_sd, o_sb, o_sn, o_sh, H, tokens, m, steps, scale, factor, ridge, shrink, D: tl.constexpr, W: tl.constexpr,
-    M: tl.constexpr, T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
-    DOT: tl.constexpr, SAVE: tl.constexpr,
-):
-    """Everything for one head of one image."""
-    row = tl.program_id(0)
-    image, head = row // H, row % H
-    q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
-    v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
-    out, _ = head_of(out, cu, image, head, tokens, o_sb, o_sn, o_sh, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
-    if MASKED:
-        mask += tl.cast(image, tl.int64) * tokens
-    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
-    half = half_square(landmarks, 1.0)
-    inverse = core_of(landmarks, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
-    if SAVE:
-        tl.store(small(core, row * M, 0, M, M), inverse)
-    total = sum_tokens(q, v, mask, landmarks, half, q_sn, q_sd, v_sn, v_sd, 0, n, scale, D, W, M, T, MASKED, DOT)
-    y = dot(inverse, total, "fp32")
-    if SAVE:
-        tl.store(small(sums, row * M, 0, M, W), total)
-        tl.store(small(mixed, row * M, 0, M, W), y)
-    write_tokens(q, out, landmarks, half, y, q_sn, q_sd, o_sn, 0, n, scale, D, W, T, DOT)
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "steps", "scale", "factor", "ridge", "shrink"])

@@ -14,7 +14,7 @@ from sightline.ops.soft.newton import RIDGE, STEP, steps_in
 
 # How tensors are multiplied; Triton's interpreter has no products of bfloat16.
 PRODUCTS = {torch.bfloat16: "tf32" if INTERPRETED else "bf16", torch.float16: "tf32", torch.float32: "fp32"}
-SHORT = 1024  # tokens up to which one program takes a whole head
+SHORT = 1024  # tokens up to which an image is one chunk
 CHUNK = 512  # tokens of a chunk at least
 PARTS = 64  # chunks at most
 BLOCK = 64  # landmarks up to which one program inverts, and of a block beyond
@@ -44,14 +44,9 @@ class Plan:
         """Whether backward has one program for all of a head's dl."""
         return self.short and self.joint
 
-    @property
-    def limit(self) -> int | None:
-        """Registers of a thread where one program makes everything; three programs at a time pay for it."""
-        return 168 if self.joint and self.width <= 32 else None
-
-    def tile(self, limit: int | None = None) -> dict[str, Any]:
+    def tile(self) -> dict[str, Any]:
         constants = {"W": self.width, "M": self.block, "T": self.size, "num_warps": self.warps}
-        return {**constants, "num_stages": self.stages, **({"maxnreg": limit} if limit else {})}
+        return {**constants, "num_stages": self.stages}
 
     @property
     def queries(self) -> dict[str, Any]:
@@ -161,17 +156,8 @@ def forward(
         _compile_ahead(q, v, landmarks, mask is not None, cu is not None, call, save, cut)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     heads, tokens, m = q.shape[2], q.shape[1], landmarks.shape[1]
-    strides = (*q.stride(), *v.stride(), *landmarks.stride())
-    kept = _empty(saved_shapes(rows, call.most or m, q.shape[3], save or not cut.short), q.device)
+    kept = _empty(saved_shapes(rows, call.most or m, q.shape[3], True), q.device)
     sums, mixed, core, degrees = kept
-    if cut.short:
-        run(
-            forward_kernels.forward_short, (rows,),
-            (q, v, landmarks, out, mask, cu, cu_landmarks, sums, mixed, core, *strides, *out.stride()[:3], heads,
-             tokens, m, call.inverse[0], call.scale, *call.inverse[1:]),
-            {**flags, **cut.tile(cut.limit), "NORMALIZED": call.normalized, "SAVE": save},
-        )  # fmt: skip
-        return out, (sums, mixed, core, degrees)
     partial = _sums(q, v, landmarks, mask, cu, cu_landmarks, core, call, cut, flags, rows, invert=cut.blocks == 1)
     if cut.blocks == 1:
         run(forward_kernels.forward_mix, (rows,), (partial, core, sums, mixed, cut.parts), cut.matrix)
