@@ -135,6 +135,8 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     trainer.display.say(
         f"{task.order.images:,} training images, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
+    for note in task.notes:
+        trainer.display.say(note)
     trainer.display.say(f"run folder: {path}")
 
 
