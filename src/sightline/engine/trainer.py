@@ -172,10 +172,11 @@ class Trainer:
         self._log()
         if here.batch >= self.task.order.steps:  # not where run.max_steps ended it before
             here.next_epoch()
-        if last or here.epoch % run.save_every == 0 or self.signals.received:
+        stop = self._stop_asked()
+        if last or here.epoch % run.save_every == 0 or stop:
             self.save()
-        if self._stop_asked():
-            self._stop()
+        if stop:
+            raise self._stopped()
 
     def _evaluate(self) -> Evaluation:
         model = self.raw if self.average is None else self.average.module
@@ -184,7 +185,10 @@ class Trainer:
         def note(count: int) -> None:
             nonlocal done
             done += count * self.accelerator.num_processes
-            self.display.note("evaluation", min(done, images), images)
+            if self.display.bar is not None:
+                self.display.note("evaluation", min(done, images), images)
+            if self.signals.received and self.accelerator.num_processes == 1:  # several agree when it is over
+                self._stop()
 
         return evaluate(
             model,
@@ -193,7 +197,7 @@ class Trainer:
             device=self.accelerator.device,
             precision=self.config.run.precision,
             reduce=total,
-            on_batch=note if self.display.bar is not None else None,
+            on_batch=note,
         )
 
     def _log(self) -> None:
@@ -258,8 +262,11 @@ class Trainer:
 
     def _stop(self) -> None:
         self.save()
+        raise self._stopped()
+
+    def _stopped(self) -> Stopped:
         here = self.progress
-        raise Stopped(
+        return Stopped(
             f"stopped by {self.signals.received or 'a signal'} and saved at step {here.step} (epoch {here.epoch + 1}, "
             f"update {here.batch}); give the same command to resume"
         )

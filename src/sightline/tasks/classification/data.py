@@ -141,7 +141,8 @@ def _open_folder(folder: Path, classes: tuple[str, ...] | None) -> Split:
     except FolderError as error:
         raise DataError(str(error)) from error
     except OSError as error:
-        raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror}); see its permissions") from error
+        where = error.filename or folder
+        raise DataError(f"{where}: cannot be read ({error.strerror}); see its permissions") from error
     if reader.strange:  # images of a class that training does not know would be left out in silence
         raise DataError(
             f"{folder}: class {reader.strange[0]!r} is not among the {len(reader.class_to_idx)} of training; "
@@ -195,7 +196,7 @@ def _open_hf(data: Data, names: Sequence[str], classes: tuple[str, ...] | None) 
     try:
         from sightline.tasks.classification.hugging_face import HubReader
     except ImportError as error:
-        raise DataError('Hugging Face data sets need: pip install "sightline[train]"') from error
+        raise DataError("Hugging Face data sets need datasets: pip install datasets") from error
     name = str(data.path).removeprefix(HF)
     last: Exception | None = None
     for split in names:

@@ -1,7 +1,8 @@
 """A folder of images for every class, and what in it is not as it seems: other files, links, strays.
 
 The class of an image is the folder right below the split, however deep the image lies in it. Links to images and to
-folders are followed; a folder that would be read twice, as in a loop, is refused. What begins with a dot is passed over.
+folders are followed; a folder that would be read twice, as in a loop, is refused. A name with a dot
+in front does not count.
 """
 
 import os
@@ -57,7 +58,7 @@ class FolderReader(ReaderImageFolder):
         """The images below a folder of the class `name`."""
         place = _place(folder)
         if place in self._seen:
-            raise FolderError(f"{folder}: a link to {self._seen[place]}, which would be read twice; remove the link or its target")
+            raise FolderError(f"{folder}: a link to {self._seen[place]}, which would be read twice; remove the link")
         self._seen[place] = folder
         for item in _entries(folder):
             if item.is_dir():
