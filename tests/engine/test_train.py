@@ -206,7 +206,7 @@ def test_what_ended_before_its_report_writes_it_later(images: Path, tmp_path: Pa
 
 def test_what_ended_before_its_first_checkpoint_may_be_changed(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(ValueError, match="batch.size=999 is more than"):
+    with pytest.raises(ValueError, match=r"batch\.size=999 is more than"):
         train(configure(images, out, batch__size=999))
     out.mkdir(exist_ok=True)
     (out / "config.yaml").write_text(to_yaml(configure(images, out, optim__lr=0.5)))
