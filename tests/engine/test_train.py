@@ -122,6 +122,20 @@ def test_compiled_model_trains(images: Path, tmp_path: Path, monkeypatch: pytest
     assert asked == [("DeiT", {"mode": "default"})] * 2  # the model and its average
 
 
+def test_a_compiled_model_is_the_same_model(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced forward and backward and run as a graph; inductor's kernels would take a minute to build here."""
+    real = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, mode: real(self, backend="aot_eager"))
+    plain = {"model__drop_path": 0.0, "schedule__epochs": 1, "optim__name": "sgd"}
+    for compiled in (False, True):
+        train(configure(images, tmp_path / str(compiled), model__compile=compiled, **plain))
+    files = [tmp_path / name / "checkpoints/last/model.safetensors" for name in ("False", "True")]
+    one, other = (load_file(path) for path in files)
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(value, other[key], rtol=1e-4, atol=1e-5)
+
+
 def test_distillation_follows_the_teacher(images: Path, tmp_path: Path) -> None:
     train(configure(images, tmp_path / "teacher", schedule__epochs=1))
     teacher = tmp_path / "teacher/checkpoints/best/model.safetensors"

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LOGGERS = ("accelerate", "datasets", "huggingface_hub", "timm", "torch")
+LOGGERS = ("accelerate", "datasets", "huggingface_hub", "timm", "torch", "torch.utils.cpp_extension")
 
 
 @contextmanager

@@ -51,6 +51,8 @@ class Trainer:
         self.sharded = is_sharded(self.raw)
         if self.sharded and self.average is not None:
             raise ConfigError("ema.decay: averaged weights are not available with FSDP; give --ema.decay 0")
+        if self.sharded and config.optim.clip is not None and config.optim.clip_mode == "agc":
+            raise ConfigError("optim.clip_mode: agc is not available with FSDP; give norm or value")
         self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
         self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim)
         self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
