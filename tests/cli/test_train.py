@@ -183,6 +183,8 @@ def test_print_config_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["train", "--config", "imagenette", "--optim.lr", "1e-4", "--data", "x", "--print_config"]) == 0
     shown = capsys.readouterr().out
     assert yaml.safe_load(shown)["optim"]["lr"] == 1e-4
+    assert "{" not in shown.replace("{}", "")  # one style: a key a line, lists in brackets
+    assert "\n- " not in shown
     (tmp_path / "again.yaml").write_text(shown)
     assert to_yaml(resolve(load_recipe(str(tmp_path / "again.yaml")))) == shown
 

@@ -74,12 +74,15 @@ def run(options: Options) -> None:
         raise UsageError(f"--limit: {options.limit} is not a number of images; give at least 1")
     if options.out is not None:
         check_writable(options.out, "--out")
+    from sightline.tasks.classification.words import describe
+
     job = prepare(options)
     card = job.classifier.card
     sizes = parse_sizes(options.img_size) if options.img_size else [card.input_size[1:]]
     if not options.json:
         millions = job.classifier.parameters / 1e6
-        print(f"{job.classifier.title}, {millions:.2f} M parameters, from {job.classifier.path}")
+        words = describe(card.name, card.arguments)
+        print(f"{words}, {millions:.2f} M parameters, from {job.classifier.path}")
         print(f"{len(job.split):,} images of {len(job.split.classes)} classes in {job.split.title}, {job.device}")
         print("".join(f"{note}\n" for note in job.notes))
     results = [result for size in sizes for result in evaluate_at(job, size, options)]

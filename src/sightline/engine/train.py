@@ -17,6 +17,7 @@ from sightline.engine.signals import StopSignals, listening
 from sightline.engine.trainer import Trainer
 from sightline.engine.values import ConfigError
 from sightline.tasks.classification.task import Classification
+from sightline.tasks.classification.words import describe
 from sightline.tasks.order import Place
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for now
@@ -151,7 +152,8 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     task = trainer.task
     millions = sum(p.numel() for p in trainer.raw.parameters()) / 1e6
     size = "x".join(map(str, task.card.input_size))
-    trainer.display.say(f"{task.card.name}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
+    words = describe(task.card.name, task.card.arguments)
+    trainer.display.say(f"{words}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
     trainer.display.say(
         f"{task.order.images:,} training images, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
