@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def model_table() -> str:
     """A row a model: what was published beside what is measured."""
-    rows = ["| model | size | parameters | FLOPs | top-1 |", "|---|---|---|---|---|"]
+    rows = ["| model | size | parameters | FLOPs, measured | top-1, published |", "|---|---|---|---|---|"]
     for name, variant in VARIANTS.items():
         with torch.device("meta"):
             model = timm.create_model(name)

@@ -36,6 +36,9 @@ def test_class_token() -> None:
         ([[0.1, 0.2], [0.3, 0.4]], UNSIGNED, (0.5, 2.0)),
         ([[-0.4, 0.2], [0.3, 0.4]], SIGNED, (-2.0, 2.0)),
         ([[-0.6, 0.2], [0.3, 0.4]], SIGNED, (-3.0, 3.0)),
+        ([[0.2, 0.2], [0.2, 0.2001]], UNSIGNED, (0.90025, 1.10025)),  # an even map is not blown up to noise
+        ([[0.0, 0.0], [0.001, 0.0]], UNSIGNED, (0.0, 0.2)),
+        ([[-0.001, 0.0], [0.001, 0.0]], SIGNED, (-0.1, 0.1)),
     ],
 )
 def test_colours_tell_the_sign(weights: list[list[float]], colours: str, limits: tuple[float, float]) -> None:
@@ -45,6 +48,7 @@ def test_colours_tell_the_sign(weights: list[list[float]], colours: str, limits:
     assert drawn.get_clim() == pytest.approx(limits)
     np.testing.assert_allclose(drawn.get_array(), np.array(weights) * 5, rtol=1e-6)  # 4 places and a class token
     figure.canvas.draw()
+    assert figure.axes[2].yaxis.get_offset_text().get_text() == ""
 
 
 def test_the_query_is_marked() -> None:

@@ -92,3 +92,12 @@ def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFix
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_why_there_are_more_parameters_at_another_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "soft_norm_tiny", "--img-size", "512x768"]) == 0
+    assert "2,658,560 parameters more than at 224x224: position tables have an entry for every token" in (
+        capsys.readouterr().out
+    )
+    assert main(["info", "inline_cswin_tiny", "--img-size", "512x768"]) == 0
+    assert "position tables" not in capsys.readouterr().out  # it has none

@@ -15,7 +15,7 @@ def test_every_model_in_a_pipe_uncut(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["list"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == list(VARIANTS)
-    for name in ("size", "params M", "FLOPs G", "top-1", "dims / heads / depths", "attention", "family"):
+    for name in ("size", "params M", "FLOPs G, published", "top-1", "dims / heads / depths", "attention", "family"):
         assert name in header
     base = next(row for row in rows if row.startswith("inline_swin_base "))
     for cell in ("88.35", "15.4", "84.1", "128-256-512-1024 / 4-8-16-32 / 2-2-18-2", "swin"):

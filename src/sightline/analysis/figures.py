@@ -17,6 +17,7 @@ PANEL = 2.2  # inches
 TITLE = 30  # letters in a line of a title
 SIGNED = "RdBu_r"  # blue below zero, white at zero, red above
 UNSIGNED = "viridis"
+SPAN = 0.2  # least width of a scale, in multiples of even attention
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -28,15 +29,16 @@ def new_figure(width: float, height: float) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError('figures need matplotlib: pip install "sightline[train]"') from error
+        raise ValueError("figures need matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def attention_figure(rows: "Sequence[tuple[str, Image.Image, Sequence[AttentionMap]]]") -> "Figure":
     """A row for every image: its title, the image as the model sees it with the query marked, and the maps beside it.
 
-    A map shows the mean over heads, as a multiple of even attention, 1 / N, on a scale of its own. Weights keep their
-    sign: where any is negative, blue is negative, white zero and red positive; elsewhere dark is least, bright most.
+    A map shows the mean over heads, as a multiple of even attention, 1 / N, on a scale of its own, at least SPAN wide:
+    an even map looks even. Weights keep their sign: where any is negative, blue is negative, white zero and red
+    positive; elsewhere dark is least, bright most.
     """
     columns = 1 + max((len(maps) for _, _, maps in rows), default=0)
     figure = new_figure(PANEL * columns + 0.8, (PANEL + 0.45) * len(rows))
@@ -64,14 +66,23 @@ def _draw_image(axis: Any, title: str, image: Image.Image, maps: "Sequence[Atten
 def _draw_map(figure: "Figure", axis: Any, found: AttentionMap, size: tuple[int, int]) -> None:
     mean = found.weights.mean(0).numpy()
     relative = mean * (mean.size + found.prefix.shape[1])
-    low, high, colours = float(relative.min()), float(relative.max()), UNSIGNED
-    if low < 0:
-        low, high, colours = -max(-low, high), max(-low, high), SIGNED
+    low, high, colours = _scale(float(relative.min()), float(relative.max()))
     extent = (0, size[0], size[1], 0)
     drawn = axis.imshow(relative, cmap=colours, vmin=low, vmax=high, extent=extent, interpolation="nearest")
     axis.set_title(f"{found.block.removesuffix('.attn')}, {found.mechanism}", fontsize=7, parse_math=False)
     bar = figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03)
     bar.ax.tick_params(labelsize=6)
+    bar.ax.ticklabel_format(useOffset=False)  # numbers as they are, not as differences from one in a corner
+
+
+def _scale(low: float, high: float) -> tuple[float, float, str]:
+    """The ends of a map's scale, never so near that rounding would look like a pattern, and its colours."""
+    if low < 0:
+        end = max(-low, high, SPAN / 2)
+        return -end, end, SIGNED
+    missing = max(0.0, SPAN - (high - low)) / 2
+    low = max(0.0, low - missing)
+    return low, max(high + missing, low + SPAN), UNSIGNED
 
 
 def telling_maps(model: nn.Module, image: Tensor, query: Query, count: int = 3) -> list[AttentionMap]:

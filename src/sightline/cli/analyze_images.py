@@ -93,7 +93,7 @@ def open_labelled(data: str | None, checkpoint: str | None) -> "Split":
 
     if data is None and (checkpoint is None or not Path(checkpoint).is_dir()):
         raise UsageError("--data: say which images: a folder, a file, or embedded; only a run folder knows its own")
-    wanted = Data() if data == EMBEDDED else data_of(checkpoint, data)
+    wanted = Data() if data == EMBEDDED else replace(data_of(checkpoint, data), limit=None)
     return open_split(wanted, "val")
 
 

@@ -103,8 +103,23 @@ def describe(options: Options) -> dict[str, Any]:
         },
         "stages": stages,
         "input": _input(model),
-        "notes": [NEWTON_NOTE] if variant.cls.family == "soft" else [],
+        "notes": [*([NEWTON_NOTE] if variant.cls.family == "soft" else []), *_table_note(name, given, cost.params)],
     }
+
+
+def _table_note(name: str, given: dict[str, Any], params: int) -> list[str]:
+    """Why a model has other parameters at another size: its position tables have an entry for every token."""
+    from sightline.models.identify import build_empty
+
+    usual: Any = build_empty(name, {key: value for key, value in given.items() if key != "img_size"})
+    more = params - sum(p.numel() for p in usual.parameters())
+    if not more:
+        return []
+    size = "x".join(map(str, usual.img_size))
+    return [
+        f"{abs(more):,} parameters {'more' if more > 0 else 'fewer'} than at {size}: position tables have an entry for "
+        f"every token. A model built for {size} takes this size too, by interpolating them."
+    ]
 
 
 def describe_stages(model: Any, size: tuple[int, int]) -> list[dict[str, Any]]:

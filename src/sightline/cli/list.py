@@ -12,7 +12,7 @@ COLUMNS = (
     Column("name"),
     Column("size", right=True),
     Column("params M", right=True),
-    Column("FLOPs G", right=True),
+    Column("FLOPs G, published", right=True),
     Column("top-1", right=True),
     Column("dims / heads / depths", wide=True),
     Column("attention", wide=True),

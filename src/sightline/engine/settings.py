@@ -13,10 +13,12 @@ from typing import Any, get_type_hints
 import yaml
 
 from sightline.engine.config import Config
+from sightline.engine.sense import check_sense
 from sightline.engine.values import ConfigError, check
 
 BASE = "base"
 MAX_BASES = 8
+SEQUENCE = "tag:yaml.org,2002:seq"
 
 
 def recipe_names() -> list[str]:
@@ -64,11 +66,13 @@ def resolve(recipe: Mapping[str, Any], overrides: Mapping[str, str] | None = Non
     for key, text in (overrides or {}).items():
         section, _, name = key.partition(".")
         values = merge(values, {section: {name: parse(text)}})
-    return _build(Config, values, "")
+    return check_sense(_build(Config, values, ""))
 
 
 def parse(text: str) -> Any:
-    """What a value on the command line means: YAML, or the text itself where that is none."""
+    """What a value on the command line means: YAML, or the text itself where that is none or nothing."""
+    if not text.strip():
+        return text
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):
@@ -98,7 +102,19 @@ def entries() -> Iterator[tuple[str, Any]]:
 
 def to_yaml(config: Config) -> str:
     """The configuration as YAML, which `load_recipe` reads back."""
-    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, default_flow_style=None, width=100)
+    return dump(_plain(asdict(config)))
+
+
+class _Dumper(yaml.SafeDumper):
+    """A key a line, and lists in brackets."""
+
+
+_Dumper.add_representer(list, lambda dumper, items: dumper.represent_sequence(SEQUENCE, items, flow_style=True))
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    """Sections of a configuration as YAML, in one style throughout."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=100)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

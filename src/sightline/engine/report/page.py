@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from sightline.engine.report.record import Record
+from sightline.engine.settings import dump
+from sightline.tasks.classification.words import describe
 
 STYLE = """
 :root { color-scheme: light; --line: #d9dde3; --soft: #5b6470; --accent: #1f5fa8; }
@@ -43,7 +45,7 @@ def render(record: Record, figures: Mapping[str, Path], attention: Sequence[Path
     best = record.best()
     parts = [
         f"<h1>{escape(record.name)}</h1>",
-        f'<p class="under">{escape(str(model.get("name", "?")))}{_arguments(model.get("args"))}</p>',
+        f'<p class="under">{escape(describe(str(model.get("name", "?")), model.get("args")))}</p>',
         _cards(record, best),
     ]
     if "curves" in figures:
@@ -67,12 +69,6 @@ def render(record: Record, figures: Mapping[str, Path], attention: Sequence[Path
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(record.name)}</title><style>{STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
     )
-
-
-def _arguments(args: Any) -> str:
-    if not isinstance(args, dict) or not args:
-        return ""
-    return escape(" (" + ", ".join(f"{key}={value}" for key, value in args.items()) + ")")
 
 
 def _cards(record: Record, best: Mapping[str, Any]) -> str:
@@ -125,9 +121,7 @@ def _versions(record: Record) -> str:
 
 
 def _config(config: Mapping[str, Any]) -> str:
-    import yaml
-
-    return f"<pre>{escape(yaml.safe_dump(dict(config), sort_keys=False, default_flow_style=None, width=100))}</pre>"
+    return f"<pre>{escape(dump(config))}</pre>"
 
 
 def _figure(path: Path, alt: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sightline import backend as backends
 from sightline.ops.checks import Grid
+from sightline.ops.inline.product import moment, times
 from sightline.ops.inline.reference import local_residual
 
 NAME = "inline_attention"
@@ -47,15 +48,15 @@ def inline_from_tokens(
     w_q, w_k, _ = weight.unflatten(0, (3, *heads)).unbind(0)  # H D C
     v = F.linear(x, weight[2 * dim :], None if bias is None else bias[2 * dim :])
     mean_x, mean_v = x.mean(1), v.mean(1)
-    moment = torch.baddbmm(mean_v.unsqueeze(2) * mean_x.unsqueeze(1), v.transpose(1, 2), x, beta=-1, alpha=1 / tokens)
-    per_head = moment.view(batch, *heads, dim).transpose(0, 1).reshape(num_heads, -1, dim)  # H BD C
+    cross = moment(v, x) / tokens - mean_v.unsqueeze(2) * mean_x.unsqueeze(1)
+    per_head = cross.view(batch, *heads, dim).transpose(0, 1).reshape(num_heads, -1, dim)  # H BD C
     covariance = torch.bmm(per_head, w_k.transpose(1, 2)) * heads[1] ** -0.5  # H BD D, transposed
-    mix = torch.bmm(covariance, w_q).view(num_heads, batch, heads[1], dim).transpose(0, 1).reshape(batch, dim, dim)
+    mix = torch.bmm(covariance, w_q).view(num_heads, batch, heads[1], dim).permute(1, 3, 0, 2).reshape(batch, dim, dim)
     offset = mean_v
     if bias is not None:
         shift = (covariance * bias[:dim].view(num_heads, 1, -1)).sum(-1).view(num_heads, batch, heads[1])
         offset = mean_v + shift.transpose(0, 1).reshape(batch, dim)
-    out = torch.baddbmm(offset.unsqueeze(1), x, mix.transpose(1, 2))
+    out = times(x, mix) + offset.unsqueeze(1)
     if residual is not None:
         local = local_residual(v[:, prefix:].unflatten(-1, heads), residual, grid).flatten(2)
         out[:, prefix:] += local

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sightline.ops.checks import Grid, accumulate_dtype
 from sightline.ops.feature_maps import Affine, apply_feature_map, hide, key_features
+from sightline.ops.inline.product import moment, times
 
 
 def inline_attention(
@@ -35,8 +36,8 @@ def inline_attention(
     mean_k, mean_v = fk.sum(1, keepdim=True) * share, fv.sum(1, keepdim=True) * share  # B 1 H D
     # Centred before the product, so that large means do not cancel in it.
     centred_k, centred_v = hide(fk - mean_k, hidden), hide(fv - mean_v, hidden)
-    covariance = centred_k.permute(0, 2, 3, 1) @ centred_v.transpose(1, 2) * (share * scale)  # B H D E
-    out = mean_v + (fq.transpose(1, 2) @ covariance).transpose(1, 2)  # B N H E
+    covariance = moment(centred_k.transpose(1, 2), centred_v.transpose(1, 2)) * (share * scale)  # B H D E
+    out = mean_v + times(fq.transpose(1, 2), covariance).transpose(1, 2)  # B N H E
     if residual is not None:
         assert grid is not None
         out[:, prefix:] += local_residual(fv[:, prefix:], residual.to(wide), grid)
