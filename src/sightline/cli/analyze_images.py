@@ -1,7 +1,7 @@
 """The images that `sightline analyze` looks at, with labels or without."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
