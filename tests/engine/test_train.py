@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sightline.engine.errors import NonFiniteError, RunError, SaveError, Stopped
+from sightline.engine.optimize import make_optimizer
 from sightline.engine.run_folder import RunFolder
 from sightline.engine.settings import load_recipe, resolve, to_yaml
 from sightline.engine.signals import STOPPING, StopSignals
@@ -21,6 +22,7 @@ from sightline.engine.train import train
 from sightline.engine.trainer import Trainer
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
+from sightline.tasks.classification.model import create
 from sightline.tasks.classification.task import Classification
 from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, weights
 
@@ -134,6 +136,28 @@ def test_a_compiled_model_is_the_same_model(images: Path, tmp_path: Path, monkey
     assert one.keys() == other.keys()
     for key, value in one.items():
         torch.testing.assert_close(value, other[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("key", ["model__grad_checkpointing", "model__channels_last"])
+def test_less_memory_is_the_same_run(images: Path, tmp_path: Path, key: str) -> None:
+    plain = {"model__drop_path": 0.0, "schedule__epochs": 1, "optim__name": "sgd"}
+    for on in (False, True):
+        train(configure(images, tmp_path / str(on), **{key: on}, **plain))
+    one, other = (load_file(tmp_path / name / "checkpoints/last/model.safetensors") for name in ("False", "True"))
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-5, atol=1e-6)
+
+
+def test_layers_decay_from_the_last_to_the_first(images: Path, tmp_path: Path) -> None:
+    config = configure(images, tmp_path, optim__layer_decay=0.5)
+    model = create("inline_deit_tiny", {**RECIPE["model"]["args"], "img_size": 16})
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scale = {names[id(p)]: group["lr_scale"] for group in make_optimizer(model, config).param_groups
+             for p in group["params"]}  # fmt: skip
+    last = scale["head.weight"]
+    first, second = (scale[f"blocks.{i}.mlp.fc1.weight"] for i in (0, 1))
+    assert second == pytest.approx(2 * first)
+    assert scale["patch_embed.proj.weight"] < first < second < last == 1.0
 
 
 def test_distillation_follows_the_teacher(images: Path, tmp_path: Path) -> None:
