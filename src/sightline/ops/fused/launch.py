@@ -183,7 +183,7 @@ def _forward(
     program.launch(
         forward_kernels.forward_partial, (heads // cut.sums.heads, images, parts),
         (k, v, mask, cu, partial, *k.strides, *v.strides, heads, k.shape[1], cut.chunk),
-        {"T": cut.sums.size, **_without(flags, "RESIDUAL"), **cut.sums.constants},
+        {"T": cut.sums.size, **without(flags, "RESIDUAL"), **cut.sums.constants},
     )  # fmt: skip
     sums = _add(program, partial, torch.float32)
     tile = cut.write if residual is not None else cut.queries
@@ -212,7 +212,7 @@ def _backward(
         backward_kernels.backward_queries, (heads // cut.queries.heads, images, parts),
         (q, grad, cu, sums, dq, edges, *q.strides, *grad.strides, *dq.strides[:2], heads, q.shape[1], cut.chunk,
          call.scale, call.eps),
-        {"T": cut.queries.size, **_without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants},
+        {"T": cut.queries.size, **without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants},
     )  # fmt: skip
     edge = _add(program, edges, torch.float32)
     for wanted, weights in _key_passes(cut, residual, q.dtype):
@@ -298,7 +298,7 @@ def _taps(
         backward_kernels.backward_taps, (heads // cut.taps.heads, images, pieces),
         (v, grad, mask, cu, grids, parts, *v.strides, *grad.strides, channels, grad.shape[1], v.shape[1], cut.rows,
          *call.grid, call.prefix),
-        {"X": cut.taps.size, "STAGES": cut.taps.stages, **_without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
+        {"X": cut.taps.size, "STAGES": cut.taps.stages, **without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
          **cut.taps.constants},
     )  # fmt: skip
     return _add(program, parts, residual.dtype)
@@ -343,7 +343,7 @@ def _add(program: Program, parts: Layout, dtype: torch.dtype) -> Layout:
     return out
 
 
-def _without(flags: dict[str, Any], *names: str) -> dict[str, Any]:
+def without(flags: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in flags.items() if key not in names}
 
 

@@ -17,7 +17,7 @@ from triton.runtime._async_compile import AsyncCompileMode
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 REMEMBERED = 8192  # calls at most; then all are forgotten
-THREADS = 8
+THREADS = 16
 
 _kernels: dict[tuple, tuple[Any, tuple]] = {}
 _local = threading.local()  # `ahead`: kernels under way while this thread is `compiling`; others go on launching
@@ -58,12 +58,12 @@ def compiling() -> Iterator[None]:
         with ThreadPoolExecutor(THREADS) as pool:
             with AsyncCompileMode(pool):
                 yield
-            list(pool.map(lambda kernel: _load(kernel, device), _local.ahead))
+            list(pool.map(lambda kernel: load(kernel, device), _local.ahead))
     finally:
         _local.ahead = None
 
 
-def _load(kernel: Any, device: int) -> None:
+def load(kernel: Any, device: int) -> None:
     """Bring a compiled kernel onto the device; asking for its launcher does that. New threads start on device 0."""
     with torch.cuda.device(device):
         (kernel.result() if hasattr(kernel, "result") else kernel)[(1, 1, 1)]

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
-from sightline.ops.fused.launcher import INTERPRETED
+from sightline.ops.fused.launcher import INTERPRETED, THREADS, load
 
 REMEMBERED = 4096  # kinds of calls at most; then all are forgotten
-THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -144,13 +143,7 @@ def compile_all(programs: Iterable[Program]) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         with AsyncCompileMode(pool):
             kernels = [kernel for program in programs for kernel in program.compile()]
-        list(pool.map(lambda kernel: _load(kernel, device), kernels))
-
-
-def _load(kernel: Any, device: int) -> None:
-    """Bring a compiled kernel onto the device; asking for its launcher does that. New threads start on device 0."""
-    with torch.cuda.device(device):
-        (kernel.result() if hasattr(kernel, "result") else kernel)[(1, 1, 1)]
+        list(pool.map(lambda kernel: load(kernel, device), kernels))
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,11 +7,10 @@ import triton
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.fused.launcher import INTERPRETED, run
+from sightline.ops.fused.launch import PRODUCTS
+from sightline.ops.fused.launcher import run
 from sightline.ops.headwise_conv import kernels
 
-# How tensors are multiplied; Triton's interpreter has no products of bfloat16.
-PRODUCTS = {torch.bfloat16: "tf32" if INTERPRETED else "bf16", torch.float16: "tf32", torch.float32: "fp32"}
 SIZES = (3, 5, 7, 9)  # of the filters that the kernels take
 ROWS = 28  # grid rows of a piece
 GRADIENT_ROWS = 56  # in the gradient of the filters

@@ -8,12 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
+from sightline.ops.fused.launch import PRODUCTS, without
 from sightline.ops.fused.launcher import INTERPRETED, compiling, run
 from sightline.ops.soft import backward_kernels, forward_kernels, matrix_kernels
 from sightline.ops.soft.newton import RIDGE, STEP, steps_in
 
-# How tensors are multiplied; Triton's interpreter has no products of bfloat16.
-PRODUCTS = {torch.bfloat16: "tf32" if INTERPRETED else "bf16", torch.float16: "tf32", torch.float32: "fp32"}
 SHORT = 1024  # tokens up to which an image is one chunk
 CHUNK = 512  # tokens of a chunk at least
 PARTS = 64  # chunks at most
@@ -141,10 +140,6 @@ def _flags(q: Tensor, mask: Tensor | None, cu: Tensor | None) -> tuple[dict[str,
     return flags, images * q.shape[2]
 
 
-def _without(flags: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {key: value for key, value in flags.items() if key not in names}
-
-
 def forward(
     q: Tensor, v: Tensor, landmarks: Tensor, mask: Tensor | None, cu: Tensor | None, cu_landmarks: Tensor | None,
     call: Call, save: bool,
@@ -169,7 +164,7 @@ def forward(
         forward_kernels.forward_write, (rows, cut.parts),
         (q, landmarks, out, cu, cu_landmarks, mixed, *q.stride(), *landmarks.stride(), *out.stride()[:3], heads,
          tokens, m, cut.chunk, cut.blocks, call.scale),
-        {**_without(flags, "MASKED"), **cut.tile(), "ONE": cut.blocks == 1},
+        {**without(flags, "MASKED"), **cut.tile(), "ONE": cut.blocks == 1},
     )  # fmt: skip
     if save:
         return out, (sums, mixed, core, degrees)
@@ -199,7 +194,7 @@ def backward(
             backward_kernels.backward_mix, (rows,),
             (q, landmarks, grad, cu, cu_landmarks, partial, sums, mixed, core, mixed_grad, edges, *q.stride(),
              *landmarks.stride(), *grad.stride(), heads, tokens, m, cut.parts, call.scale),
-            {**_without(flags, "MASKED"), **cut.tile(), "NORMALIZED": call.normalized, "WHOLE": cut.short},
+            {**without(flags, "MASKED"), **cut.tile(), "NORMALIZED": call.normalized, "WHOLE": cut.short},
         )  # fmt: skip
     else:
         assert partial is not None
@@ -211,7 +206,7 @@ def backward(
             matrix_kernels.backward_matrix, (rows, blocks),
             (landmarks, cu_landmarks, degrees, sums, sums_grad, mixed, mixed_grad, edges, *landmarks.stride(), heads, m,
              blocks),
-            {**_without(flags, "MASKED"), **cut.pairs, "NORMALIZED": call.normalized},
+            {**without(flags, "MASKED"), **cut.pairs, "NORMALIZED": call.normalized},
         )  # fmt: skip
     shared = (q, v, landmarks, grad, mask, cu, cu_landmarks, mixed, mixed_grad)
     sizes = (heads, tokens, m, cut.chunk)
@@ -236,7 +231,7 @@ def backward(
         run(
             backward_kernels.add_landmarks, (rows, cut.blocks),
             (edges, dl, cu_landmarks, *dl.stride()[:3], heads, m, cut.blocks, cut.parts + 1),
-            {**_without(flags, "MASKED", "DOT"), **cut.matrix},
+            {**without(flags, "MASKED", "DOT"), **cut.matrix},
         )  # fmt: skip
 
 
@@ -270,7 +265,7 @@ def _invert(
     run(
         matrix_kernels.matrix, (rows, cut.blocks),
         (landmarks, cu_landmarks, matrix, degrees, *landmarks.stride(), heads, landmarks.shape[1], cut.blocks, ridge),
-        {**_without(flags, "MASKED"), **cut.matrix},
+        {**without(flags, "MASKED"), **cut.matrix},
     )  # fmt: skip
     unit = factor / degrees.amax(1).square()
     iterate, error, other = matrix, torch.empty_like(core), torch.empty_like(core)

@@ -1,0 +1,67 @@
+"""Parts of SOFT's layers: the kinds of landmarks, and the stem with its norms folded for inference."""
+
+import pytest
+import torch
+from torch import nn
+
+from sightline.layers.mechanisms import Spec
+from sightline.layers.patch import ConvBNEmbed
+from sightline.layers.soft import Landmarks, shuffled
+
+GRID = (4, 6)
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randn(2, 24, 3, 8, dtype=torch.float64)
+
+
+def test_pooled_landmarks_are_the_means_of_patches() -> None:
+    q = _tokens()
+    patches = q.view(2, 2, 2, 3, 2, 3, 8).mean((2, 4)).flatten(1, 2)
+    torch.testing.assert_close(Landmarks(8, 2, kind="pool")(q, GRID, 0.5), 0.5 * patches)
+
+
+def test_first_landmarks_are_the_first_tokens() -> None:
+    q = _tokens()
+    assert torch.equal(Landmarks(8, 2, kind="first")(q, GRID, 0.5), 0.5 * q[:, :6])
+
+
+def test_random_landmarks_are_different_tokens_and_always_the_same() -> None:
+    q = _tokens()
+    chosen = Landmarks(8, 2, kind="random")(q, GRID)
+    places = [(q[0] == landmark).flatten(1).all(1).nonzero().item() for landmark in chosen[0]]
+    assert len(set(places)) == 6
+    assert places != list(range(6))
+    assert torch.equal(chosen, Landmarks(8, 2, kind="random")(q, GRID))
+
+
+@pytest.mark.parametrize("count", [1, 2, 49, 1000, 65536])
+def test_shuffled_is_a_permutation(count: int) -> None:
+    order = shuffled(count, torch.device("cpu"))
+    assert torch.equal(order.sort().values, torch.arange(count))
+
+
+@pytest.mark.parametrize("kind", ["conv", "pool", "random", "first"])
+def test_every_kind_attends(kind: str) -> None:
+    core = Spec.parse(f"soft_norm(landmark={kind},ratio=2)").build(24, 3, 16)
+    q = torch.randn(2, 25, 3, 8, requires_grad=True)
+    out = core(q, q, q, context=q.flatten(2), grid=GRID, prefix=1)
+    assert out.shape == q.shape
+    assert torch.autograd.grad(out.square().sum(), q)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["random", "first"])
+def test_more_landmarks_than_tokens_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="ask for fewer landmarks"):
+        Landmarks(8, 1, side=5, kind=kind)(_tokens(), GRID)
+
+
+def test_norms_folded_into_the_stem() -> None:
+    stem = ConvBNEmbed(3, [8, 8, 16], [2, 1, 2]).eval().double()
+    for norm in stem.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            for tensor in (norm.weight.data, norm.bias.data, norm.running_mean):
+                tensor.normal_()
+            norm.running_var.uniform_(0.5, 2)
+    x = torch.randn(2, 3, 33, 40, dtype=torch.float64)
+    torch.testing.assert_close(stem._folded(x), stem.proj(x))
