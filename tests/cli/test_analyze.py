@@ -61,15 +61,16 @@ def test_maps(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None
     picture = str(data / "red" / "00.png")
     shown = analyze(
         capsys, out, "maps", picture, "--checkpoint", weights, "--query", "0.2,0.8", "--query", "class",
-        "--img-size", "64", "--animate", "layers",
+        "--query", "2,1", "--img-size", "64", "--animate", "layers",
     )  # fmt: skip
     assert "RANDOM" not in shown
     assert shown.splitlines()[-1].startswith(f"wrote {out}")
-    assert_pictures(out, "maps-1", "maps-2")
+    assert_pictures(out, "maps-1", "maps-2", "maps-3")
     facts = read(out, "maps")
     assert facts["images"] == [picture]
-    assert [found["block"] for found in facts["result"]["maps"]] == ["blocks.0.attn", "blocks.1.attn"] * 2
+    assert [found["block"] for found in facts["result"]["maps"]] == ["blocks.0.attn", "blocks.1.attn"] * 3
     assert facts["result"]["maps"][0]["place"] == [0, 3]
+    assert facts["result"]["maps"][4]["place"] == [2, 1]
     assert (out / "maps-layers.gif").read_bytes()[:4] == b"GIF8"
 
 
@@ -220,7 +221,10 @@ def test_every_family(tmp_path: Path, capsys: CAPTURE, data: Path, family: str) 
         (["mapz"], "did you mean 'maps'?"),
         (["--out", "x"], "analyze what?"),
         (["maps"], "required: IMAGE; see `sightline analyze maps --help`"),
-        (["maps", "IMAGE", "--query", "2,2"], "--query: '2,2' is no place"),
+        (["maps", "IMAGE", "--query", "1.5,2"], "--query: '1.5,2' is no place"),
+        (["maps", "IMAGE", "--checkpoint", "MODEL", "--query", "0,99"], "--query: no patch 0,99: there are"),
+        (["maps", "IMAGE", "--query=-1,0"], "--query: '-1,0' is no place"),
+        (["maps", "IMAGE", "--query", "1,2,3"], "--query: '1,2,3' is no place"),
         (["maps", "IMAGE", "--query", "pixel"], "--query"),
         (["maps", "IMAGE", "--checkpoint", "MODEL", "--layers", "7"], "no layer 7; its layers are 0 to 1"),
         (["maps", "IMAGE", "--checkpoint", "MODEL", "--heads", "5"], "no head 5; its heads are 0 to"),

@@ -177,7 +177,7 @@ def test_broken_images(tmp_path: Path, capsys: CAPTURE, weights: str) -> None:
         (["EMPTY", "--checkpoint", "MODEL"], "no images in this folder"),
         (["EMPTY/*.png", "--checkpoint", "MODEL"], "no file matches"),
         (["IMAGE", "--checkpoint", "MODEL", "--top", "0"], "--top"),
-        (["IMAGE", "--checkpoint", "MODEL", "--query", "2,2", "--attention", "EMPTY"], "--query"),
+        (["IMAGE", "--checkpoint", "MODEL", "--query", "99,2", "--attention", "EMPTY"], "--query"),
         (["IMAGE", "IMAGE2", "--checkpoint", "MODEL", "--attention", "a.png"], "give a folder"),
         (["IMAGE", "--checkpoint", "MODEL", "--attention", "IMAGE2/a.png"], "cannot be written"),
         (["IMAGE", "--checkpoint", "HEADLESS"], "no classifier"),

@@ -11,7 +11,7 @@ Shape letter: H heads.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,18 @@ from sightline.analysis.capture import BlockCall, Noted, attention_blocks, captu
 from sightline.layers.core import Grid
 
 __all__ = [
-    "AttentionMap", "Query", "attention_blocks", "attention_maps", "block_grids", "map_of", "place_of", "token_of",
+    "AttentionMap", "Patch", "Query", "attention_blocks", "attention_maps", "block_grids", "in_shares", "map_of",
+    "place_of", "token_of",
 ]  # fmt: skip
 
 Query = tuple[float, float] | None  # (down, across) as shares of the image; None for the class token
+
+
+class Patch(NamedTuple):
+    """A patch by its place on the finest map of a model, counted from 0."""
+
+    row: int
+    column: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,23 @@ def block_grids(model: nn.Module, image: Tensor) -> dict[str, Grid]:
         for handle in handles:
             handle.remove()
     return grids
+
+
+def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
+    """A query as shares of the image (channels, height, width): of a patch, its middle.
+
+    Raises:
+        ValueError: the model makes no such patch of the image.
+    """
+    if not isinstance(query, Patch):
+        return query
+    height, width = max(block_grids(model, image).values(), key=lambda grid: grid[0] * grid[1])
+    if query.row >= height or query.column >= width:
+        raise ValueError(
+            f"no patch {query.row},{query.column}: there are {height} x {width}, from 0,0 to {height - 1},{width - 1}; "
+            f"shares of the image have a decimal point, as 0.5,0.25"
+        )
+    return (query.row + 0.5) / height, (query.column + 0.5) / width
 
 
 @torch.no_grad()

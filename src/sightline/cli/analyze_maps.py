@@ -1,27 +1,26 @@
 """`sightline analyze maps`: what chosen places of an image attend to."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sightline.cli.analyze_options import Models
 from sightline.cli.options import Command, UsageError, option, positional
-
-if TYPE_CHECKING:
-    from sightline.analysis.maps import Query
+from sightline.cli.query import find_query, parse_query
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Models):
     """Draw the attention of chosen places of an image, for one mechanism or several side by side.
 
-    A place is down,across as shares of the image, from 0,0 to 1,1, so that it is the same at every resolution and
-    stage; class is the class token. Weights are drawn as multiples of even attention with their sign. Rows of the
-    attention matrix are computed one by one, O(N), never the matrix.
+    A query is a patch of the finest map as row,column from 0,0 on; or a place as shares of the image down and across,
+    from 0.0,0.0 to 1.0,1.0, the same at every resolution; or class, the class token. Weights are drawn as multiples of
+    even attention with their sign. Rows of the attention matrix are computed one by one, O(N), never the matrix.
     """
 
     image: str = positional("an image file")
-    query: tuple[str, ...] = option("place as down,across, or class; by default 0.5,0.5; may be repeated", default=(),
-                                    metavar="PLACE")  # fmt: skip
+    query: tuple[str, ...] = option(
+        "patch as 7,3, place as 0.5,0.25, or class; by default the middle; may be repeated", default=(), metavar="PLACE"
+    )  # fmt: skip
     view: Literal["layers", "heads", "rollout"] = option(
         "layers: mean over heads in every layer (default); heads: each head; rollout: all layers in one map",
         default="layers", metavar="VIEW",
@@ -43,23 +42,19 @@ def run(options: Options) -> None:
     from sightline.engine.report.attention import shown
 
     device = begin(options)
-    queries = tuple(parse_query(text) for text in options.query) or ((0.5, 0.5),)
+    asked = [parse_query(text) for text in options.query or ("0.5,0.5",)]
     animate = None if options.animate == "none" else options.animate
-    choice = Choice(queries, options.view, numbers("layers", options.layers), numbers("heads", options.heads), animate)
+    layers, heads = numbers("layers", options.layers), numbers("heads", options.heads)
     models = load_models(options, device)
     gallery = open_gallery(options.image, None, 1)
     subjects = subjects_of(models, gallery, device)
-    picture = shown(subjects[0].images[0], models[0].card)
+    first = subjects[0]
+    queries = tuple(find_query(query, first.model, first.images[0]) for query in asked)
+    choice = Choice(queries, options.view, layers, heads, animate)
+    picture = shown(first.images[0], models[0].card)
     with failing(models):
         study = study_maps(subjects, picture, gallery.names[0], choice)
     finish(options.out, about("maps", device, models, gallery.names), [study], models, options.json)
-
-
-def parse_query(text: str) -> "Query":
-    """`0.5,0.25` -> (0.5, 0.25); `class` -> None."""
-    from sightline.cli import predict
-
-    return predict.parse_query(text)
 
 
 def numbers(name: str, text: str | None) -> tuple[int, ...] | None:
@@ -77,7 +72,7 @@ COMMAND = Command(
     run,
     help="attention of chosen places of an image",
     examples=(
-        "  sightline analyze maps photo.jpg --checkpoint runs/quick --query 0.3,0.6\n"
+        "  sightline analyze maps photo.jpg --checkpoint runs/quick --query 2,5\n"
         "  sightline analyze maps photo.jpg --attention softmax --attention linear --attention inline\n"
         "  sightline analyze maps photo.jpg --checkpoint public.pth --view heads --layers 0,-1\n"
         "  sightline analyze maps photo.jpg --checkpoint public.pth --query class --view rollout\n"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sightline.cli.analyze_options import Pictures
 from sightline.cli.options import Command, UsageError, nearest, option, positional
+from sightline.cli.query import find_query, parse_query
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +48,9 @@ class Options(Pictures):
 
     which: str = positional("inline or soft")
     labelled: int = option("images of the masking table; by default 200", default=200, metavar="N")
-    query: tuple[str, ...] = option("place of the maps; by default 0.5,0.5 and 0.25,0.25; may be repeated", default=(),
-                                    metavar="PLACE")  # fmt: skip
+    query: tuple[str, ...] = option(
+        "patch or place of the maps; by default 0.5,0.5 and 0.25,0.25; may be repeated", default=(), metavar="PLACE"
+    )
     longest: int = option("memory up to 784 p tokens; by default p = 8", default=8, metavar="P")
 
 
@@ -114,7 +116,6 @@ def _write(job: Job, sections: "Sequence[Section]") -> None:
 def prepare(options: Options) -> Job:
     """Models, and images where there are any."""
     from sightline.cli.analyze_images import open_gallery
-    from sightline.cli.analyze_maps import parse_query
     from sightline.cli.analyze_models import load_models
     from sightline.cli.analyze_run import begin, first
 
@@ -166,12 +167,12 @@ def _locality(job: Job) -> "Study":
 
 def _maps(job: Job) -> "Study":
     from sightline.analysis.studies.maps import Choice, study_maps
-    from sightline.cli.analyze_maps import parse_query
     from sightline.engine.report.attention import shown
 
     subjects = job.subjects()
     assert job.gallery is not None
-    queries = tuple(parse_query(text) for text in job.options.query) or ((0.5, 0.5), (0.25, 0.25))
+    asked = [parse_query(text) for text in job.options.query or ("0.5,0.5", "0.25,0.25")]
+    queries = tuple(find_query(query, subjects[0].model, subjects[0].images[0]) for query in asked)
     picture = shown(subjects[0].images[0], job.models[0].card)
     depth = min(len(_telling_layers(subject)) for subject in subjects)
     layers = sorted({round(i * (depth - 1) / 4) for i in range(5)})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sightline.cli.classifier import Classifier, choose_device, load_classifier, parse_sizes
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, UsageError, option, positional
+from sightline.cli.query import find_query, parse_query
 from sightline.cli.results import check_writable
 from sightline.cli.table import Column, show
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from sightline.analysis.maps import Query
+    from sightline.analysis.maps import Patch, Query
     from sightline.tasks.classification.card import ModelCard
 
 COLUMNS = (Column("rank", right=True), Column("index", right=True), Column("probability", right=True), Column("class"))
@@ -38,7 +39,8 @@ class Options:
         "draw attention maps: a PNG file, or a folder for several images; needs matplotlib", metavar="PATH"
     )
     query: str | None = option(
-        "whose attention to draw: down,across as shares of the image, or class for the class token; by default 0.5,0.5",
+        "whose attention to draw: a patch as row,column, a place as shares of the image (0.3,0.6), or class; "
+        "by default the middle",
         metavar="PLACE",
     )
     img_size: str | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
@@ -85,7 +87,8 @@ def run(options: Options) -> None:
         found = [_fact(p, i, names) for p, i in zip(probabilities, indices, strict=True)]
         fact: dict[str, Any] = {"file": str(path), "predictions": found}
         if path in pictures:
-            draw(classifier, card, image.to(device), query, f"{path.name}: {found[0]['class']}", pictures[path])
+            place = find_query(query, classifier.model, image.to(device))
+            draw(classifier, card, image.to(device), place, f"{path.name}: {found[0]['class']}", pictures[path])
             fact["attention"] = str(pictures[path])
         facts.append(fact)
         if not options.json:
@@ -121,21 +124,6 @@ def find_images(given: tuple[str, ...]) -> list[Path]:
     return list(paths)
 
 
-def parse_query(text: str | None) -> "Query":
-    """`0.5,0.25` -> (0.5, 0.25); `class` -> None; the middle by default."""
-    if text is None:
-        return 0.5, 0.5
-    if text.strip().lower() == "class":
-        return None
-    try:
-        down, across = (float(part) for part in text.split(","))
-    except ValueError:
-        down = across = -1.0
-    if not (0 <= down <= 1 and 0 <= across <= 1):
-        raise UsageError(f"--query: {text!r} is no place; give down,across from 0,0 to 1,1, or class")
-    return down, across
-
-
 def _pictures(target: str | None, paths: list[Path]) -> dict[Path, Path]:
     """The file for the attention of every image."""
     if target is None:
@@ -160,7 +148,7 @@ def _pictures(target: str | None, paths: list[Path]) -> dict[Path, Path]:
     }
 
 
-def check_attention(classifier: Classifier, query: "Query") -> None:
+def check_attention(classifier: Classifier, query: "Query | Patch") -> None:
     """Refuse what cannot be drawn before any image is read."""
     from sightline.analysis.figures import new_figure
     from sightline.analysis.maps import attention_blocks
