@@ -1,14 +1,15 @@
 """Writes the generated parts of the documentation: `python docs/make_tables.py` (or `make tables`).
 
 The README's tables of models and speed, the table of docs/mechanisms.md, which is that of `sightline list --attention`,
-the figures of docs/training.md, and the whole of docs/performance.md, which is made of the files in `results/` and of
-docs/performance_log.md. `--check` writes nothing and fails when something is out of date.
+its evidence, the figures of docs/training.md, and the whole of docs/performance.md, which is made of the files in
+`results/` and of docs/performance_log.md. `--check` writes nothing and fails when something is out of date.
 """
 
 import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -58,6 +59,40 @@ def _median(values: list[int]) -> str:
     return f"{sorted(values)[len(values) // 2]:,}"
 
 
+def evidence_section(path: Path) -> str:
+    """Mechanisms beside each other on Imagenette: accuracy, speed, confusions and locality."""
+    made = json.loads(path.read_text())
+    versions, speed = made["versions"], {row["attention"]: row for row in made.get("speed", {}).get("rows", ())}
+    software = f"torch {versions['torch']}, timm {versions['timm']}, commit {made['commit']}"
+    head = (
+        f"{made['what']}; {made['seeds']} seeds; accuracy on the validation split, averaged weights, last epoch; "
+        f"{made['machine']}, {software}. {made['note']} "
+        f"Commands and all numbers: [{path.name}](../results/mechanisms/{path.name})."
+    )
+    compared = [row for row in made["rows"] if "confusions" in row]
+    titles = ("mechanism", "top-1, mean", "least to most", "confusions by image", "local mass, first / last third",
+              "training, images/s", "inference, images/s", "training, GiB")  # fmt: skip
+    rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for row in compared:
+        masses = [layer["mass"] / layer["even"] for layer in row["locality"]]
+        ends = " / ".join(f"{sum(part) / len(part):.2f}" for part in (masses[:4], masses[-4:]))
+        fast = speed.get(row["attention"])
+        speeds = [f"{fast['train']:,}", f"{fast['forward']:,}", f"{fast['gib']:.1f}"] if fast else ["-"] * 3
+        confused = f"{row['confusions']['confused']['by_image']:,.0f}"
+        rows.append("| " + " | ".join([f"`{row['attention']}`", *_spread(row), confused, ends, *speeds]) + " |")
+    by_name = {row["attention"]: row for row in made["rows"]}
+    kernels = ["| phi | linear | InLine |", "|---|---|---|"]
+    for phi in ("relu", "leaky_relu", "identity", "exp"):
+        pair = [by_name.get(f"{kind}(phi={phi})") or by_name[kind] for kind in ("linear", "inline")]
+        kernels.append(f"| {phi} | {pair[0]['mean']:.2f} | {pair[1]['mean']:.2f} |")
+    told = [made["speed"]["what"] + ".", ""] if speed else []
+    return "\n".join([head, "", *rows, "", *told, "Kernel functions, mean top-1:", "", *kernels])
+
+
+def _spread(row: dict[str, Any]) -> list[str]:
+    return [f"{row['mean']:.2f}", f"{min(row['top1']):.2f} to {max(row['top1']):.2f}"]
+
+
 def mechanism_table() -> str:
     """A row a mechanism, as the registry has it."""
     rows = ["| name and options | weight of key j for query i | cost | extra parameters | paper | when to use |",
@@ -103,7 +138,11 @@ def pages() -> dict[Path, str]:
     text = with_block(readme.read_text(), "models", model_table())
     mechanisms = ROOT / "docs" / "mechanisms.md"
     return {
-        mechanisms: with_block(mechanisms.read_text(), "mechanisms", mechanism_table()),
+        mechanisms: with_block(
+            with_block(mechanisms.read_text(), "mechanisms", mechanism_table()),
+            "evidence",
+            evidence_section(results / "mechanisms" / "imagenette-nvidia_h200.json"),
+        ),
         readme: with_block(text, "speed", speed_section(results)),
         training: with_block(training.read_text(), "imagenette", imagenette),
         ROOT / "docs" / "performance.md": performance_page(results, ROOT / "docs" / "performance_log.md"),

@@ -74,8 +74,8 @@ class Queue:
                 process.wait(max(self.until - time.time(), 1))
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGTERM)
-                process.wait()
-                return None
+                if process.wait() != DONE:  # it may have come to its end all the same
+                    return None
         mark.write_text(str(process.returncode))
         return process.returncode
 

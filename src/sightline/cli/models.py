@@ -38,9 +38,9 @@ def parse_classes(number: int) -> int:
 
 
 def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
-    """`depths=1,3,20,4`, `attention=softmax` or a JSON object -> the arguments of a model."""
+    """`depths=1,3,20,4`, `attention=softmax`, both with a comma between, or a JSON object -> arguments of a model."""
     args: dict[str, Any] = {}
-    for text in texts:
+    for text in (part for text in texts for part in _apart(text)):
         key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
             loaded = _json(text)
@@ -52,6 +52,11 @@ def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
         else:
             raise UsageError(f"--model-args: {text!r}; write key=value, such as depths=1,3,20,4, or a JSON object")
     return args
+
+
+def _apart(text: str) -> list[str]:
+    """`a=1,2,b=x(c=3,d=4)` -> `a=1,2` and `b=x(c=3,d=4)`."""
+    return [text] if text.lstrip().startswith("{") else re.split(r",(?=\s*[A-Za-z_]\w*=)(?![^(]*\))", text)
 
 
 def check_model_args(name: str, args: dict[str, Any]) -> None:
