@@ -67,6 +67,38 @@ def test_goals() -> None:
     assert len(found) == 15
 
 
+def soft_op(entrant: str, tokens: int, ms: float, mib: float) -> Row:
+    return Row(
+        "op", f"soft_{tokens}", entrant, "forward+backward", False, "bfloat16", "cuda", 401408 // tokens, tokens, 2, 32,
+        graph_ms=ms, call_ms=ms, memory_mib=mib,
+    )  # fmt: skip
+
+
+def test_goals_of_soft() -> None:
+    """A tensor of 401,408 tokens with 64 channels in bfloat16 is 49 MiB."""
+    rows = [soft_op("soft triton", 784, 0.3, 400), soft_op("sdpa", 784, 0.2, 300)]
+    rows += [soft_op("soft triton", 3136, 0.4, 490), soft_op("sdpa", 3136, 5.0, 300)]
+    rows += [soft_op("soft_norm triton", 3136, 0.4, 400), soft_op("soft_norm triton", 65536, 0.6, 400)]
+    kind = ("soft_tiny 224", "soft_tiny")
+    rows += [Row("model", *kind, "forward", True, "bfloat16", "cuda", 128, graph_ms=4.0, call_ms=5.0)]
+    rows += [Row("model", *kind, "train", True, "tf32", "cuda", 64, graph_ms=10.0, call_ms=20.0)]
+    rows += [Row("model", *kind, "train", False, "tf32", "cuda", 64, graph_ms=10.0, call_ms=20.0)]
+    goals = evaluate(rows)
+    assert {goal.number for goal in goals} == {3}
+    found = {(g.what, g.case): (g.measured, g.met) for g in goals}
+    mode = "tokens, forward+backward bfloat16"
+    assert found["memory, in tensors like q", f"soft, 784 {mode}"] == ("8.2", True)
+    assert found["memory, in tensors like q", f"soft, 3,136 {mode}"] == ("10.0", False)
+    assert found["faster than SDPA", f"soft, 3,136 {mode}"] == ("12.5x", True)
+    assert ("faster than SDPA", f"soft, 784 {mode}") not in found
+    assert found["time a token, against 3,136 tokens", f"soft_norm, 65,536 {mode}"] == ("1.53x", False)
+    public = "against the public model (TF32), measured elsewhere, by"
+    assert found[f"{public} graph replay", "soft_tiny 224 forward compiled bfloat16"] == ("10.56x", True)
+    assert found[f"{public} plain calls", "soft_tiny 224 forward compiled bfloat16"] == ("8.45x", False)
+    assert found[f"{public} graph replay", "soft_tiny 224 train compiled tf32"] == ("7.80x", True)
+    assert len(found) == 4 + 2 + 1 + 4
+
+
 def test_what_was_not_measured_is_not_met() -> None:
     row = op("inline triton", 1.0)
     row.status, row.graph_ms, row.call_ms = REFUSED, None, None

@@ -150,6 +150,9 @@ def test_goals_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
         (["models", "--budget", "0"], "--budget: 0"),
         (["models", "--device", "tpu"], "--device: 'tpu'"),
         (["models", "--preset", "goals", "--mode", "train"], "--mode: --preset goals fixes it"),
+        (["ops", "--preset", "soft"], "--preset soft: it is for a card, not for a cpu; use --device cuda"),
+        (["surprises", "--preset", "soft"], "--preset soft: it has ops and models"),
+        (["ops", "--preset", "soft", "--shape", "2,2,8,9"], "--shape: --preset soft fixes it"),
         (["surprises", "--preset", "goals"], "no goal of surprises is for a cpu"),
     ],
 )

@@ -7,6 +7,7 @@ from torch import nn
 from sightline.layers.mechanisms import Spec
 from sightline.layers.patch import ConvBNEmbed
 from sightline.layers.soft import Landmarks, shuffled
+from sightline.ops.activated import activated_linear
 
 GRID = (4, 6)
 
@@ -65,3 +66,31 @@ def test_norms_folded_into_the_stem() -> None:
             norm.running_var.uniform_(0.5, 2)
     x = torch.randn(2, 3, 33, 40, dtype=torch.float64)
     torch.testing.assert_close(stem._folded(x), stem.proj(x))
+    torch.testing.assert_close(stem._by_layers(x), stem.proj(x))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_stem_by_layers_has_the_gradients_of_convolutions(channels: int) -> None:
+    """Few channels go through a product of patches; four are more than it takes."""
+    stem = ConvBNEmbed(channels, [8, 16], [2, 2]).double().train()
+    x = torch.randn(2, channels, 21, 30, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *stem.parameters()]
+    want, got = stem.proj(x), stem._by_layers(x)
+    torch.testing.assert_close(got, want)
+    grad = torch.randn_like(want)
+    for a, b in zip(*(torch.autograd.grad(out, inputs, grad) for out in (got, want)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("gelu", [True, False])
+def test_activated_linear(gelu: bool) -> None:
+    x, weight, bias = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 5, 8), (6, 8), (6,)))
+    product = x @ weight.T + bias
+    want = nn.functional.gelu(product, approximate="tanh") if gelu else product.relu()
+    torch.testing.assert_close(activated_linear(x, weight, bias, gelu=gelu), want)
+    inputs = tuple(t.float() for t in (x, weight, bias))
+    torch.library.opcheck(torch.ops.sightline.activated_linear.default, (*inputs, gelu))
+    if torch.cuda.is_available():
+        with torch.no_grad():
+            got = activated_linear(*(t.cuda().bfloat16() for t in inputs), gelu=gelu)
+        assert (got.double().cpu() - want).norm() < 1e-2 * want.norm()

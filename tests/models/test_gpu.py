@@ -1,8 +1,12 @@
 """The models on a GPU: published logits, and gradients as on a CPU, through the kernels; compiled as well."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 import timm
 import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sightline  # noqa: F401
 
@@ -11,27 +15,50 @@ from .test_golden import EXACT, MODELS, PROMISED, STEP_OF_THE_BATCH
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; the CPU has tests of its own")
 
-INLINE = ["inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "inline_cswin_tiny"]
+SOFT = ["soft_tiny", "soft_norm_tiny"]
+NAMES = ["inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "inline_cswin_tiny", *SOFT]
+HALF = 3e-2  # of logits in bfloat16, which rounds to 8 bits after every layer
 
 
 @pytest.fixture(autouse=True)
-def _full_float32() -> None:
+def _full_float32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-@pytest.mark.parametrize("name", weights.names())
-def test_published_logits(name: str) -> None:
+def _published(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model with published weights, images, and the logits that it should give."""
     golden = weights.Golden.read(name)
     model_name, arguments = MODELS.get(name, (name, {}))
     model = timm.create_model(model_name, **arguments).eval()
     model.load_state_dict(golden.state)
+    return model.cuda(), golden.images.cuda(), golden.logits.cuda()
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    return ((got.float() - want).norm() / want.norm()).item()
+
+
+@pytest.mark.parametrize("name", weights.names())
+def test_published_logits(name: str) -> None:
+    model, images, logits = _published(name)
     with torch.inference_mode():
-        logits = model.cuda()(golden.images.cuda()).cpu()
-    error = (logits - golden.logits).norm() / golden.logits.norm()
-    assert error < (PROMISED if name in STEP_OF_THE_BATCH else EXACT)
+        assert _error(model(images), logits) < (PROMISED if name in STEP_OF_THE_BATCH else EXACT)
 
 
-@pytest.mark.parametrize("name", INLINE)
+@pytest.mark.parametrize("name", SOFT)
+def test_published_logits_in_bfloat16(name: str) -> None:
+    model, images, _ = _published(name)
+    with torch.inference_mode():
+        want = model(images)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert _error(model(images), want) < HALF
+        assert _error(model.bfloat16()(images.bfloat16()), want) < HALF
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_as_on_a_cpu(name: str) -> None:
     model = weights.enliven(timm.create_model(name, num_classes=5, img_size=64)).eval()
     images = torch.randn(2, 3, 64, 64)
@@ -47,7 +74,7 @@ def test_gradients_as_on_a_cpu(name: str) -> None:
         assert error < 1e-3, f"{parameter}: {error:.1e}"
 
 
-@pytest.mark.parametrize("name", INLINE)
+@pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_autocast_trains(name: str) -> None:
     model = timm.create_model(name, num_classes=5, img_size=64).cuda()
     images, labels = torch.randn(8, 3, 64, 64, device="cuda"), torch.arange(8, device="cuda") % 5
@@ -63,9 +90,49 @@ def test_bfloat16_autocast_trains(name: str) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_compiled_without_graph_breaks() -> None:
-    model = timm.create_model("inline_deit_tiny", num_classes=5, img_size=64, depths=2).cuda().eval()
+@pytest.mark.parametrize(("name", "depths"), [("inline_deit_tiny", 2), ("soft_tiny", (1, 1, 1, 1))])
+def test_compiled_without_graph_breaks(name: str, depths: int | tuple[int, ...]) -> None:
+    model = timm.create_model(name, num_classes=5, img_size=64, depths=depths).cuda().eval()
     images = torch.randn(2, 3, 64, 64, device="cuda")
     with torch.no_grad():
         want, got = model(images), torch.compile(model, fullgraph=True)(images)
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+def _step(model: nn.Module, images: Tensor) -> Callable[[], list[Tensor]]:
+    """Forward and backward of a training step under autocast: the logits, and every gradient."""
+
+    def call() -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+            logits = model(images)
+        return [logits.detach(), *torch.autograd.grad(logits.float().square().sum(), list(model.parameters()))]
+
+    return call
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_training_step_has_the_same_bits_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    model = timm.create_model(name, num_classes=5, img_size=224).cuda().train()
+    step = _step(model, torch.randn(4, 3, 224, 224, device="cuda"))
+    assert all(torch.equal(first, second) for first, second in zip(step(), step(), strict=True))
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_cuda_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is captured, inference and a training step, gives on other images what plain calls give."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    model = timm.create_model(name, num_classes=5, img_size=64).cuda().eval()
+    images = torch.randn(4, 3, 64, 64, device="cuda")
+    step = _step(model, images)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = step()
+        images.copy_(torch.randn_like(images))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sightline.ops import headwise_conv
+from sightline.ops.fused.program import forget
 from sightline.ops.headwise_conv import launch
 from sightline.ops.headwise_conv import operator as operators
 
@@ -42,7 +43,9 @@ def test_types_and_head_dims(dim: int, dtype: torch.dtype) -> None:
 def test_pieces_of_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "ROWS", 4)
     monkeypatch.setattr(launch, "GRADIENT_ROWS", 4)
+    forget()
     compare(conv, inputs((9, 34), 3, heads=1), FLOAT, grid=(9, 34))
+    forget()
 
 
 def test_weights_of_another_type_and_any_strides() -> None:

@@ -31,11 +31,12 @@ class OpCase:
 
 @dataclass(frozen=True)
 class ModelCase:
-    """Images of `size` = (height, width), `batch` of them in inference; training takes a quarter."""
+    """Images of `size` = (height, width), `batch` of them in inference; training takes a quarter, or `train_batch`."""
 
     model: str
     size: Grid
     batch: int
+    train_batch: int = 0
 
     @property
     def name(self) -> str:
@@ -67,8 +68,14 @@ MODEL_CASES: tuple[ModelCase, ...] = (
     ModelCase("inline_swin_tiny", (224, 224), 256),
     ModelCase("inline_pvt_small", (224, 224), 256),
     ModelCase("inline_cswin_tiny", (224, 224), 256),
-    ModelCase("soft_tiny", (224, 224), 128),
+    ModelCase("soft_tiny", (224, 224), 128, 64),
 )
+
+# SOFT: the attention of soft_tiny's first stage, about as many tokens in all at every length.
+SOFT_TOKENS = 128 * 3136
+SOFT_GRIDS: tuple[Grid, ...] = (*((28, 28 * p) for p in range(1, 9)), (128, 128), (192, 192), (256, 256))
+SOFT_OPS = tuple(OpCase(f"soft_{h * w}", SOFT_TOKENS // (h * w), 2, 32, (h, w)) for h, w in SOFT_GRIDS)
+SOFT_MODELS = (ModelCase("soft_tiny", (224, 224), 128, 64), ModelCase("soft_norm_tiny", (224, 224), 128, 64))
 
 CPU_CASES: tuple[ModelCase, ...] = (
     ModelCase("inline_deit_tiny", (224, 224), 8),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sightline.bench.operators import SDPA
-from sightline.bench.published import public_figure
+from sightline.bench.precision import DTYPES
+from sightline.bench.published import public_figure, public_images
 from sightline.bench.results import OK, Finding, Row
 
 FLOOR = {"forward": 2.0, "forward+backward": 2.5}
@@ -15,6 +16,11 @@ PUBLIC_FORWARD = 10.0
 OF_LIMIT = 0.92
 OVER_TIMM = {1024: 2.4, 2048: 6.0}
 OVER_PUBLIC = 2.0
+SOFT = ("soft triton", "soft_norm triton")
+SOFT_OVER_PUBLIC = {"forward": 10.0, "train": 5.0}
+SOFT_FROM = 3136  # tokens from which SOFT should be faster than SDPA, and its time is held against a line
+SOFT_LINEAR = 1.25  # time a token, against that at SOFT_FROM
+SOFT_MEMORY = {"forward": 6.0, "forward+backward": 9.0}  # tensors of tokens in memory, inputs and gradients included
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Goal:
 
 def evaluate(rows: Sequence[Row], findings: Sequence[Finding] = ()) -> list[Goal]:
     """Every goal that the rows and findings say something about, in the order of the goals."""
-    found = [*_operators(rows), *_models(rows), *_surprises(findings)]
+    found = [*_operators(rows), *_models(rows), *_soft_operators(rows), *_soft_models(rows), *_surprises(findings)]
     return sorted(found, key=lambda goal: goal.number)
 
 
@@ -72,7 +78,8 @@ def _models(rows: Sequence[Row]) -> Iterator[Goal]:
             continue
         case = f"{row.case} {row.mode}{' compiled' if row.compiled else ''}"
         if row.status != OK or row.ms is None:
-            yield Goal(5 if row.device == "cpu" else 2, "model", case, row.status, "a time", False)
+            number = 5 if row.device == "cpu" else 3 if row.entrant.startswith("soft") else 2
+            yield Goal(number, "model", case, row.status, "a time", False)
         elif row.device == "cpu":
             if (row.entrant, row.mode, row.dtype) == ("inline_deit_tiny", "forward", "float32"):
                 yield from _of_limit(rows, row, case, 5)
@@ -111,6 +118,51 @@ def _over_public(row: Row, case: str) -> Iterator[Goal]:
     ratio = row.batch / row.call_ms * 1e3 / public  # plain calls, as the public model was measured
     label = "against the public model, measured elsewhere"
     yield Goal(2, label, case, f"{ratio:.2f}x", f">= {OVER_PUBLIC:g}x", ratio >= OVER_PUBLIC)
+
+
+def _soft_operators(rows: Sequence[Row]) -> Iterator[Goal]:
+    for row in rows:
+        if row.kind != "op" or row.entrant not in SOFT or row.tokens is None:
+            continue
+        case = f"{row.entrant.split()[0]}, {row.tokens:,} tokens, {row.mode} {row.dtype}"
+        if row.status != OK or row.ms is None:
+            yield Goal(3, "operator", case, row.status, "a time", False)
+            continue
+        if row.memory_mib is not None:
+            one = row.batch * row.tokens * (row.heads or 0) * (row.dim or 0) * DTYPES[row.dtype].itemsize / 2**20
+            held, limit = row.memory_mib / one, SOFT_MEMORY[row.mode]
+            yield Goal(3, "memory, in tensors like q", case, f"{held:.1f}", f"<= {limit:g}", held <= limit)
+        if row.tokens < SOFT_FROM:
+            continue
+        rival = _pick(rows, row, lambda name: name == SDPA)
+        if rival is not None and rival.ms:
+            ratio = rival.ms / row.ms
+            yield Goal(3, "faster than SDPA", case, f"{ratio:.1f}x", "> 1x", ratio > 1)
+        first = next((r for r in rows if _series(r) == _series(row) and r.tokens == SOFT_FROM), None)
+        if first is not None and first.ms and first is not row:
+            slope = row.ms / (row.batch * row.tokens) / (first.ms / (first.batch * SOFT_FROM))
+            label = f"time a token, against {SOFT_FROM:,} tokens"
+            yield Goal(3, label, case, f"{slope:.2f}x", f"<= {SOFT_LINEAR:g}x", slope <= SOFT_LINEAR)
+
+
+def _series(row: Row) -> tuple:
+    """What rows of one operator at several lengths have in common."""
+    return row.kind, row.entrant, row.mode, row.compiled, row.dtype, row.device, row.heads, row.dim
+
+
+def _soft_models(rows: Sequence[Row]) -> Iterator[Goal]:
+    """Compiled models in any type against the public one, which is in TF32: by graph replay and by plain calls."""
+    for row in rows:
+        wanted = SOFT_OVER_PUBLIC.get(row.mode)
+        public = public_images(row.case, row.mode, False)
+        own = row.kind == "model" and row.entrant == row.case.split()[0] and row.device == "cuda" and row.compiled
+        if not own or not row.entrant.startswith("soft") or public is None or wanted is None:
+            continue
+        case = f"{row.case} {row.mode} compiled {row.dtype}"
+        for label, ms in (("graph replay", row.graph_ms), ("plain calls", row.call_ms)):
+            what = f"against the public model (TF32), measured elsewhere, by {label}"
+            ratio = row.batch / ms * 1e3 / public if ms else 0.0
+            yield Goal(3, what, case, f"{ratio:.2f}x" if ms else row.status, f">= {wanted:g}x", ratio >= wanted)
 
 
 def _surprises(findings: Sequence[Finding]) -> Iterator[Goal]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sightline.bench.results import Row
 
-SOURCE = "public code, measured elsewhere (H200, torch 2.11, bfloat16)"
+SOURCE = "public code, measured elsewhere (H200, torch 2.11, bfloat16; SOFT in TF32)"
 
 
 class OpFigures(NamedTuple):
@@ -19,7 +19,7 @@ class OpFigures(NamedTuple):
 
 
 class ModelFigures(NamedTuple):
-    """Images a second of the public model; training with a quarter of the batch. SOFT in float32 with TF32."""
+    """Images a second of the public model; training with a quarter of the batch. SOFT in float32 with TF32, half."""
 
     forward: float
     compiled_forward: float | None

@@ -30,8 +30,8 @@ class ModelPlan:
 
     @property
     def batch(self) -> int:
-        """Training takes a quarter of the images that inference does."""
-        return self.case.batch if self.mode == "forward" else max(1, self.case.batch // 4)
+        """Training takes a quarter of the images that inference does, unless the case says otherwise."""
+        return self.case.batch if self.mode == "forward" else self.case.train_batch or max(1, self.case.batch // 4)
 
     def __str__(self) -> str:
         return f"{self.case.name} {self.mode}{' compiled' if self.compiled else ''} {self.dtype}"

@@ -8,7 +8,17 @@ import timm
 import torch
 
 from sightline.bench import operators, run_models, run_ops
-from sightline.bench.cases import CPU_CASES, MODEL_CASES, OP_CASES, Grid, ModelCase, OpCase, default_batch
+from sightline.bench.cases import (
+    CPU_CASES,
+    MODEL_CASES,
+    OP_CASES,
+    SOFT_MODELS,
+    SOFT_OPS,
+    Grid,
+    ModelCase,
+    OpCase,
+    default_batch,
+)
 from sightline.bench.networks import Network, rivals
 from sightline.bench.operators import MOVE, RIVALS, SDPA, OpEntrant
 from sightline.bench.run_models import ModelPlan
@@ -130,3 +140,19 @@ def _goal_models(device: torch.device, dtypes: tuple[str, ...]) -> list[ModelPla
     public = [(case, [Network(case.model, case.model)]) for case in MODEL_CASES if case.model.startswith("inline")]
     modes = ("forward", "train")
     return [*run_models.plans(compared, modes, dtypes, (True,)), *run_models.plans(public, modes, dtypes, (False,))]
+
+
+def soft_plans(
+    what: str, device: torch.device, ops: tuple[str, ...], models: tuple[str, ...]
+) -> list[OpPlan | ModelPlan]:
+    """SOFT and SOFT++: attention at rising lengths, and the models. `ops` and `models` are the types of each."""
+    found: list[OpPlan | ModelPlan] = []
+    if what in ("ops", "all"):
+        mechanisms = ("soft", "soft_norm")
+        found += op_plans(Wish(device, ops, mechanisms=mechanisms, shapes=SOFT_OPS, rivals=(SDPA,)))
+    if what in ("models", "all"):
+        kinds = {"soft_tiny": ("none", "timm")}  # the rivals of soft_norm_tiny are the same
+        networks = [(case, Network(case.model, case.model)) for case in SOFT_MODELS]
+        cases = [(case, [one, *rivals(one, kinds.get(one.name, ()))]) for case, one in networks]
+        found += run_models.plans(cases, ("forward", "train"), models, (False, True))
+    return found

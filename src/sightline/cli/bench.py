@@ -15,19 +15,21 @@ if TYPE_CHECKING:
     from sightline.bench.session import Session
 
 WHAT = ("ops", "models", "surprises")
-PRESETS = ("table", "goals")
+PRESETS = ("table", "goals", "soft")
 # Options that only some kinds of run have.
 ONLY = {
     "ops": ("mechanism", "shape", "backend"),
     "models": ("model", "attention", "img_size", "batch_size", "window", "jobs"),
     "surprises": ("mechanism", "shape"),
 }
-# What the preset of the goals says itself.
+# What the presets of the goals and of SOFT say themselves.
 FIXED = (
     "mechanism", "shape", "backend", "model", "attention", "img_size", "batch_size", "window", "rivals", "mode",
     "compile",
 )  # fmt: skip
-FOOTNOTE = "* The public code, measured elsewhere: H200, torch 2.11, bfloat16, plain calls. Not part of this run."
+FOOTNOTE = (
+    "* The public code, measured elsewhere: H200, torch 2.11, bfloat16 (SOFT: TF32), plain calls. Not part of this run."
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Options:
     not suffice is a result, not a failure; so is a goal that is not met.
     """
 
-    what: str | None = positional("ops, models or surprises; may be left out with --preset goals", optional=True)
-    preset: str | None = option("table, or goals: what the goals of the project need, and whether they are met",
-                                metavar="NAME")  # fmt: skip
+    what: str | None = positional("ops, models or surprises; may be left out with a preset but table", optional=True)
+    preset: str | None = option("table; goals: what the goals of the project need, and whether they are met; soft: the "
+                                "same for SOFT and SOFT++, at 784 to 65,536 tokens", metavar="NAME")  # fmt: skip
     mechanism: tuple[str, ...] = option(
         "ops: mechanism such as inline or linear(phi=elu1); may be repeated", default=(), metavar="NAME"
     )
@@ -91,8 +93,8 @@ def run(options: Options) -> int:
     wish = read_wish(options)
     plans, mechanisms = _plans(options, kinds, wish)
     about = results.describe_run(_command(options), wish.device)
-    name = "goals" if options.preset == "goals" and len(kinds) > 1 else kinds[0]
-    writer = results.Writer(Path(options.out), results.file_stem(name, wish.dtypes, about), options.force)
+    stem = results.file_stem(_name(options, kinds), _dtypes(plans, wish), about)
+    writer = results.Writer(Path(options.out), stem, options.force)
     report = results.Report(about)
     work = session.Session(report, writer, wish.device, float(options.budget))
     try:
@@ -108,13 +110,27 @@ def _kinds(options: Options) -> tuple[str, ...]:
     if options.preset is not None and options.preset not in PRESETS:
         raise UsageError(f"--preset: no preset {options.preset!r}; give one of {', '.join(PRESETS)}")
     if options.what is None:
-        if options.preset == "goals":
-            return WHAT
+        if options.preset in ("goals", "soft"):
+            return WHAT if options.preset == "goals" else ("ops", "models")
         raise UsageError(f"bench what? give one of {', '.join(WHAT)}, or --preset goals for all goals")
     if options.what not in WHAT:
         remedy = nearest(options.what, WHAT, f"give one of {', '.join(WHAT)}")
         raise UsageError(f"bench: no benchmark {options.what!r}; {remedy}")
+    if (options.preset, options.what) == ("soft", "surprises"):
+        raise UsageError("--preset soft: it has ops and models; for surprises give --mechanism soft instead")
     return (options.what,)
+
+
+def _name(options: Options, kinds: Sequence[str]) -> str:
+    """What the files of a run begin with."""
+    if options.preset == "soft":
+        return "soft" if len(kinds) > 1 else f"soft_{kinds[0]}"
+    return "goals" if options.preset == "goals" and len(kinds) > 1 else kinds[0]
+
+
+def _dtypes(plans: Sequence[Any], wish: "Wish") -> tuple[str, ...]:
+    """The types of a run."""
+    return tuple(dict.fromkeys(plan.dtype for plan in plans)) or wish.dtypes
 
 
 def _check_options(options: Options, kinds: tuple[str, ...]) -> None:
@@ -125,10 +141,11 @@ def _check_options(options: Options, kinds: tuple[str, ...]) -> None:
         for name in names:
             if name not in allowed and getattr(options, name) != usual[name]:
                 raise UsageError(f"--{name.replace('_', '-')} goes with `sightline bench {kind}`; leave it out")
-    if options.preset == "goals":
+    if options.preset in ("goals", "soft"):
         for name in FIXED:
             if getattr(options, name) != usual[name]:
-                raise UsageError(f"--{name.replace('_', '-')}: --preset goals fixes it; leave one of them out")
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag}: --preset {options.preset} fixes it; leave one of them out")
     for name in ("budget", "jobs"):
         if getattr(options, name) < 1:
             raise UsageError(f"--{name}: {getattr(options, name)} is too small; give at least 1")
@@ -136,13 +153,19 @@ def _check_options(options: Options, kinds: tuple[str, ...]) -> None:
 
 def _plans(options: Options, kinds: Sequence[str], wish: "Wish") -> tuple[list[Any], tuple[str, ...]]:
     """The plans of operators and models, and the mechanisms whose surprises are measured."""
-    from sightline.bench.select import goal_plans, model_plans, op_plans
+    from sightline.bench.select import goal_plans, model_plans, op_plans, soft_plans
     from sightline.layers.mechanisms import Spec
 
     mechanisms = wish.mechanisms or ("inline",)
     for mechanism in mechanisms:
         Spec.parse(mechanism)
     surprises = mechanisms if "surprises" in kinds else ()
+    if options.preset == "soft":
+        if wish.device.type != "cuda":
+            raise UsageError(f"--preset soft: it is for a card, not for a {wish.device.type}; use --device cuda")
+        what = "all" if len(kinds) > 1 else kinds[0]
+        models = wish.dtypes if options.dtype else ("bfloat16", "tf32")  # the public figures are in TF32
+        return soft_plans(what, wish.device, wish.dtypes, models), ()
     if options.preset == "goals":
         what = "all" if len(kinds) > 1 else kinds[0]
         surprises = surprises if wish.device.type == "cuda" else ()
@@ -206,7 +229,7 @@ def _finish(options: Options, work: "Session") -> int:
             print(f"\n{FOOTNOTE}")
         if report.findings:
             tables.show_findings(report.findings)
-        if options.preset == "goals":
+        if options.preset in ("goals", "soft"):
             tables.show_goals(evaluate(report.rows, report.findings))
         for dtype, ceilings in report.about.get("ceilings", {}).items():
             print(f"\nCeilings, {dtype}: copy {ceilings['copy'] / 1e12:.3g} TB/s, "
@@ -257,6 +280,7 @@ COMMAND = Command(
         "  sightline bench models --model inline_pvt_tiny --img-size 224,512 --compile both --plot\n"
         "  sightline bench models --model inline_deit_tiny --attention focused --attention performer\n"
         "  sightline bench models --model inline_swin_tiny --window 7,14,28,56 --mode forward --plot\n"
-        "  sightline bench --preset goals --jobs 8"
+        "  sightline bench --preset goals --jobs 8\n"
+        "  sightline bench ops --preset soft"
     ),
 )

@@ -6,6 +6,7 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid
+from sightline.ops.activated import activated_linear
 
 
 class PreNormBlock(nn.Module):
@@ -46,6 +47,13 @@ class PreNormBlock(nn.Module):
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 
+class TanhMlp(Mlp):
+    """timm's MLP with the tanh GELU, which a card applies within the first product in inference."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop2(self.fc2(self.drop1(activated_linear(x, self.fc1.weight, self.fc1.bias, gelu=True))))
+
+
 class PostNormBlock(nn.Module):
     """norm(x + attn(x)), then norm(x + mlp(x)), with the tanh GELU: the blocks of SOFT."""
 
@@ -56,7 +64,7 @@ class PostNormBlock(nn.Module):
         self.attn = attn
         self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         self.norm1 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=partial(nn.GELU, approximate="tanh"), drop=drop)
+        self.mlp = TanhMlp(dim, int(dim * mlp_ratio), act_layer=partial(nn.GELU, approximate="tanh"), drop=drop)
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         self.norm2 = nn.LayerNorm(dim)
 

@@ -8,6 +8,9 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid
+from sightline.ops.activated import activated_linear
+
+PATCH = 32  # numbers of a patch of few channels: a matrix product wants rows of 16 bytes or multiples of them
 
 
 def pad_to_multiple(x: Tensor, size: tuple[int, ...] | int) -> Tensor:
@@ -77,23 +80,48 @@ class ConvBNEmbed(nn.Module):
         self.proj = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        if x.is_cuda:
-            x = x.contiguous(memory_format=torch.channels_last)
-        plain = self.training or torch.is_grad_enabled() or not x.is_cuda
-        return to_tokens(self.proj(x) if plain else self._folded(x))
+        if not x.is_cuda:
+            return to_tokens(self.proj(x))
+        return to_tokens(self._by_layers(x) if self.training or torch.is_grad_enabled() else self._folded(x))
+
+    def _by_layers(self, x: Tensor) -> Tensor:
+        """The chain for training on a card: few channels by a product of patches, the others channels last."""
+        layers: Any = self.proj
+        for conv, norm, act in zip(layers[0::3], layers[1::3], layers[2::3], strict=True):
+            if few_channels(conv):
+                x = F.linear(*_patches(x, conv.weight, conv), conv.bias).permute(0, 3, 1, 2)
+            else:
+                x = conv(x.contiguous(memory_format=torch.channels_last))
+            x = act(norm(x))
+        return x
 
     def _folded(self, x: Tensor) -> Tensor:
         """The same for inference: the batch norms, fixed then, as part of the convolutions."""
-        for conv, norm in zip(self.proj[0::3], self.proj[1::3], strict=True):
-            x = F.relu(_conv_norm(x, conv, norm))
+        layers: Any = self.proj
+        for conv, norm in zip(layers[0::3], layers[1::3], strict=True):
+            gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+            bias = norm.bias + (conv.bias - norm.running_mean) * gain
+            weight = conv.weight * gain[:, None, None, None]
+            if few_channels(conv):
+                x = activated_linear(*_patches(x, weight, conv), bias, gelu=False).permute(0, 3, 1, 2)
+            else:
+                x = x.contiguous(memory_format=torch.channels_last)
+                x = F.relu(F.conv2d(x, weight, bias, conv.stride, conv.padding))
         return x
 
 
-def _conv_norm(x: Tensor, conv: Any, norm: Any) -> Tensor:
-    """A convolution and the batch norm after it as one convolution, with the norm's running statistics."""
-    gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-    bias = norm.bias + (conv.bias - norm.running_mean) * gain
-    return F.conv2d(x, conv.weight * gain[:, None, None, None], bias, conv.stride, conv.padding)
+def few_channels(conv: Any) -> bool:
+    """Whether a 3x3 convolution is better one product of its patches: cuDNN has no fast kernel for three channels."""
+    return conv.in_channels * 9 <= PATCH
+
+
+def _patches(x: Tensor, weight: Tensor, conv: Any) -> tuple[Tensor, Tensor]:
+    """The places that a 3x3 filter sees, (B, h, w, PATCH), and filters (features, PATCH), both padded with zeros."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))  # rounded before there are nine of each
+    (down, across), spare = conv.stride, PATCH - 9 * conv.in_channels
+    seen = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, down).unfold(3, 3, across)  # B C h w 3 3
+    return F.pad(seen.permute(0, 2, 3, 1, 4, 5).flatten(3), (0, spare)), F.pad(weight.flatten(1), (0, spare))
 
 
 @register_notrace_module

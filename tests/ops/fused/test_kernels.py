@@ -141,6 +141,14 @@ def test_key_mask_hides_anything(kind: str, cut: str) -> None:
         compare(inline, inputs, TOLERANCE[torch.float32], grid=(6, 5), key_mask=mask)
 
 
+@pytest.mark.parametrize("kind", ["expanded", "strided"])
+def test_key_mask_of_any_strides(kind: str) -> None:
+    mask = torch.rand(2, 24, device=DEVICE) > 0.3
+    mask = mask[:1, :12].expand(2, -1) if kind == "expanded" else mask[:, ::2]
+    inputs = [*tokens(2, 12, 1, 16), weights(2, 16)]
+    compare(inline, inputs, TOLERANCE[torch.float32], grid=(3, 4), key_mask=mask)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_images(dtype: torch.dtype, cut: str) -> None:
     grids = [(3, 4), (1, 1), (6, 5), (1, 20)]

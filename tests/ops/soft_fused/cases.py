@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sightline.ops import soft_attention
+from sightline.ops.fused.program import forget
 from sightline.ops.soft import launch
 
 from ..fused.cases import DEVICE, tokens
@@ -36,9 +37,14 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param == "cut":
         monkeypatch.setattr(launch, "SHORT", 0)
         monkeypatch.setattr(launch, "CHUNK", 64)
-    launch.plan.cache_clear()
+    _forget()
     yield request.param
+    _forget()
+
+
+def _forget() -> None:
     launch.plan.cache_clear()
+    forget()
 
 
 @pytest.fixture(autouse=True)

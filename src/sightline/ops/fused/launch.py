@@ -10,8 +10,7 @@ import triton
 from torch import Tensor
 
 from sightline.ops.fused import backward_kernels, forward_kernels
-from sightline.ops.fused.launcher import INTERPRETED
-from sightline.ops.fused.program import Layout, Program, compile_all, program_for
+from sightline.ops.fused.program import INTERPRETED, Layout, Program, compile_all, program_for
 
 # How tensors are multiplied; Triton's interpreter has no products of bfloat16.
 PRODUCTS = {torch.bfloat16: "tf32" if INTERPRETED else "bf16", torch.float16: "tf32", torch.float32: "fp32"}
@@ -125,7 +124,7 @@ def forward(
 
     `options` are the fields of `Call`.
     """
-    inputs = (q, k, v, None if residual is None else evenly_spaced(residual), mask, cu, grids)
+    inputs = (q, k, v, None if residual is None else evenly_spaced(residual), in_order(mask), in_order(cu), grids)
 
     def plan(*layouts: Any) -> Program:
         if not INTERPRETED:
@@ -141,13 +140,19 @@ def backward(
     grids: Tensor | None, sums: Tensor, options: tuple, gradients: tuple[Tensor, Tensor, Tensor],
 ) -> Tensor:  # fmt: skip
     """Writes `gradients`, dq, dk and dv; returns d(residual), empty where there is none."""
-    inputs = (q, k, v, grad, None if residual is None else evenly_spaced(residual), mask, cu, grids, sums, *gradients)
+    weights = None if residual is None else evenly_spaced(residual)
+    inputs = (q, k, v, grad, weights, in_order(mask), in_order(cu), grids, sums, *gradients)
     program = program_for("backward", inputs, (options,), lambda *layouts: _backward(*layouts, call=Call(*options)))
     results = program(inputs, q.device)
     if residual is None:
         return q.new_empty(0)
     images, channels = residual.shape[:2]
     return results[0].view(images, 3, 3, channels).permute(0, 3, 1, 2)
+
+
+def in_order(t: Tensor | None) -> Tensor | None:
+    """A mask or table as the kernels read it: row by row."""
+    return None if t is None else t.contiguous()
 
 
 def evenly_spaced(weights: Tensor) -> Tensor:
@@ -185,7 +190,7 @@ def _forward(
         (k, v, mask, cu, partial, *k.strides, *v.strides, heads, k.shape[1], cut.chunk),
         {"T": cut.sums.size, **without(flags, "RESIDUAL"), **cut.sums.constants},
     )  # fmt: skip
-    sums = _add(program, partial, torch.float32)
+    sums = add_up(program, partial, torch.float32)
     tile = cut.write if residual is not None else cut.queries
     pieces, chunk = _pieces(tile, cut, call, heads * images, q.shape[1], residual is not None)
     program.launch(
@@ -214,7 +219,7 @@ def _backward(
          call.scale, call.eps),
         {"T": cut.queries.size, **without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants},
     )  # fmt: skip
-    edge = _add(program, edges, torch.float32)
+    edge = add_up(program, edges, torch.float32)
     for wanted, weights in _key_passes(cut, residual, q.dtype):
         _keys(program, k, v, grad, weights, mask, cu, grids, sums, edge, dk, dv, call, cut, flags, images, wanted)
     if residual is not None:
@@ -301,7 +306,7 @@ def _taps(
         {"X": cut.taps.size, "STAGES": cut.taps.stages, **without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
          **cut.taps.constants},
     )  # fmt: skip
-    return _add(program, parts, residual.dtype)
+    return add_up(program, parts, residual.dtype)
 
 
 def _plan(q: Layout, k: Layout, call: Call) -> Plan:
@@ -332,14 +337,14 @@ def _pieces(tile: Tile, cut: Plan, call: Call, rows_of_heads: int, tokens: int, 
     return strips * max(1, triton.cdiv(height, rows)), rows
 
 
-def _add(program: Program, parts: Layout, dtype: torch.dtype) -> Layout:
+def add_up(program: Program, parts: Layout, dtype: torch.dtype, tile: dict[str, int] = SUM_TILE) -> Layout:
     """The sum over the first dimension, in a fixed order."""
     if parts.shape[0] == 1 and parts.dtype == dtype:
         return parts.part(parts.shape[1:])
     out = program.buffer(parts.shape[1:], dtype)
     size = math.prod(out.shape)
-    grid = (triton.cdiv(size, SUM_TILE["BLOCK"]),)
-    program.launch(forward_kernels.add_parts, grid, (parts, out, parts.shape[0], size), SUM_TILE)
+    grid = (triton.cdiv(size, tile["BLOCK"]),)
+    program.launch(forward_kernels.add_parts, grid, (parts, out, parts.shape[0], size), tile)
     return out
 
 

@@ -5,6 +5,8 @@ the layouts of its tensors alone, remembered, and repeated with new addresses. B
 sizes that have not come yet can be compiled from plans too (`compile_all`).
 """
 
+import math
+import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,33 +16,39 @@ import torch
 from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
-from sightline.ops.fused.launcher import INTERPRETED, THREADS, load
-
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+THREADS = 16  # that compile
 REMEMBERED = 4096  # kinds of calls at most; then all are forgotten
+ALIGNMENT = 256  # bytes, of buffers that share an allocation
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor without its data; `slot` is its place among the inputs and buffers of a call."""
+    """A tensor without its data: `offset` bytes into what is at `slot` among the inputs and buffers of a call."""
 
     slot: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    offset: int = 0
 
-    def part(self, shape: tuple[int, ...]) -> "Layout":
-        """The same address with another shape, contiguous."""
-        return Layout(self.slot, shape, _contiguous(shape), self.dtype)
+    def part(self, shape: tuple[int, ...], first: int = 0) -> "Layout":
+        """A contiguous tensor of another shape inside a contiguous one, from its element `first` on."""
+        return Layout(self.slot, shape, _contiguous(shape), self.dtype, self.offset + first * self.dtype.itemsize)
 
 
 class Program:
-    """What one kind of call allocates and launches; a function that plans it says which slots are its results."""
+    """What one kind of call allocates and launches; a function that plans it says which slots are its results.
+
+    Buffers that are not results share one allocation.
+    """
 
     def __init__(self, inputs: int) -> None:
         self.inputs = inputs
         self.results: tuple[int, ...] = ()
         self._buffers: list[tuple[tuple[int, ...], torch.dtype]] = []
         self._launches: list[_Launch] = []
+        self._scratch: int | None = None  # bytes, known when the first call arranges the buffers
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
         """Room for a tensor that the call makes."""
@@ -53,16 +61,36 @@ class Program:
 
     def __call__(self, inputs: Sequence[Tensor | None], device: torch.device) -> list[Tensor]:
         """Run on tensors of the planned layouts; returns the results."""
-        tensors = [*inputs, *(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._buffers)]
+        if self._scratch is None:
+            self._arrange()
+        results = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._own]
+        tensors = [*inputs, *results]
+        if self._scratch:
+            tensors.append(torch.empty(self._scratch, dtype=torch.uint8, device=device))
         if INTERPRETED:
             for launch in self._launches:
                 launch.first(tensors)
         else:
             stream = torch._C._cuda_getCurrentRawStream(device.index)
-            addresses = [None if t is None else t.data_ptr() for t in tensors]
+            addresses = [0 if t is None else t.data_ptr() for t in tensors]
             for launch in self._launches:
                 launch(tensors, addresses, stream)
-        return [tensors[slot] for slot in self.results]  # type: ignore[misc]
+        return results
+
+    def _arrange(self) -> None:
+        """Give every buffer its place: results in the order of `results`, then the room that the others share."""
+        places, end = {}, 0
+        for number, (shape, dtype) in enumerate(self._buffers):
+            slot = self.inputs + number
+            if slot in self.results:
+                places[slot] = self.inputs + self.results.index(slot), 0
+            else:
+                places[slot] = self.inputs + len(self.results), end
+                end += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        for launch in self._launches:
+            launch.arrange(places)
+        self._own = [self._buffers[slot - self.inputs] for slot in self.results]
+        self._scratch = end
 
     def compile(self) -> list[Any]:
         """Compile what will be launched, without data or launches."""
@@ -77,14 +105,21 @@ class _Launch:
         self.grid = grid
         self.args = args
         self.constants = constants
-        self.slots = [(place, arg.slot) for place, arg in enumerate(args) if isinstance(arg, Layout)]
         self.compiled: Any = None
+
+    def arrange(self, places: dict[int, tuple[int, int]]) -> None:
+        """Find the tensors among the arguments: place of the argument, slot and bytes into what lies there."""
+        self.tensors = []
+        for place, arg in enumerate(self.args):
+            if isinstance(arg, Layout):
+                slot, start = places.get(arg.slot, (arg.slot, 0))
+                self.tensors.append((place, slot, start + arg.offset))
 
     def first(self, tensors: list[Tensor | None]) -> None:
         """Launch through Triton, which finds or compiles the kernel."""
         args = list(self.args)
-        for place, slot in self.slots:
-            args[place] = tensors[slot]
+        for place, slot, offset in self.tensors:
+            args[place] = _inside(tensors[slot], offset, args[place].dtype)
         compiled = self.kernel[self.grid](*args, **self.constants)
         if INTERPRETED:
             return
@@ -93,18 +128,25 @@ class _Launch:
         self.head = (compiled.function, compiled.packed_metadata, None, None, None)
         self.compiled = compiled.run
 
-    def __call__(self, tensors: list[Tensor | None], addresses: list[int | None], stream: int) -> None:
+    def __call__(self, tensors: list[Tensor | None], addresses: list[int], stream: int) -> None:
         if self.compiled is None:
             self.first(tensors)
             return
         values = self.values.copy()
-        for place, slot in self.slots:
-            values[place] = addresses[slot]
+        for place, slot, offset in self.tensors:
+            values[place] = addresses[slot] + offset
         self.compiled(*self.grid, stream, *self.head, *values)
 
     def compile(self) -> Any:
         stand_ins = (torch.empty(1, dtype=a.dtype, device="meta") if isinstance(a, Layout) else a for a in self.args)
         return self.kernel.warmup(*stand_ins, grid=self.grid, **self.constants)
+
+
+def _inside(tensor: Any, offset: int, dtype: torch.dtype) -> Tensor:
+    """The tensor itself, or what lies so many bytes into a contiguous one."""
+    if offset == 0 and tensor.dtype == dtype:
+        return tensor
+    return tensor.flatten().view(torch.uint8)[offset:].view(dtype)
 
 
 _programs: dict[Hashable, Program] = {}
@@ -143,7 +185,13 @@ def compile_all(programs: Iterable[Program]) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         with AsyncCompileMode(pool):
             kernels = [kernel for program in programs for kernel in program.compile()]
-        list(pool.map(lambda kernel: load(kernel, device), kernels))
+        list(pool.map(lambda kernel: _load(kernel, device), kernels))
+
+
+def _load(kernel: Any, device: int) -> None:
+    """Bring a compiled kernel onto the device; asking for its launcher does that. New threads start on device 0."""
+    with torch.cuda.device(device):
+        (kernel.result() if hasattr(kernel, "result") else kernel)[(1, 1, 1)]
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

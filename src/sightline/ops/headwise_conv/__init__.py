@@ -45,9 +45,9 @@ def headwise_conv(
     reason = obstacle(x, x, x)
     if reason is None and AVAILABLE and weight.shape[3] not in SIZES:
         reason = f"the filter is {weight.shape[3]} wide (one of {', '.join(map(str, SIZES))})"
+    if backends.choose(NAME, x.device, backend, reason) == "triton":
+        return operator.headwise_conv(x, weight, add, *grid, False)
     with full_precision(x.device):
-        if backends.choose(NAME, x.device, backend, reason) == "triton":
-            return operator.headwise_conv(x, weight, add, *grid, False)
         return reference.headwise_conv(x, weight, grid, add)
 
 

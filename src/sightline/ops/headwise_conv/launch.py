@@ -7,16 +7,17 @@ import triton
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.fused.launch import PRODUCTS
-from sightline.ops.fused.launcher import run
+from sightline.ops.fused.launch import PRODUCTS, add_up
+from sightline.ops.fused.program import Layout, Program, program_for
 from sightline.ops.headwise_conv import kernels
 
 SIZES = (3, 5, 7, 9)  # of the filters that the kernels take
 ROWS = 28  # grid rows of a piece
 GRADIENT_ROWS = 56  # in the gradient of the filters
+SUM_TILE = {"PARTS": 64, "BLOCK": 64}  # of the sum of that gradient over pieces and images
 
 
-def _constants(x: Tensor, size: int, width: int) -> dict[str, Any]:
+def _constants(x: Layout, size: int, width: int) -> dict[str, Any]:
     """The k bands of a filter and k patches of every stage have to fit into shared memory."""
     channels = max(16, triton.next_power_of_2(x.shape[3]))
     if x.dtype == torch.bfloat16:
@@ -37,28 +38,44 @@ def _pieces(grid: Grid, size: int, columns: int, rows: int) -> int:
 
 def convolve(x: Tensor, weight: Tensor, add: Tensor | None, grid: Grid, flip: bool) -> Tensor:
     """add + the convolution of x; `flip` turns the filters by 180 degrees."""
-    heads, size = x.shape[2], weight.shape[3]
-    constants = _constants(x, size, grid[1])
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    steps = (weight.stride(0), weight.stride(2), weight.stride(3))
-    run(
-        kernels.conv, (x.shape[0] * heads, _pieces(grid, size, constants["X"], ROWS)),
-        (x, weight, add, out, *x.stride(), *steps, *(out if add is None else add).stride(), *out.stride()[:3], heads,
-         *grid, ROWS),
-        {**constants, "FLIP": flip, "ADD": add is not None},
-    )  # fmt: skip
-    return out
+    inputs = (x, weight, add)
+    program = program_for("conv", inputs, (grid, flip), lambda *layouts: _convolve(*layouts, grid=grid, flip=flip))
+    return program(inputs, x.device)[0]
 
 
 def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, grid: Grid) -> Tensor:
     """The gradient of the filters, like `weight`."""
+    inputs = (x, grad, weight)
+    program = program_for("conv_weights", inputs, (grid,), lambda *layouts: _weight_gradient(*layouts, grid=grid))
+    return program(inputs, x.device)[0].view(weight.shape)
+
+
+def _convolve(x: Layout, weight: Layout, add: Layout | None, *, grid: Grid, flip: bool) -> Program:
+    heads, size = x.shape[2], weight.shape[3]
+    constants = _constants(x, size, grid[1])
+    program = Program(3)
+    out = program.buffer(x.shape, x.dtype)
+    program.results = (out.slot,)
+    steps = (weight.strides[0], weight.strides[2], weight.strides[3])
+    program.launch(
+        kernels.conv, (x.shape[0] * heads, _pieces(grid, size, constants["X"], ROWS)),
+        (x, weight, add, out, *x.strides, *steps, *(out if add is None else add).strides, *out.strides[:3], heads,
+         *grid, ROWS),
+        {**constants, "FLIP": flip, "ADD": add is not None},
+    )  # fmt: skip
+    return program
+
+
+def _weight_gradient(x: Layout, grad: Layout, weight: Layout, *, grid: Grid) -> Program:
     batch, _, heads, _ = x.shape
     size = weight.shape[3]
     constants = {**_constants(x, size, grid[1]), "num_stages": 2}
     pieces = _pieces(grid, size, constants["X"], GRADIENT_ROWS)
-    parts = torch.empty(pieces, batch, heads, 1, size, size, dtype=torch.float32, device=x.device)
-    run(
+    program = Program(3)
+    parts = program.buffer((pieces * batch, *weight.shape), torch.float32)
+    program.launch(
         kernels.conv_weights, (batch * heads, pieces, triton.cdiv(size, 3)),
-        (x, grad, parts, *x.stride(), *grad.stride(), heads, *grid, GRADIENT_ROWS), constants,
+        (x, grad, parts, *x.strides, *grad.strides, heads, *grid, GRADIENT_ROWS), constants,
     )  # fmt: skip
-    return parts.sum((0, 1)).to(weight.dtype)
+    program.results = (add_up(program, parts, weight.dtype, SUM_TILE).slot,)
+    return program

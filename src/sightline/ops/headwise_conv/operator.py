@@ -6,26 +6,23 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from sightline.ops.fused.operator import LIBRARY, implements, on_device, register_gradient
 from sightline.ops.headwise_conv import launch
 
-LIBRARY = torch.library.Library("sightline", "FRAGMENT")
 LIBRARY.define("headwise_conv(Tensor x, Tensor weight, Tensor? add, SymInt height, SymInt width, bool flip) -> Tensor")
 LIBRARY.define("headwise_conv_weight(Tensor x, Tensor grad, Tensor weight, SymInt height, SymInt width) -> Tensor")
 
 
+@implements("headwise_conv")
 def _convolve(x: Tensor, weight: Tensor, add: Tensor | None, height: int, width: int, flip: bool) -> Tensor:
-    with torch.cuda.device_of(x):
+    with on_device(x):
         return launch.convolve(x, weight, add, (height, width), flip)
 
 
+@implements("headwise_conv_weight")
 def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    with torch.cuda.device_of(x):
+    with on_device(x):
         return launch.weight_gradient(x, grad, weight, (height, width))
-
-
-for _key in ("CUDA", "CPU"):
-    LIBRARY.impl("headwise_conv", _convolve, _key)
-    LIBRARY.impl("headwise_conv_weight", _weight_gradient, _key)
 
 
 @torch.library.register_fake("sightline::headwise_conv", lib=LIBRARY)
@@ -61,15 +58,7 @@ class HeadwiseConv(torch.autograd.Function):
         return dx, dw, grad if needs_add else None, None, None, None
 
 
-def _run(x: Tensor, weight: Tensor, add: Tensor | None, *options: Any) -> Tensor:
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, add)):
-        return HeadwiseConv.apply(x, weight, add, *options)
-    with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.sightline.headwise_conv(x, weight, add, *options)
-
-
-LIBRARY.impl("headwise_conv", _run, "Autograd")
-
+register_gradient("headwise_conv", HeadwiseConv)
 headwise_conv = torch.ops.sightline.headwise_conv
 
 

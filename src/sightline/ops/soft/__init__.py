@@ -8,7 +8,6 @@ from sightline.ops.checks import (
     check_packed,
     check_same,
     check_tokens,
-    full_precision,
     lengths,
     per_sequence,
 )
@@ -81,8 +80,7 @@ def soft_attention(
         raise ValueError(f"{NAME}: cu_seqlens and cu_landmarks go together; give both or neither")
     if cu_seqlens is None or cu_landmarks is None:
         run = IMPLEMENTATIONS[_choose(q, v, landmarks, landmarks.shape[1], backend)]
-        with full_precision(q.device):
-            return run(q, v, landmarks, scale, normalized, iterations, key_mask)
+        return run(q, v, landmarks, scale, normalized, iterations, key_mask)
     check_packed(NAME, key_mask, q=q, v=v, landmarks=landmarks)
     sizes = lengths(NAME, cu_seqlens, q.shape[1])
     counts = lengths(NAME, cu_landmarks, landmarks.shape[1], name="cu_landmarks")
@@ -91,15 +89,14 @@ def soft_attention(
             f"{NAME}: cu_landmarks gives {counts} landmarks for {len(sizes)} images; give at least one for every image"
         )
     most = max(counts)
-    with full_precision(q.device):
-        if _choose(q, v, landmarks, most, backend) == "triton":
-            ends = (cu_seqlens, cu_landmarks, max(sizes), most)
-            return triton.soft_packed_images(q, v, landmarks, scale, normalized, iterations, *ends)
+    if _choose(q, v, landmarks, most, backend) == "triton":
+        ends = (cu_seqlens, cu_landmarks, max(sizes), most)
+        return triton.soft_packed_images(q, v, landmarks, scale, normalized, iterations, *ends)
 
-        def one(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-            return reference.soft_attention(q, v, landmarks, scale, normalized, iterations, None)
+    def one(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
+        return reference.soft_attention(q, v, landmarks, scale, normalized, iterations, None)
 
-        return per_sequence(one, [sizes, sizes, counts], (q, v, landmarks))
+    return per_sequence(one, [sizes, sizes, counts], (q, v, landmarks))
 
 
 def _choose(q: Tensor, v: Tensor, landmarks: Tensor, most: int, backend: str | None) -> str:

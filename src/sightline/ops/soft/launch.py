@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from sightline.ops.fused.launch import PRODUCTS, without
-from sightline.ops.fused.launcher import INTERPRETED, compiling, run
+from sightline.ops.fused.launch import PRODUCTS, in_order, without
+from sightline.ops.fused.program import INTERPRETED, Layout, Program, compile_all, program_for
 from sightline.ops.soft import backward_kernels, forward_kernels, matrix_kernels
 from sightline.ops.soft.newton import RIDGE, STEP, steps_in
 
@@ -115,185 +115,242 @@ class Call:
         return steps, STEP[self.normalized], 0.0 if self.normalized else RIDGE, 0.5 ** max(0, (steps - 19) // 2)
 
 
-Saved = tuple[Tensor, Tensor, Tensor, Tensor]  # Z, Y, K, and the row sums of A where there are several blocks
-
-
-def saved_shapes(rows: int, landmarks: int, dim: int, keep: bool) -> list[tuple[int, ...]]:
-    """The shapes of what backward needs, for so many heads of images; without rows unless `keep`.
+def saved_shape(rows: int, landmarks: int, dim: int, keep: bool) -> tuple[int, int]:
+    """The shape of what backward needs, for so many heads of images; without rows unless `keep`. See `_saved`.
 
     Sizes may be symbols of a graph, so this compares and divides only.
     """
     padded = next((size for size in (16, 32) if landmarks <= size), (landmarks + BLOCK - 1) // BLOCK * BLOCK)
-    width, rows = _width(int(dim)), rows if keep else 0
-    degrees = rows if landmarks > BLOCK else 0
-    return [(rows, padded, width), (rows, padded, width), (rows, padded, padded), (degrees, padded)]
-
-
-def _plan(q: Tensor, landmarks: Tensor, call: Call) -> Plan:
-    return plan(q.shape[3], call.longest or q.shape[1], call.most or landmarks.shape[1], q.dtype)
-
-
-def _flags(q: Tensor, mask: Tensor | None, cu: Tensor | None) -> tuple[dict[str, Any], int]:
-    """The constants that the kernels share, and the number of images times heads."""
-    images = q.shape[0] if cu is None else cu.numel() - 1
-    flags = {"D": q.shape[3], "MASKED": mask is not None, "VARLEN": cu is not None, "DOT": PRODUCTS[q.dtype]}
-    return flags, images * q.shape[2]
+    return rows if keep else 0, padded * (2 * _width(int(dim)) + padded + (1 if landmarks > BLOCK else 0))
 
 
 def forward(
     q: Tensor, v: Tensor, landmarks: Tensor, mask: Tensor | None, cu: Tensor | None, cu_landmarks: Tensor | None,
-    call: Call, save: bool,
-) -> tuple[Tensor, Saved]:  # fmt: skip
-    """out, and what backward needs; that is empty unless `save`."""
-    cut = _plan(q, landmarks, call)
-    flags, rows = _flags(q, mask, cu)
-    if not INTERPRETED and q.is_cuda:
-        _compile_ahead(q, v, landmarks, mask is not None, cu is not None, call, save, cut)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    heads, tokens, m = q.shape[2], q.shape[1], landmarks.shape[1]
-    kept = _empty(saved_shapes(rows, call.most or m, q.shape[3], True), q.device)
-    sums, mixed, core, degrees = kept
-    partial = _sums(q, v, landmarks, mask, cu, cu_landmarks, core, call, cut, flags, rows, invert=cut.blocks == 1)
-    if cut.blocks == 1:
-        run(forward_kernels.forward_mix, (rows,), (partial, core, sums, mixed, cut.parts), cut.matrix)
-    else:
-        _add(partial, sums, cut)
-        _invert(landmarks, cu_landmarks, core, degrees, call, cut, flags, heads, rows)
-        _multiply(core, sums, mixed, cut)
-    run(
-        forward_kernels.forward_write, (rows, cut.parts),
-        (q, landmarks, out, cu, cu_landmarks, mixed, *q.stride(), *landmarks.stride(), *out.stride()[:3], heads,
-         tokens, m, cut.chunk, cut.blocks, call.scale),
-        {**without(flags, "MASKED"), **cut.tile(), "ONE": cut.blocks == 1},
-    )  # fmt: skip
-    if save:
-        return out, (sums, mixed, core, degrees)
-    return out, _empty(saved_shapes(rows, call.most or m, q.shape[3], False), q.device)
+    options: tuple, save: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """out, and what backward needs; no rows of that unless `save`. `options` are the fields of `Call`."""
+    inputs = (q, v, landmarks, in_order(mask), in_order(cu), in_order(cu_landmarks))
+
+    def plan(*layouts: Any) -> Program:
+        if not INTERPRETED:
+            _compile_ahead(*layouts, call=Call(*options), save=save)
+        return _forward(*layouts, call=Call(*options), save=save)
+
+    out, saved = program_for("soft", inputs, (options, save), plan)(inputs, q.device)
+    return out, saved
 
 
 def backward(
     q: Tensor, v: Tensor, landmarks: Tensor, grad: Tensor, mask: Tensor | None, cu: Tensor | None,
-    cu_landmarks: Tensor | None, saved: Saved, call: Call, gradients: tuple[Tensor, Tensor, Tensor],
-) -> None:  # fmt: skip
-    """Writes `gradients`: dq, dv, and d(landmarks)."""
-    cut = _plan(q, landmarks, call)
-    flags, rows = _flags(q, mask, cu)
-    sums, mixed, core, degrees = saved
-    dq, dv, dl = gradients
-    heads, tokens, m = q.shape[2], q.shape[1], landmarks.shape[1]
-    inputs = (*q.stride(), *v.stride(), *landmarks.stride(), *grad.stride())
-    outputs = (*dq.stride()[:3], *dv.stride()[:3])
-    mixed_grad, padded = torch.empty_like(mixed), cut.blocks * cut.block
-    parts = 1 if cut.together else cut.parts + 1
-    edges = torch.empty(parts, rows, padded, cut.width, dtype=torch.float32, device=q.device)
-    partial = None
-    if not cut.short:
-        partial = _sums(q, grad, landmarks, None, cu, cu_landmarks, core, call, cut, flags, rows, invert=False)
+    cu_landmarks: Tensor | None, saved: Tensor, options: tuple,
+) -> list[Tensor]:  # fmt: skip
+    """dq, dv and d(landmarks)."""
+    inputs = (q, v, landmarks, grad, in_order(mask), in_order(cu), in_order(cu_landmarks), saved)
+    program = program_for("soft_backward", inputs, (options,), lambda *x: _backward(*x, call=Call(*options)))
+    return program(inputs, q.device)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A program being planned, and what its launches share."""
+
+    program: Program
+    q: Layout
+    landmarks: Layout
+    cu: Layout | None
+    cu_landmarks: Layout | None
+    call: Call
+
+    @property
+    def cut(self) -> Plan:
+        most = self.call.most or self.landmarks.shape[1]
+        return plan(self.q.shape[3], self.call.longest or self.q.shape[1], most, self.q.dtype)
+
+    @property
+    def rows(self) -> int:
+        """Images times heads."""
+        return (self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1) * self.q.shape[2]
+
+    @property
+    def padded(self) -> int:
+        return self.cut.blocks * self.cut.block
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Heads, tokens and landmarks, as the kernels count them."""
+        return self.q.shape[2], self.q.shape[1], self.landmarks.shape[1]
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Constants that most kernels have."""
+        return {"D": self.q.shape[3], "VARLEN": self.cu is not None, "DOT": PRODUCTS[self.q.dtype]}
+
+    def buffer(self, *shape: int) -> Layout:
+        return self.program.buffer(shape, torch.float32)
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], args: tuple, constants: dict[str, Any]) -> None:
+        self.program.launch(kernel, grid, args, constants)
+
+
+def _saved(work: _Work, saved: Layout) -> tuple[Layout, Layout, Layout, Layout]:
+    """Z, Y, K, and the row sums of A where there are several blocks of landmarks, one after another."""
+    rows, padded, width = work.rows, work.padded, work.cut.width
+    step = rows * padded
+    return (
+        saved.part((rows, padded, width)),
+        saved.part((rows, padded, width), step * width),
+        saved.part((rows, padded, padded), 2 * step * width),
+        saved.part((rows, padded), step * (2 * width + padded)),
+    )
+
+
+def _forward(
+    q: Layout, v: Layout, landmarks: Layout, mask: Layout | None, cu: Layout | None, cu_landmarks: Layout | None, *,
+    call: Call, save: bool,
+) -> Program:  # fmt: skip
+    work = _Work(Program(6), q, landmarks, cu, cu_landmarks, call)
+    cut, rows = work.cut, work.rows
+    out = work.program.buffer(q.shape, q.dtype)
+    size = saved_shape(rows, call.most or landmarks.shape[1], q.shape[3], True)
+    saved = work.buffer(*size)
+    sums, mixed, core, degrees = _saved(work, saved)
+    partial = _sums(work, v, mask, core, invert=cut.blocks == 1)
     if cut.blocks == 1:
-        run(
+        work.launch(forward_kernels.forward_mix, (rows,), (partial, core, sums, mixed, cut.parts), cut.matrix)
+    else:
+        _add(work, partial, sums)
+        _invert(work, core, degrees)
+        _multiply(work, core, sums, mixed)
+    work.launch(
+        forward_kernels.forward_write, (rows, cut.parts),
+        (q, landmarks, out, cu, cu_landmarks, mixed, *q.strides, *landmarks.strides, *out.strides[:3], *work.sizes,
+         cut.chunk, cut.blocks, call.scale),
+        {**work.flags, **cut.tile(), "ONE": cut.blocks == 1},
+    )  # fmt: skip
+    work.program.results = out.slot, saved.slot if save else work.buffer(0, size[1]).slot
+    return work.program
+
+
+def _backward(
+    q: Layout, v: Layout, landmarks: Layout, grad: Layout, mask: Layout | None, cu: Layout | None,
+    cu_landmarks: Layout | None, saved: Layout, *, call: Call,
+) -> Program:  # fmt: skip
+    work = _Work(Program(8), q, landmarks, cu, cu_landmarks, call)
+    cut, rows, padded = work.cut, work.rows, work.padded
+    sums, mixed, core, degrees = _saved(work, saved)
+    dq, dv, dl = (work.program.buffer(t.shape, t.dtype) for t in (q, v, landmarks))
+    work.program.results = dq.slot, dv.slot, dl.slot
+    mixed_grad = work.buffer(*mixed.shape)
+    edges = work.buffer(1 if cut.together else cut.parts + 1, rows, padded, cut.width)
+    partial = None if cut.short else _sums(work, grad, None, core, invert=False)
+    if cut.blocks == 1:
+        work.launch(
             backward_kernels.backward_mix, (rows,),
-            (q, landmarks, grad, cu, cu_landmarks, partial, sums, mixed, core, mixed_grad, edges, *q.stride(),
-             *landmarks.stride(), *grad.stride(), heads, tokens, m, cut.parts, call.scale),
-            {**without(flags, "MASKED"), **cut.tile(), "NORMALIZED": call.normalized, "WHOLE": cut.short},
+            (q, landmarks, grad, cu, cu_landmarks, partial, sums, mixed, core, mixed_grad, edges, *q.strides,
+             *landmarks.strides, *grad.strides, *work.sizes, cut.parts, call.scale),
+            {**work.flags, **cut.tile(), "NORMALIZED": call.normalized, "WHOLE": cut.short},
         )  # fmt: skip
     else:
         assert partial is not None
-        sums_grad = torch.empty_like(sums)
-        _add(partial, sums_grad, cut)
-        _multiply(core, sums_grad, mixed_grad, cut, turn=True)
+        sums_grad = work.buffer(*sums.shape)
+        _add(work, partial, sums_grad)
+        _multiply(work, core, sums_grad, mixed_grad, turn=True)
         blocks = padded // cut.pairs["M"]
-        run(
+        work.launch(
             matrix_kernels.backward_matrix, (rows, blocks),
-            (landmarks, cu_landmarks, degrees, sums, sums_grad, mixed, mixed_grad, edges, *landmarks.stride(), heads, m,
-             blocks),
-            {**without(flags, "MASKED"), **cut.pairs, "NORMALIZED": call.normalized},
+            (landmarks, cu_landmarks, degrees, sums, sums_grad, mixed, mixed_grad, edges, *landmarks.strides,
+             q.shape[2], landmarks.shape[1], blocks),
+            {**work.flags, **cut.pairs, "NORMALIZED": call.normalized},
         )  # fmt: skip
-    shared = (q, v, landmarks, grad, mask, cu, cu_landmarks, mixed, mixed_grad)
-    sizes = (heads, tokens, m, cut.chunk)
+    _tokens_back(work, v, grad, mask, mixed, mixed_grad, edges, (dq, dv, dl))
+    if not cut.together:
+        work.launch(
+            backward_kernels.add_landmarks, (rows, cut.blocks),
+            (edges, dl, cu_landmarks, *dl.strides[:3], q.shape[2], landmarks.shape[1], cut.blocks, cut.parts + 1),
+            {**without(work.flags, "DOT"), **cut.matrix},
+        )  # fmt: skip
+    return work.program
+
+
+def _tokens_back(
+    work: _Work, v: Layout, grad: Layout, mask: Layout | None, mixed: Layout, mixed_grad: Layout, edges: Layout,
+    gradients: tuple[Layout, Layout, Layout],
+) -> None:  # fmt: skip
+    """dq and dv, and the part of dl that comes from the tokens."""
+    cut, q, landmarks, (dq, dv, dl) = work.cut, work.q, work.landmarks, gradients
+    shared = (q, v, landmarks, grad, mask, work.cu, work.cu_landmarks, mixed, mixed_grad)
+    inputs = (*q.strides, *v.strides, *landmarks.strides, *grad.strides)
+    outputs = (*dq.strides[:3], *dv.strides[:3])
+    flags = {**work.flags, "MASKED": mask is not None}
+    scale = work.call.scale
     if cut.joint:
-        run(
-            backward_kernels.backward_tokens, (rows, cut.parts),
-            (*shared, dq, dv, dl, edges, *inputs, *outputs, *dl.stride()[:3], *sizes, call.scale),
+        work.launch(
+            backward_kernels.backward_tokens, (work.rows, cut.parts),
+            (*shared, dq, dv, dl, edges, *inputs, *outputs, *dl.strides[:3], *work.sizes, cut.chunk, scale),
             {**flags, **cut.tile(), "WHOLE": cut.together},
         )  # fmt: skip
-    else:
-        blocks = padded // cut.queries["M"]
-        run(
-            matrix_kernels.backward_queries, (rows, cut.parts),
-            (*shared, dq, dv, *inputs, *outputs, *sizes, blocks, call.scale), {**flags, **cut.queries},
-        )  # fmt: skip
-        blocks = padded // cut.landmarks["M"]
-        run(
-            matrix_kernels.backward_landmarks, (rows, cut.parts * blocks),
-            (*shared, edges, *inputs, *sizes, blocks, call.scale), {**flags, **cut.landmarks},
-        )  # fmt: skip
-    if not cut.together:
-        run(
-            backward_kernels.add_landmarks, (rows, cut.blocks),
-            (edges, dl, cu_landmarks, *dl.stride()[:3], heads, m, cut.blocks, cut.parts + 1),
-            {**without(flags, "MASKED", "DOT"), **cut.matrix},
-        )  # fmt: skip
+        return
+    blocks = work.padded // cut.queries["M"]
+    work.launch(
+        matrix_kernels.backward_queries, (work.rows, cut.parts),
+        (*shared, dq, dv, *inputs, *outputs, *work.sizes, cut.chunk, blocks, scale), {**flags, **cut.queries},
+    )  # fmt: skip
+    blocks = work.padded // cut.landmarks["M"]
+    work.launch(
+        matrix_kernels.backward_landmarks, (work.rows, cut.parts * blocks),
+        (*shared, edges, *inputs, *work.sizes, cut.chunk, blocks, scale), {**flags, **cut.landmarks},
+    )  # fmt: skip
 
 
-def _empty(shapes: list[tuple[int, ...]], device: torch.device) -> Saved:
-    return tuple(torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes)  # type: ignore[return-value]
-
-
-def _sums(
-    q: Tensor, v: Tensor, landmarks: Tensor, mask: Tensor | None, cu: Tensor | None, cu_landmarks: Tensor | None,
-    core: Tensor, call: Call, cut: Plan, flags: dict[str, Any], rows: int, invert: bool,
-) -> Tensor:  # fmt: skip
+def _sums(work: _Work, v: Layout, mask: Layout | None, core: Layout, invert: bool) -> Layout:
     """P^T v of every chunk, (parts, rows, landmarks, W); with `invert` also writes `core`."""
-    heads, tokens, m = q.shape[2], q.shape[1], landmarks.shape[1]
-    partial = torch.empty(cut.parts, rows, cut.blocks * cut.block, cut.width, dtype=torch.float32, device=q.device)
-    run(
-        forward_kernels.forward_sums, (rows, cut.parts * cut.blocks + invert),
-        (q, v, landmarks, mask, cu, cu_landmarks, partial, core, *q.stride(), *v.stride(), *landmarks.stride(), heads,
-         tokens, m, cut.chunk, cut.blocks, call.inverse[0], call.scale, *call.inverse[1:]),
-        {**flags, **cut.tile(), "MASKED": mask is not None, "NORMALIZED": call.normalized, "INVERT": invert},
+    cut, call, q, landmarks = work.cut, work.call, work.q, work.landmarks
+    partial = work.buffer(cut.parts, work.rows, work.padded, cut.width)
+    steps, *inverse = call.inverse
+    work.launch(
+        forward_kernels.forward_sums, (work.rows, cut.parts * cut.blocks + invert),
+        (q, v, landmarks, mask, work.cu, work.cu_landmarks, partial, core, *q.strides, *v.strides, *landmarks.strides,
+         *work.sizes, cut.chunk, cut.blocks, steps, call.scale, *inverse),
+        {**work.flags, **cut.tile(), "MASKED": mask is not None, "NORMALIZED": call.normalized, "INVERT": invert},
     )  # fmt: skip
     return partial
 
 
-def _invert(
-    landmarks: Tensor, cu_landmarks: Tensor | None, core: Tensor, degrees: Tensor, call: Call, cut: Plan,
-    flags: dict[str, Any], heads: int, rows: int,
-) -> None:  # fmt: skip
+def _invert(work: _Work, core: Layout, degrees: Layout) -> None:
     """Writes the inverse between more than 64 landmarks, and the row sums of A; matrix products throughout."""
-    steps, factor, ridge, _ = call.inverse
-    matrix = torch.empty_like(core)
-    run(
-        matrix_kernels.matrix, (rows, cut.blocks),
-        (landmarks, cu_landmarks, matrix, degrees, *landmarks.stride(), heads, landmarks.shape[1], cut.blocks, ridge),
-        {**without(flags, "MASKED"), **cut.matrix},
+    steps, factor, ridge, _ = work.call.inverse
+    cut, landmarks = work.cut, work.landmarks
+    matrix, error, spare = (work.buffer(*core.shape) for _ in range(3))
+    work.launch(
+        matrix_kernels.matrix, (work.rows, cut.blocks),
+        (landmarks, work.cu_landmarks, matrix, degrees, *landmarks.strides, work.q.shape[2], landmarks.shape[1],
+         cut.blocks, ridge),
+        {**work.flags, **cut.matrix},
     )  # fmt: skip
-    unit = factor / degrees.amax(1).square()
-    iterate, error, other = matrix, torch.empty_like(core), torch.empty_like(core)
-    for _ in range(steps):
-        _multiply(iterate, matrix, error, cut, kind="error", unit=unit)
-        _multiply(error, iterate, other, cut, kind="step")
-        iterate, other = other, (torch.empty_like(core) if iterate is matrix else iterate)
-    scale = unit[:, None, None]
-    if call.normalized:
-        root = degrees.clamp(min=1).rsqrt()
-        scale = scale * root[:, :, None] * root[:, None, :]
-    torch.mul(iterate, scale, out=core)
+    iterate = matrix
+    for left in reversed(range(steps)):
+        _multiply(work, iterate, matrix, error, "error", degrees, factor)
+        after = spare if left % 2 else core  # the last step writes `core`
+        kind = "step" if left else "scaled" if work.call.normalized else "last"
+        _multiply(work, error, iterate, after, kind, degrees, factor)
+        iterate = after
 
 
-def _add(partial: Tensor, out: Tensor, cut: Plan) -> None:
+def _add(work: _Work, partial: Layout, out: Layout) -> None:
     """The sum over the chunks, in a fixed order."""
-    grid = (out.shape[0], cut.blocks)
-    run(matrix_kernels.add_chunks, grid, (partial, out, cut.parts, cut.blocks), cut.matrix)
+    cut = work.cut
+    work.launch(matrix_kernels.add_chunks, (work.rows, cut.blocks), (partial, out, cut.parts, cut.blocks), cut.matrix)
 
 
 def _multiply(
-    a: Tensor, b: Tensor, out: Tensor, cut: Plan, kind: str = "plain", unit: Tensor | None = None, turn: bool = False
-) -> None:
+    work: _Work, a: Layout, b: Layout, out: Layout, kind: str = "plain", degrees: Layout | None = None,
+    factor: float = 0.0, turn: bool = False,
+) -> None:  # fmt: skip
     rows, size, columns = b.shape
     wide = min(64, columns)
-    run(
-        matrix_kernels.multiply, (rows, cut.blocks, columns // wide), (a, b, out, unit, size, columns),
-        {"M": cut.block, "P": wide, "K": 32, "KIND": kind, "TURN": turn, "num_warps": 4, "num_stages": 3},
+    work.launch(
+        matrix_kernels.multiply, (rows, work.cut.blocks, columns // wide), (a, b, out, degrees, size, columns, factor),
+        {"M": work.cut.block, "P": wide, "K": 32, "KIND": kind, "TURN": turn, "num_warps": 4, "num_stages": 3},
     )  # fmt: skip
 
 
@@ -301,32 +358,27 @@ _compiled: set[tuple] = set()
 
 
 def _compile_ahead(
-    q: Tensor, v: Tensor, landmarks: Tensor, masked: bool, packed: bool, call: Call, save: bool, cut: Plan
-) -> None:
+    q: Layout, v: Layout, landmarks: Layout, mask: Layout | None, cu: Layout | None, cu_landmarks: Layout | None, *,
+    call: Call, save: bool,
+) -> None:  # fmt: skip
     """Before the first call of its kind, compile the kernels for short and for long images, and those of backward.
 
-    They are compiled in parallel, on tensors without data, so that no later size has to wait.
+    They are compiled in parallel, so that no later size has to wait.
     """
-    key = (q.dtype, cut.width, q.shape[3], cut.block, cut.blocks > 1, call.normalized, masked, packed, save,
-           *(t.stride()[3] == 1 for t in (q, v, landmarks)))  # fmt: skip
+    cut = _Work(Program(6), q, landmarks, cu, cu_landmarks, call).cut
+    key = (torch.cuda.current_device(), q.dtype, q.shape[3], cut.width, cut.block, cut.blocks > 1, call.normalized,
+           mask is None, cu is None, save, *(t.strides[3] == 1 for t in (q, v, landmarks)))  # fmt: skip
     if key in _compiled:
         return
     _compiled.add(key)
-    meta, m = torch.device("meta"), landmarks.shape[1]
-    with compiling():
-        for tokens in (1, 2 * SHORT):
-            qs, vs = (_blank(t, tokens) for t in (q, v))
-            ls = _blank(landmarks, m)
-            mask = torch.empty(1, tokens, dtype=torch.bool, device=meta) if masked else None
-            ends = torch.empty(2, dtype=torch.int32, device=meta) if packed else None
-            size = replace(call, longest=tokens if packed else 0, iterations=1)
-            out, saved = forward(qs, vs, ls, mask, ends, ends, size, save)
-            if save:
-                dl = torch.empty(ls.shape, dtype=q.dtype, device=meta)
-                outputs = (torch.empty_like(out), torch.empty_like(out), dl)
-                backward(qs, vs, ls, torch.empty_like(out), mask, ends, ends, saved, size, outputs)
-
-
-def _blank(t: Tensor, tokens: int) -> Tensor:
-    """A tensor without data like one image of `t`, of so many tokens."""
-    return torch.empty_strided((1, tokens, *t.shape[2:]), t.stride(), dtype=t.dtype, device="meta")
+    programs = []
+    for tokens in (1, 2 * SHORT):
+        qs, vs = (replace(t, shape=(1, tokens, *t.shape[2:])) for t in (q, v))
+        ls = replace(landmarks, shape=(1, *landmarks.shape[1:]))
+        size = replace(call, longest=tokens if cu is not None else 0, iterations=2)
+        programs.append(_forward(qs, vs, ls, mask, cu, cu_landmarks, call=size, save=save))
+        if save:
+            saved = Layout(7, saved_shape(1, call.most or landmarks.shape[1], q.shape[3], True), (1, 1), torch.float32)
+            grad = qs.part(qs.shape)
+            programs.append(_backward(qs, vs, ls, grad, mask, cu, cu_landmarks, saved, call=size))
+    compile_all(programs)

@@ -59,21 +59,26 @@ def add_chunks(partial, sums, parts, blocks, W: tl.constexpr, M: tl.constexpr):
     tl.store(small(sums, base, block * M, M, W), total)
 
 
-@triton.jit(do_not_specialize=["size", "columns"])
+@triton.jit(do_not_specialize=["size", "columns", "factor"])
 def multiply(
-    a, b, out, unit, size, columns, M: tl.constexpr, P: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr,
+    a, b, out, degrees, size, columns, factor, M: tl.constexpr, P: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr,
     TURN: tl.constexpr,
 ):
-    """A tile of a product of (size, size) and (size, columns): a b, `error`: I - unit a b, `step`: b + a b.
+    """A tile of a product of (size, size) and (size, columns); TURN transposes a.
 
-    TURN transposes a; `unit` holds one number for each matrix.
+    KIND "plain": a b, "error": I - u a b, "step": b + a b, "last": u (b + a b), "scaled": that between D^-1/2.
+    `degrees` are the row sums D of A, and u = factor / ||A||_1^2.
     """
+    ROUND: tl.constexpr = KIND == "last" or KIND == "scaled"
     row, block, column = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     a += tl.cast(row, tl.int64) * size * size
     b += tl.cast(row, tl.int64) * size * columns
     i, j, k = block * M + tl.arange(0, M), column * P + tl.arange(0, P), tl.arange(0, K)
     acc = tl.zeros((M, P), tl.float32)
+    norm = tl.zeros((K,), tl.float32)
     for first in range(0, size, K):
+        if KIND == "error" or ROUND:
+            norm = tl.maximum(norm, tl.load(degrees + tl.cast(row, tl.int64) * size + first + k))
         if TURN:
             left = tl.trans(tl.load(a + (first + k)[:, None] * size + i[None, :]))
         else:
@@ -81,10 +86,17 @@ def multiply(
         right = tl.load(b + (first + k)[:, None] * columns + j[None, :])
         acc = dot(left, right, "fp32", acc)
     place = i[:, None] * columns + j[None, :]
+    unit = factor / (tl.max(norm, 0) * tl.max(norm, 0))
     if KIND == "error":
-        acc = tl.where(i[:, None] == j[None, :], 1.0, 0.0) - tl.load(unit + row) * acc
-    elif KIND == "step":
+        acc = tl.where(i[:, None] == j[None, :], 1.0, 0.0) - unit * acc
+    elif KIND == "step" or ROUND:
         acc += tl.load(b + place)
+    if ROUND:
+        acc *= unit
+    if KIND == "scaled":
+        degrees += tl.cast(row, tl.int64) * size
+        down, across = tl.maximum(tl.load(degrees + i), 1.0), tl.maximum(tl.load(degrees + j), 1.0)
+        acc *= tl.rsqrt(down)[:, None] * tl.rsqrt(across)[None, :]
     tl.store(out + tl.cast(row, tl.int64) * size * columns + place, acc)
 
 

@@ -3,46 +3,22 @@
 Registered by hand like those of `sightline.ops.fused.operator`, for the same reason.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from sightline.ops.fused.operator import LIBRARY, implements, on_device, register_gradient
 from sightline.ops.soft import launch
-from sightline.ops.soft.launch import Call
 
 PLACES = "Tensor? mask, Tensor? cu, Tensor? cu_landmarks"
 OPTIONS = "SymInt longest, SymInt most, float scale, bool normalized, int iterations"
-SAVED = "Tensor sums, Tensor mixed, Tensor core, Tensor degrees"
-SCHEMAS = {
-    "soft_attend": f"(Tensor q, Tensor v, Tensor landmarks, {PLACES}, {OPTIONS}, bool save) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "soft_attend_backward": f"(Tensor q, Tensor v, Tensor landmarks, Tensor grad, {PLACES}, {SAVED}, {OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor)",
-}
-LIBRARY = torch.library.Library("sightline", "FRAGMENT")
-for _name, _schema in SCHEMAS.items():
-    LIBRARY.define(_name + _schema)
-
-
-def _implements(name: str) -> Callable[[Callable], Callable]:
-    """Register a function for an operator: on CUDA, and on a CPU for the interpreter."""
-
-    def register(function: Callable) -> Callable:
-        for key in ("CUDA", "CPU"):
-            LIBRARY.impl(name, function, key)
-        return function
-
-    return register
-
-
-def _device(tensor: Tensor) -> AbstractContextManager:
-    """The tensor's device as the current one, which Triton launches on."""
-    current = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
-    return nullcontext() if current else torch.cuda.device(tensor.device)
+LIBRARY.define(f"soft_attend(Tensor q, Tensor v, Tensor landmarks, {PLACES}, {OPTIONS}, bool save) -> (Tensor, Tensor)")
+LIBRARY.define(
+    f"soft_attend_backward(Tensor q, Tensor v, Tensor landmarks, Tensor grad, {PLACES}, Tensor saved, {OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor)"
+)
 
 
 def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -50,38 +26,34 @@ def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors)
 
 
-@_implements("soft_attend")
+@implements("soft_attend")
 def _soft_attend(
     q: Tensor, v: Tensor, landmarks: Tensor, mask: Tensor | None, cu: Tensor | None, cu_landmarks: Tensor | None,
     longest: int, most: int, scale: float, normalized: bool, iterations: int, save: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out, and what backward needs where `save`."""
-    call = Call(longest, most, scale, normalized, iterations)
-    with _device(q):
-        out, saved = launch.forward(q, v, landmarks, mask, cu, cu_landmarks, call, save)
-    return out, *saved
+    options = (longest, most, scale, normalized, iterations)
+    with on_device(q):
+        return launch.forward(q, v, landmarks, mask, cu, cu_landmarks, options, save)
 
 
-@_implements("soft_attend_backward")
+@implements("soft_attend_backward")
 def _soft_attend_backward(
     q: Tensor, v: Tensor, landmarks: Tensor, grad: Tensor, mask: Tensor | None, cu: Tensor | None,
-    cu_landmarks: Tensor | None, sums: Tensor, mixed: Tensor, core: Tensor, degrees: Tensor, longest: int, most: int,
-    scale: float, normalized: bool, iterations: int,
+    cu_landmarks: Tensor | None, saved: Tensor, longest: int, most: int, scale: float, normalized: bool,
+    iterations: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """dq, dv, d(landmarks)."""
-    dq, dv, dl = _like(q, v, landmarks)
-    call = Call(longest, most, scale, normalized, iterations)
-    saved = (sums, mixed, core, degrees)
-    with _device(q):
-        launch.backward(q, v, landmarks, grad, mask, cu, cu_landmarks, saved, call, (dq, dv, dl))
-    return dq, dv, dl
+    options = (longest, most, scale, normalized, iterations)
+    with on_device(q):
+        return tuple(launch.backward(q, v, landmarks, grad, mask, cu, cu_landmarks, saved, options))
 
 
 @torch.library.register_fake("sightline::soft_attend", lib=LIBRARY)
 def _(q, v, landmarks, mask, cu, cu_landmarks, longest, most, scale, normalized, iterations, save):  # type: ignore[no-untyped-def]
     images = q.shape[0] if cu is None else cu.shape[0] - 1
-    shapes = launch.saved_shapes(images * q.shape[2], most or landmarks.shape[1], q.shape[3], save)
-    return (*_like(q), *(q.new_empty(shape, dtype=torch.float32) for shape in shapes))
+    shape = launch.saved_shape(images * q.shape[2], most or landmarks.shape[1], q.shape[3], save)
+    return *_like(q), q.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.register_fake("sightline::soft_attend_backward", lib=LIBRARY)
@@ -93,13 +65,13 @@ class SoftAttend(torch.autograd.Function):
     """`soft_attend` with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, v, landmarks, mask, cu, cu_landmarks, *ctx.options, _ = inputs
         with torch._C._AutoDispatchBelowAutograd():
-            out, *saved = torch.ops.sightline.soft_attend(*inputs)
-        ctx.save_for_backward(q, v, landmarks, mask, cu, cu_landmarks, *saved)
-        ctx.mark_non_differentiable(*saved)
-        return out, *saved
+            out, saved = torch.ops.sightline.soft_attend(*inputs)
+        ctx.save_for_backward(q, v, landmarks, mask, cu, cu_landmarks, saved)
+        ctx.mark_non_differentiable(saved)
+        return out, saved
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
@@ -108,15 +80,7 @@ class SoftAttend(torch.autograd.Function):
         return *gradients, None, None, None, *[None] * (len(ctx.options) + 1)
 
 
-def _run(*inputs: Any) -> Any:
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
-        return SoftAttend.apply(*inputs)
-    with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.sightline.soft_attend(*inputs)
-
-
-LIBRARY.impl("soft_attend", _run, "Autograd")
-
+register_gradient("soft_attend", SoftAttend)
 soft_attend = torch.ops.sightline.soft_attend
 
 

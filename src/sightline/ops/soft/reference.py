@@ -22,12 +22,13 @@ def soft_attention(
     """q (B, N, H, D), v (B, N, H, E), landmarks (B, m, H, D) -> (B, N, H, E)."""
     wide = accumulate_dtype(q.dtype)
     q_, v_, l_ = (t.to(wide).transpose(1, 2) for t in (q, v, landmarks))  # B H N D
-    weights = gaussian(q_ * scale, l_)  # B H N m
-    core = landmark_inverse(l_, normalized, iterations)  # B H m m
-    keys = weights
-    if key_mask is not None:
-        keys, v_ = (t.masked_fill(~key_mask[:, None, :, None], 0.0) for t in (weights, v_))
-    return (weights @ (core @ (keys.transpose(-1, -2) @ v_))).transpose(1, 2).to(q.dtype)
+    with full_precision(q.device):
+        weights = gaussian(q_ * scale, l_)  # B H N m
+        core = landmark_inverse(l_, normalized, iterations)  # B H m m
+        keys = weights
+        if key_mask is not None:
+            keys, v_ = (t.masked_fill(~key_mask[:, None, :, None], 0.0) for t in (weights, v_))
+        return (weights @ (core @ (keys.transpose(-1, -2) @ v_))).transpose(1, 2).to(q.dtype)
 
 
 def gaussian(a: Tensor, b: Tensor) -> Tensor:

@@ -1,0 +1,56 @@
+"""A linear layer and its activation as one matrix product, for inference in half precision on a card.
+
+cuBLASLt applies the activation before it writes the product; torch and its compiler write, read and write again.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+LIBRARY = torch.library.Library("sightline", "FRAGMENT")
+LIBRARY.define("activated_linear(Tensor x, Tensor weight, Tensor bias, bool gelu) -> Tensor")
+
+
+def activated_linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool) -> Tensor:
+    """gelu(x W^T + b) with the tanh approximation, or relu.
+
+    Args:
+        x: (..., channels).
+        weight, bias: (features, channels) and (features,).
+        gelu: GELU or ReLU.
+
+    Returns:
+        (..., features). One product where nothing needs a gradient; its GELU is exact to half precision.
+    """
+    half = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype == bias.dtype
+    if half and x.is_cuda and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda"):
+        return torch.ops.sightline.activated_linear(x, weight, bias, gelu)
+    return _by_torch(x, weight, bias, gelu)
+
+
+def _by_torch(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor:
+    product = F.linear(x, weight, bias)
+    return F.gelu(product, approximate="tanh") if gelu else F.relu(product)
+
+
+def _one_product(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor:
+    out = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=gelu)
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+LIBRARY.impl("activated_linear", _one_product, "CUDA")
+LIBRARY.impl("activated_linear", _by_torch, "CPU")
+
+
+@torch.library.register_fake("sightline::activated_linear", lib=LIBRARY)
+def _(x, weight, bias, gelu):  # type: ignore[no-untyped-def]
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@register_flop_formula(torch.ops.sightline.activated_linear)
+def _(x, weight, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    total = 2 * weight[0]
+    for size in x:
+        total *= size
+    return total
