@@ -84,7 +84,7 @@ def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype) -> Plan:
     blocks = triton.cdiv(landmarks, block)
     small = dtype == torch.bfloat16  # other types are multiplied as float32
     parts = 1 if tokens <= SHORT else min(PARTS, triton.cdiv(tokens, CHUNK))
-    chunk = triton.cdiv(triton.cdiv(tokens, parts), 64) * 64
+    chunk = max(1, triton.cdiv(triton.cdiv(tokens, parts), 64)) * 64
     return Plan(
         width=width,
         block=block,
@@ -372,7 +372,7 @@ def _compile_ahead(
         return
     _compiled.add(key)
     programs = []
-    for tokens in (1, 2 * SHORT):
+    for tokens in (1, SHORT + 1):
         qs, vs = (replace(t, shape=(1, tokens, *t.shape[2:])) for t in (q, v))
         ls = replace(landmarks, shape=(1, *landmarks.shape[1:]))
         size = replace(call, longest=tokens if cu is not None else 0, iterations=2)
