@@ -227,7 +227,7 @@ def test_every_family(tmp_path: Path, capsys: CAPTURE, data: Path, family: str) 
         (["maps", "IMAGE", "--layers", "x"], "--layers: 'x' is not a list of numbers"),
         (["maps", "IMAGE", "--view", "sideways"], "--view"),
         (["maps", "IMAGE", "--checkpoint", "PVT", "--query", "class"], "no class token"),
-        (["maps", "none.png", "--checkpoint", "MODEL"], "none.png: there is no such image file"),
+        (["maps", "none.png", "--checkpoint", "MODEL"], "none.png: there is no such file"),
         (["maps", "BROKEN", "--checkpoint", "MODEL"], "cannot be read as an image"),
         (["maps", "IMAGE", "--attention", "softmx"], "did you mean 'softmax'?"),
         (["maps", "IMAGE", "--model", "inline_deit_tny"], "did you mean 'inline_deit_tiny'?"),

@@ -61,4 +61,4 @@ def test_bad_input(tmp_path: Path, capsys: CAPTURE) -> None:
 def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch, capsys: CAPTURE) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert main(["demo"]) == 2
-    assert 'pip install "sightline[demo]"' in capsys.readouterr().err
+    assert "pip install scikit-learn" in capsys.readouterr().err

@@ -72,6 +72,31 @@ def test_a_run_folder_knows_its_data(tmp_path: Path, capsys: CAPTURE) -> None:
     assert train["results"][0]["images"] == 12
 
 
+def test_the_limit_of_a_run_is_told(tmp_path: Path, capsys: CAPTURE) -> None:
+    pictures(tmp_path / "data" / "val", count=4)
+    run_folder(tmp_path / "run", tmp_path / "data")
+    config = tmp_path / "run/config.yaml"
+    config.write_text(config.read_text().replace("size:", "limit: 2\n  size:"))
+    whole = evaluate(capsys, "--checkpoint", str(tmp_path / "run"))
+    assert whole["results"][0]["images"] == 12
+    assert "The run used the first 2 images of every class (data.limit); here all count" in whole["notes"][0]
+    part = evaluate(capsys, "--checkpoint", str(tmp_path / "run"), "--limit", "2")
+    assert part["results"][0]["images"] == 6
+    assert part["notes"] == []
+
+
+def test_the_embedded_data_have_a_name(tmp_path: Path, capsys: CAPTURE) -> None:
+    from sightline.tasks.classification.config import Data
+    from sightline.tasks.classification.data import open_split
+
+    classes = open_split(Data(), "val").classes
+    classifier(tmp_path / "run/checkpoints/best/model.safetensors", classes)
+    (tmp_path / "run/config.yaml").write_text("data: {size: 32}")
+    assert main(["eval", "--checkpoint", str(tmp_path / "run"), *FAST, "--limit", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "10 images of 10 classes in the embedded Fashion-MNIST (test), cpu" in shown
+
+
 def test_workers_do_not_matter(tmp_path: Path, capsys: CAPTURE) -> None:
     pictures(tmp_path / "val", count=5)
     classifier(tmp_path / "model.safetensors")
@@ -209,7 +234,17 @@ def test_a_card_names_no_other_files(tmp_path: Path, capsys: CAPTURE) -> None:
         (["--checkpoint", "MODEL", "--data", "DATA", "--batch-size", "0"], "--batch-size"),
         (["--checkpoint", "MODEL", "--data", "DATA", "--batch-size", "many"], "many"),
         (["--checkpoint", "MODEL", "--data", "DATA", "--device", "quantum"], "--device"),
-        (["--checkpoint", "MODEL", "--data", "DATA", "--precision", "fp8"], "fp8"),
+        (["--checkpoint", "MODEL", "--data", "DATA", "--precision", "fp61"], "is not one of no, fp16, bf16; did you"),
+        (
+            ["--checkpoint", "MODEL", "--data", "DATA", "--on-error", "skp"],
+            "one of stop, skip; did you mean 'skip'?",
+        ),
+        (["--checkpoint", "MODEL", "--data", "DATA", "--limit", "0"], "--limit: 0 is not a number of images"),
+        (["--checkpoint", "MODEL", "--data", "DATA", "--out", "MODEL"], "--out: nothing can be written to"),
+        (["--checkpoint", "MODEL", "--data", "DATA", "--out", "/proc/x"], "--out: nothing can be written to /proc/x"),
+        (["--checkpoint", "MODEL", "--data", "DATA", "--out", ""], "--out: the path is empty"),
+        (["--checkpoint", "MODEL", "--data", ""], "--data: the path is empty"),
+        (["--checkpoint", "", "--data", "DATA"], "--checkpoint: the path is empty"),
         (["--checkpoint", "MODEL", "--data", "DATA", "--split", "nope"], "nope"),
         (["--checkpoint", "DATA", "--data", "DATA"], "no weights in it"),
         (["--checkpoint", "MODEL", "--data", "OTHER"], "no class 'cyan'"),

@@ -166,7 +166,14 @@ def test_broken_images(tmp_path: Path, capsys: CAPTURE, weights: str) -> None:
     [
         (["IMAGE"], "--checkpoint: say which weights"),
         (["--checkpoint", "MODEL"], "IMAGE"),
-        (["none.png", "--checkpoint", "MODEL"], "no such image file"),
+        (["none.png", "--checkpoint", "MODEL"], "none.png: there is no such file; give images, folders, or patterns"),
+        (["", "--checkpoint", "MODEL"], "an image with an empty name"),
+        (["IMAGE", "--checkpoint", "MODEL", "--on-error", "skp"], "did you mean 'skip'?"),
+        (
+            ["IMAGE", "--checkpoint", "MODEL", "--attention", "/proc/x"],
+            "--attention: nothing can be written to /proc/x",
+        ),
+        (["IMAGE", "--checkpoint", "MODEL", "--attention", "/proc/x.png"], "nothing can be written to /proc"),
         (["EMPTY", "--checkpoint", "MODEL"], "no images in this folder"),
         (["EMPTY/*.png", "--checkpoint", "MODEL"], "no file matches"),
         (["IMAGE", "--checkpoint", "MODEL", "--top", "0"], "--top"),

@@ -1,5 +1,7 @@
 """`sightline train` as a command: help, configuration, errors of one line, and a whole short run."""
 
+import errno
+import io
 import json
 from pathlib import Path
 
@@ -8,7 +10,9 @@ import yaml
 
 from sightline.cli.main import main
 from sightline.engine.settings import entries, load_recipe, recipe_names, resolve, to_yaml
-from tests.engine.tiny import make_images, write_recipe
+from sightline.models.reader import CheckpointError, read_state
+from sightline.tasks.classification.images import ImageError, load_image
+from tests.engine.tiny import RECIPE, command, make_images, run, write_recipe
 
 
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -42,7 +46,32 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data.preload", "maybe"], "data.preload: 'maybe' is not true or false"),
         (["--augment.scale", "[0.1]"], "augment.scale: '[0.1]' is not a list of 2"),
         (["--model.args", "3"], "model.args: '3' is not a mapping"),
-        (["--run.device", "gpu"], "run.device: 'gpu' is not one of auto, cpu, cuda, mps"),
+        (["--run.device", "gpu"], "run.device: 'gpu' is not one of auto, cpu, cuda, mps; did you mean 'cuda'?"),
+        (["--run.device", "cuda:1"], "name the card in CUDA_VISIBLE_DEVICES"),
+        (["--optim.lr", "inf"], "optim.lr: inf is not a finite number; give at least 0"),
+        (["--optim.lr", "nan"], "optim.lr: nan is not a finite number; give at least 0"),
+        (["--optim.layer_decay", "0"], "optim.layer_decay: 0.0 is out of range; give at most 1 and more than 0"),
+        (["--optim.clip", "0"], "optim.clip: 0.0 is out of range; give more than 0"),
+        (["--ema.decay", "1"], "ema.decay: 1.0 is out of range; give at least 0 and less than 1"),
+        (["--schedule.epochs", "0"], "schedule.epochs: 0 is out of range; give at least 1"),
+        (["--schedule.warmup_epochs", "9"], "schedule.warmup_epochs: 9 is longer than the 4 epochs"),
+        (["--augment.scale", "[1.0, 0.5]"], "augment.scale: [1, 0.5] is reversed; give [0.5, 1]"),
+        (["--augment.ratio", "[2, 0.5]"], "augment.ratio: [2, 0.5] is reversed; give [0.5, 2]"),
+        (["--augment.auto", "ranf-m9"], "augment.auto: timm does not know 'ranf-m9'"),
+        (["--batch.size", "0"], "batch.size: 0 is out of range; give at least 1"),
+        (["--batch.size", ""], "batch.size: '' is not a whole number"),
+        (["--data.workers", "-1"], "data.workers: -1 is out of range; give at least 0"),
+        (["--run.seed", str(2**63)], "is out of range; give at least 0 and at most 9,223,372,036,854,775,807"),
+        (["--model.args", "{num_classes: 5}"], "num_classes=5, but the data have 10 classes; leave it out"),
+        (["--model.args", "{in_chans: 4}"], "in_chans=4, but images are read with 3 channels or 1"),
+        (["--model.args", "{img_size: 64}"], "img_size=64, but data.size=28; leave img_size out"),
+        (["--model.compile_mode", "max-autotun"], "did you mean 'max-autotune'?"),
+        (["--model.checkpoint", "."], ".: no weights in it; give a file, or a run folder"),
+        (["--distill.teacher", "resnet19"], "distill.teacher: no model 'resnet19'; did you mean 'resnet18'?"),
+        (["--distill.checkpoint", "x.pth"], "there is no teacher for it; name one with --distill.teacher"),
+        (["--out", ""], "run.folder: the path is empty"),
+        (["--out", "/proc/run"], "run.folder: nothing can be written to /proc/run"),
+        (["--data", ""], "data.path: the path is empty"),
         (["--data", "/nowhere"], "/nowhere: there is no such folder or file"),
         (["--model", "inline_deit_tiy", "--model.args", "{}"], "did you mean 'inline_deit_tiny'?"),
         (["--model", "inline_deit_tiny", "--model.args", "{depth: 3}"], "did you mean 'depths'?"),
@@ -63,6 +92,77 @@ def test_bad_input_is_one_line(
     assert err.startswith("sightline: error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_no_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    commands = (["train", "--run.device"], ["eval", "--checkpoint", "x", "--device"],
+                ["predict", __file__, "--checkpoint", "x", "--device"])  # fmt: skip
+    for words in commands:
+        assert main([*words, "cuda"]) == 2
+        err = capsys.readouterr().err
+        assert "cuda cannot be used: torch" in err
+        assert "give cpu or auto" in err
+        assert err.count("\n") == 1
+
+
+def test_a_teacher_that_cannot_be_downloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, pretrained: bool, **options: object) -> None:
+        raise OSError("no connection")
+
+    images = make_images(tmp_path / "images")
+    recipe = write_recipe(tmp_path / "tiny.yaml")
+    monkeypatch.setattr("timm.create_model", refuse)
+    arguments = ["--config", str(recipe), "--data", str(images), "--out", str(tmp_path / "run")]
+    assert main(["train", *arguments, "--model.pretrained", "true", "--model.args", "{}"]) == 2
+    assert "cannot be downloaded; look at the connection, or give a file as model.checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["--run.precision", "bf16"], ["--data.workers", "9"], ["--model", "resnet10t"]])
+def test_libraries_do_not_warn(tmp_path: Path, more: list[str]) -> None:
+    images = make_images(tmp_path / "images")
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml",
+        schedule={"epochs": 1},
+        data={"size": 32},
+        model={"args": {} if "--model" in more else RECIPE["model"]["args"], "drop_path": 0.0},
+        run={"report": True, "tensorboard": True},
+    )
+    done = run(command(recipe, images, tmp_path / "run", *more))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_unreadable_files_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system answers for a file of mode 000; the superuser, who may run this, can read such a file."""
+    images = make_images(tmp_path / "images")
+    recipe = write_recipe(tmp_path / "tiny.yaml")
+    really = io.open
+
+    def closed(file: object, *arguments: object, **options: object) -> object:
+        if str(file).endswith(("red/3.png", "closed.yaml")):
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return really(file, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", closed)
+    monkeypatch.setattr("io.open", closed)
+    arguments = ["--config", str(recipe), "--data", str(images), "--out", str(tmp_path / "run")]
+    assert main(["train", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert "red/3.png: cannot be read (Permission denied); repair or remove it" in err
+    assert err.count("\n") == 1
+    with pytest.raises(ImageError, match=r"red/3\.png: cannot be read \(Permission denied\)$"):
+        load_image(images / "train/red/3.png")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(CheckpointError, match="may not be read; look at its permissions"):
+        read_state(recipe)
+    recipe.rename(tmp_path / "closed.yaml")
+    assert main(["train", "--config", str(tmp_path / "closed.yaml")]) == 2
+    assert "closed.yaml: permission denied; look at its permissions" in capsys.readouterr().err
 
 
 def test_wrong_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
-from tests.engine.tiny import run
+import pytest
+
+from tests.engine.tiny import command, make_images, metrics, run, write_recipe
 
 SCRIPT = """
 import sys
@@ -62,3 +64,49 @@ def test_sharded_state_goes_through_a_checkpoint(tmp_path: Path) -> None:
     done = run([*launch, str(tmp_path / "script.py"), str(tmp_path / "checkpoints")])
     assert done.returncode == 0, done.stderr
     assert "same" in done.stdout
+
+
+# Accelerate shards on accelerators only; told that this is one, it takes the same way over gloo.
+THROUGH_ACCELERATE = """
+import sys
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from sightline.cli.main import main
+from sightline.engine import train as engine, trainer
+
+make, ask, answers = engine.make_accelerator, trainer.is_sharded, []
+
+def sharding(run):
+    accelerator = make(run)
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
+    return accelerator
+
+def asked(model):
+    answers.append(ask(model))
+    return answers[-1]
+
+engine.make_accelerator, trainer.is_sharded = sharding, asked
+status = main(sys.argv[1:])
+assert answers == [True], answers
+sys.exit(status)
+"""
+
+
+def test_a_sharded_run_is_the_same_run(tmp_path: Path) -> None:
+    """Stopped in the middle of an epoch and resumed, it has the losses and scores of one process."""
+    (tmp_path / "script.py").write_text(THROUGH_ACCELERATE)
+    images = make_images(tmp_path / "images", train=16)
+    exact = {"model": {"drop_path": 0.0}, "augment": {"erase": 0.0}, "ema": {"decay": 0.0}}
+    recipe = write_recipe(tmp_path / "recipe.yaml", batch={"size": 16}, optim={"lr": 3e-3, "clip": 1.0}, **exact)
+    assert run(command(recipe, images, tmp_path / "one")).returncode == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master_port", "29656"]
+    for more in (["--run.max_steps", "2"], []):
+        arguments = command(recipe, images, tmp_path / "two", *more)[3:]
+        done = run([*launch, str(tmp_path / "script.py"), *arguments])
+        assert done.returncode == 0, done.stderr
+        (tmp_path / "two/done.json").unlink()
+    assert "resuming from" in done.stdout
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-5)
+        assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-4)
+        assert two["top1"] == one["top1"]

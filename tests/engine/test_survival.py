@@ -95,6 +95,27 @@ def test_sigterm_saves_and_says_so(place: Path, whole_group: bool) -> None:
     same_as_uninterrupted(place, out)
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_reader_that_goes_away_stops_and_saves(place: Path, terminal: bool) -> None:
+    """`sightline train | head -1`, and a terminal that is closed."""
+    out = place / f"unread{terminal}"
+    reading, writing = os.openpty() if terminal else os.pipe()
+    process = subprocess.Popen(
+        command(place / "recipe.yaml", place / "images", out, *STEPWISE, "--run.log_every", "1"),
+        env=ENVIRONMENT, stdout=writing, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    os.close(writing)
+    os.read(reading, 1)
+    os.close(reading)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, errors
+    assert ("an output that fails" if terminal else "stopped by a broken pipe and saved at step") in errors
+    assert errors.count("\n") == 1, errors
+    done = run(command(place / "recipe.yaml", place / "images", out, *STEPWISE))
+    assert "resuming from" in done.stdout
+    same_as_uninterrupted(place, out)
+
+
 KILLED_WHILE_SAVING = """
 import os, signal, sys
 from pathlib import Path

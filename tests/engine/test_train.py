@@ -1,5 +1,6 @@
 """Training from a configuration to a run folder, in this process."""
 
+import errno
 import json
 import os
 import signal
@@ -12,12 +13,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from sightline.engine.errors import NonFiniteError, RunError
-from sightline.engine.settings import resolve
+from sightline.engine.errors import NonFiniteError, RunError, SaveError, Stopped
+from sightline.engine.run_folder import RunFolder
+from sightline.engine.settings import load_recipe, resolve, to_yaml
 from sightline.engine.signals import STOPPING, StopSignals
 from sightline.engine.train import train
+from sightline.engine.trainer import Trainer
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
+from sightline.tasks.classification.task import Classification
 from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, weights
 
 
@@ -118,6 +122,20 @@ def test_compiled_model_trains(images: Path, tmp_path: Path, monkeypatch: pytest
     assert asked == [("DeiT", {"mode": "default"})] * 2  # the model and its average
 
 
+def test_a_compiled_model_is_the_same_model(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced forward and backward and run as a graph; inductor's kernels would take a minute to build here."""
+    real = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, mode: real(self, backend="aot_eager"))
+    plain = {"model__drop_path": 0.0, "schedule__epochs": 1, "optim__name": "sgd"}
+    for compiled in (False, True):
+        train(configure(images, tmp_path / str(compiled), model__compile=compiled, **plain))
+    files = [tmp_path / name / "checkpoints/last/model.safetensors" for name in ("False", "True")]
+    one, other = (load_file(path) for path in files)
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(value, other[key], rtol=1e-4, atol=1e-5)
+
+
 def test_distillation_follows_the_teacher(images: Path, tmp_path: Path) -> None:
     train(configure(images, tmp_path / "teacher", schedule__epochs=1))
     teacher = tmp_path / "teacher/checkpoints/best/model.safetensors"
@@ -200,6 +218,16 @@ def test_what_ended_before_its_report_writes_it_later(images: Path, tmp_path: Pa
     assert metrics(out) == before
 
 
+def test_what_ended_before_its_first_checkpoint_may_be_changed(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"batch\.size=999 is more than"):
+        train(configure(images, out, batch__size=999))
+    out.mkdir(exist_ok=True)
+    (out / "config.yaml").write_text(to_yaml(configure(images, out, optim__lr=0.5)))
+    train(configure(images, out, schedule__epochs=1))
+    assert resolve(load_recipe(str(out / "config.yaml"))).optim.lr == RECIPE["optim"]["lr"]
+
+
 def test_no_checkpoint_can_be_read(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     config = unfinished(images, out)
@@ -245,6 +273,48 @@ def test_a_killed_loader_worker_is_one_line(images: Path, tmp_path: Path, monkey
     with pytest.raises(
         RunError, match=r"worker \(pid 1\) is killed by signal: Killed; give the same command to resume"
     ):
+        train(configure(images, tmp_path / "run"))
+
+
+def test_a_signal_while_evaluating_saves_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, saved = tmp_path / "run", []
+    save, evaluation = Trainer.save, Classification.evaluation
+
+    def noted(self: Trainer) -> None:
+        saved.append((self.progress.epoch, self.progress.batch))
+        save(self)
+
+    def interrupted(self: Classification) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluation(self)
+
+    monkeypatch.setattr(Trainer, "save", noted)
+    monkeypatch.setattr(Classification, "evaluation", interrupted)
+    with pytest.raises(Stopped, match="stopped by SIGTERM and saved at step 4"):
+        train(configure(images, out))
+    assert saved == [(0, 4)]  # only the evaluation of the epoch is left
+    monkeypatch.undo()
+    train(configure(images, out))
+    train(configure(images, tmp_path / "whole"))
+    assert weights(out) == weights(tmp_path / "whole")
+    assert metrics(out) == metrics(tmp_path / "whole")
+
+
+def test_weights_of_a_run_folder(images: Path, tmp_path: Path) -> None:
+    train(configure(images, tmp_path / "first", schedule__epochs=1))
+    frozen = {"optim__lr": 0.0, "schedule": {"epochs": 1}, "ema__decay": 0.0}
+    train(configure(images, tmp_path / "second", model__checkpoint=str(tmp_path / "first"), **frozen))
+    files = [tmp_path / "first/checkpoints/best", tmp_path / "second/checkpoints/last"]
+    before, after = (load_file(folder / "model.safetensors") for folder in files)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_full_disk_between_checkpoints(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: RunFolder, values: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self.path / "metrics.jsonl"))
+
+    monkeypatch.setattr(RunFolder, "log", full)
+    with pytest.raises(SaveError, match=r"metrics.jsonl could not be written \(no space left on device\); the last"):
         train(configure(images, tmp_path / "run"))
 
 

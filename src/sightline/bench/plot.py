@@ -17,7 +17,7 @@ def require() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ValueError('--plot needs matplotlib: pip install "sightline[bench]"') from error
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -1,7 +1,7 @@
 """The images that `sightline analyze` looks at, with labels or without."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -94,7 +94,7 @@ def open_labelled(data: str | None, checkpoint: str | None) -> "Split":
     if data is None and (checkpoint is None or not Path(checkpoint).is_dir()):
         raise UsageError("--data: say which images: a folder, a file, or embedded; only a run folder knows its own")
     wanted = Data() if data == EMBEDDED else data_of(checkpoint, data)
-    return open_split(wanted, "val")
+    return open_split(replace(wanted, limit=None), "val")
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,13 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
     Raises:
         ValueError: it cannot be read, or has no classifier.
     """
-    from sightline.engine.report.attention import find_weights
+    from sightline.engine.checkpoint import find_weights
     from sightline.models.reader import read_metadata
     from sightline.models.zoo import VARIANTS
     from sightline.tasks.classification.card import CardError, ModelCard
 
+    if not source.strip():
+        raise UsageError("--checkpoint: the path is empty; give a run folder, or a file of weights")
     path = find_weights(Path(source)) if Path(source).is_dir() else Path(source)
     try:
         card = ModelCard.from_metadata(read_metadata(path))
@@ -115,15 +117,13 @@ def choose_device(name: str) -> "torch.device":
     """`auto` is a GPU where there is one; a device that does not work is an error of one line."""
     import torch
 
+    from sightline.engine.device import check_device
+
     if name == "auto":
         usable = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device(usable)
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device: {name!r} cannot be used here; give cpu, cuda or auto") from error
-    return device
+    check_device(name, "--device")
+    return torch.device(name)
 
 
 def parse_sizes(texts: tuple[str, ...]) -> list[tuple[int, int]]:

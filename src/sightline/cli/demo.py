@@ -56,7 +56,7 @@ def load_photographs() -> dict[str, Any]:
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
-        raise UsageError('the photographs come with scikit-learn: pip install "sightline[demo]"') from error
+        raise UsageError("the photographs come with scikit-learn: pip install scikit-learn") from error
     from PIL import Image
 
     samples = load_sample_images()

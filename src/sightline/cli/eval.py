@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sightline.cli.classifier import parse_sizes
 from sightline.cli.evaluation import Job, Result, evaluate_at, prepare, times
 from sightline.cli.options import Command, UsageError, option
-from sightline.cli.results import write_results
+from sightline.cli.results import check_writable, write_results
 from sightline.cli.table import Column, show
 
 SCORES = (
@@ -38,6 +38,7 @@ class Options:
         "folder, tar file, shards or hfds/NAME; by default what the run was trained with", metavar="PATH"
     )
     split: str | None = option("split of the data; by default val, validation or test", metavar="NAME")
+    limit: int | None = option("evaluate the first images of every class only, this many", metavar="N")
     img_size: tuple[str, ...] = option(
         "sizes to evaluate at, 224,288,384x640 (height x width); by default that of training", default=(),
         metavar="SIZES",
@@ -69,15 +70,18 @@ def run(options: Options) -> None:
         raise UsageError("--checkpoint: say which weights: a run folder, or a file")
     if options.batch_size < 1 or options.workers < 0:
         raise UsageError("--batch-size and --workers: give at least one image a batch and no fewer than 0 processes")
-    if options.out is not None and Path(options.out).exists() and not Path(options.out).is_dir():
-        raise UsageError(f"--out: {options.out} is not a folder")
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"--limit: {options.limit} is not a number of images; give at least 1")
+    if options.out is not None:
+        check_writable(options.out, "--out")
     job = prepare(options)
     card = job.classifier.card
     sizes = parse_sizes(options.img_size) if options.img_size else [card.input_size[1:]]
     if not options.json:
         millions = job.classifier.parameters / 1e6
         print(f"{job.classifier.title}, {millions:.2f} M parameters, from {job.classifier.path}")
-        print(f"{len(job.split):,} images of {len(job.split.classes)} classes in {job.split.title}, {job.device}\n")
+        print(f"{len(job.split):,} images of {len(job.split.classes)} classes in {job.split.title}, {job.device}")
+        print("".join(f"{note}\n" for note in job.notes))
     results = [result for size in sizes for result in evaluate_at(job, size, options)]
     facts = {
         "checkpoint": str(job.classifier.path),
@@ -87,6 +91,7 @@ def run(options: Options) -> None:
         "device": str(job.device),
         "precision": options.precision,
         "classes": job.names,
+        "notes": list(job.notes),
         "broken": list(job.broken),
         "results": [result.facts(job.names) for result in results],
     }

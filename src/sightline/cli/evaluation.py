@@ -1,6 +1,5 @@
 """What `sightline eval` does: a classifier, images and their labels put together, and evaluated at a size."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,6 +68,7 @@ class Job:
     tables: "dict[str, Tensor]"
     names: list[str]
     device: "torch.device"
+    notes: tuple[str, ...] = ()
     broken: dict[str, None] = field(default_factory=dict)
 
 
@@ -78,9 +78,10 @@ def prepare(options: "Options") -> Job:
     from sightline.tasks.classification.labels import in_words, match
 
     assert options.checkpoint is not None
-    classifier = load_classifier(options.checkpoint, options.model, parse_model_args(options.model_args))
     device = choose_device(options.device)
-    split = open_split(data_of(options.checkpoint, options.data, options.split), "val")
+    classifier = load_classifier(options.checkpoint, options.model, parse_model_args(options.model_args))
+    data = data_of(options.checkpoint, options.data, options.split)
+    split = open_split(replace(data, limit=options.limit), "val")
     way = options.labels if options.labels in WAYS else "names"
     outputs = classifier.model.num_classes
     known = classifier.card.classes or tuple(str(i) for i in range(int(outputs)))  # type: ignore[arg-type]
@@ -89,7 +90,18 @@ def prepare(options: "Options") -> Job:
     places = match(split.classes, known, way)
     tables = _tables(options, split, places, known)
     classifier.model.to(device)
-    return Job(classifier, split, tables, in_words(known if classifier.named else _names(split, places, known)), device)
+    names = in_words(known if classifier.named else _names(split, places, known))
+    return Job(classifier, split, tables, names, device, (*_limits(data, options), *split.notes))
+
+
+def _limits(data: "Data", options: "Options") -> list[str]:
+    """What to say where a run used a part of its images and all are evaluated."""
+    if data.limit is None or options.limit is not None:
+        return []
+    return [
+        f"The run used the first {data.limit} images of every class (data.limit); here all count, as without "
+        f"--limit {data.limit}."
+    ]
 
 
 def _names(split: "Split", places: Sequence[int], known: Sequence[str]) -> list[str]:
@@ -120,16 +132,20 @@ def data_of(checkpoint: str | None, given: str | None, split: str | None = None)
     from sightline.engine.settings import load_recipe, resolve
     from sightline.tasks.classification.config import Data
 
+    config = Path(checkpoint or "") / "config.yaml"
+    known = resolve({"data": load_recipe(str(config)).get("data") or {}}).data if config.is_file() else None
     if given is None:
-        config = Path(checkpoint or "") / "config.yaml"
-        if not config.is_file():
+        if known is None:
             raise UsageError("--data: say which images; only a run folder knows its own")
-        data = resolve({"data": load_recipe(str(config)).get("data") or {}}).data
-        return replace(data, val_split=split or data.val_split, limit=None)
+        return replace(known, val_split=split or known.val_split)
     path = Path(given)
+    if not given.strip():
+        raise UsageError("--data: the path is empty; give a folder, a tar file or hfds/NAME")
+    columns = known or Data()
+    data = Data(image_key=columns.image_key, label_key=columns.label_key)
     if split is None and path.is_dir() and _is_split(path):
-        return Data(path=str(path.resolve().parent), val_split=path.resolve().name)
-    return Data(path=given, val_split=split)
+        return replace(data, path=str(path.resolve().parent), val_split=path.resolve().name)
+    return replace(data, path=given, val_split=split)
 
 
 def _is_split(path: Path) -> bool:
@@ -155,8 +171,7 @@ def evaluate_at(job: Job, size: tuple[int, int], options: "Options") -> list[Res
     card = at_size(job.classifier.card, size)
     on_broken = broken.setdefault if options.on_error == "skip" else None
     batches = one_pass(job.split, card, options.batch_size, options.workers, on_broken, job.device.type == "cuda")
-    with bar(len(job.split), times(size)) as advance, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # of processors without bfloat16, a page long
+    with bar(len(job.split), times(size)) as advance:
         try:
             found = evaluate_tables(
                 job.classifier.model, batches, int(job.classifier.model.num_classes), job.tables,  # type: ignore[arg-type]

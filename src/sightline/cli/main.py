@@ -5,6 +5,7 @@ by a signal and saved, 130 an interrupt, 141 a reader of the output that went aw
 """
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from sightline.cli.options import (
     nearest,
     read_options,
 )
+from sightline.cli.quiet import quiet
 from sightline.engine.errors import RunError
 
 COMMANDS: dict[str, Command | Group] = {
@@ -43,26 +45,47 @@ COMMANDS: dict[str, Command | Group] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     try:
-        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        with quiet():
+            status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
     except BrokenPipeError:
         _silence()
         return 141
     except KeyboardInterrupt:
-        print("sightline: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
     except RunError as error:
-        print(f"sightline: {error}", file=sys.stderr)
+        _say(str(error))
         return error.status
     except (ValueError, OSError) as error:
-        print(f"sightline: error: {_one_line(error)}", file=sys.stderr)
+        _say(f"error: {_one_line(error)}")
         return 2
 
 
+def _say(text: str) -> None:
+    """One line of what went wrong, to whoever still listens."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"sightline: {text}", file=sys.stderr, flush=True)
+
+
+REMEDIES = {
+    errno.EACCES: "look at its permissions",
+    errno.EPERM: "look at its permissions",
+    errno.EROFS: "give a place that can be written",
+    errno.ENOENT: "look at the path",
+    errno.ENOTDIR: "look at the path",
+    errno.EISDIR: "give a file",
+    errno.ENOSPC: "make room",
+}
+
+
 def _one_line(error: Exception) -> str:
-    """The message; of one that a loader worker sent with its traceback, what it was about."""
+    """The message; of the system's errors with a remedy; of one that a loader worker sent, what it was about."""
     text = str(error).strip()
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        remedy = REMEDIES.get(error.errno or 0)
+        return f"{error.filename}: {error.strerror.lower()}{f'; {remedy}' if remedy else ''}"
     if text.startswith("Caught ") and "DataLoader worker" in text:
         text = text.splitlines()[-1].partition(": ")[2]
     return " ".join(text.split())

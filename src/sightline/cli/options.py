@@ -81,8 +81,13 @@ def _one_line(message: str) -> str:
     key = re.search(r'[Pp]arser key "(?:\w+\.)?(\w+)"', message)
     value = re.search(r"(?:Given value|Got value): (.*)", message)
     if key and value:
+        given = value[1].strip()
+        choices = re.findall(r"'([\w-]+)'", message.partition("Literal")[2].partition("]")[0])
         kind = "a whole number" if "int" in message else "of the right kind"
-        return f"--{key[1].replace('_', '-')}: {value[1].strip()!r} is not {kind}"
+        if choices:
+            close = nearest(given, choices, "")
+            kind = f"one of {', '.join(choices)}{close and f'; {close}'}"
+        return f"--{key[1].replace('_', '-')}: {given!r} is not {kind}"
     message = " ".join(message.split()).rstrip(".")
     if "required" in message:  # jsonargparse names a place as command.name
         message = re.sub(r"\b(?:[a-z]+\.)+([a-z_]+)\b", lambda match: match[1].upper(), message)

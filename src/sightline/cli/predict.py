@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sightline.cli.classifier import Classifier, choose_device, load_classifier, parse_sizes
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, UsageError, option, positional
+from sightline.cli.results import check_writable
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ def run(options: Options) -> None:
     paths = find_images(options.image)
     query = parse_query(options.query)
     pictures = _pictures(options.attention, paths)
+    device = choose_device(options.device)
     classifier = load_classifier(options.checkpoint, options.model, parse_model_args(options.model_args))
     if options.attention is not None:
         check_attention(classifier, query)
     card = classifier.card
     if options.img_size is not None:
         card = at_size(card, parse_sizes((options.img_size,))[0])
-    device = choose_device(options.device)
     classifier.model.to(device)
     names = in_words(card.classes) if classifier.named else None
     facts = []
@@ -102,6 +103,8 @@ def find_images(given: tuple[str, ...]) -> list[Path]:
     paths: dict[Path, None] = {}
     for text in given:
         path = Path(text)
+        if not text.strip():
+            raise UsageError("an image with an empty name; give files, folders or patterns in quotes")
         if path.is_dir():
             inside = sorted(item for item in path.rglob("*") if item.suffix.lower() in EXTENSIONS and item.is_file())
             if not inside:
@@ -110,6 +113,8 @@ def find_images(given: tuple[str, ...]) -> list[Path]:
             inside = sorted(Path(item) for item in glob(text, recursive=True) if Path(item).is_file())
             if not inside:
                 raise UsageError(f"{text}: no file matches this pattern")
+        elif not path.exists():
+            raise UsageError(f"{text}: there is no such file; give images, folders, or patterns in quotes")
         else:
             inside = [path]
         paths.update(dict.fromkeys(inside))
@@ -141,10 +146,11 @@ def _pictures(target: str | None, paths: list[Path]) -> dict[Path, Path]:
             raise UsageError(f"--attention: {target} is one file for {len(paths)} images; give a folder")
         if not path.parent.is_dir() or path.is_dir():
             raise UsageError(f"--attention: {target} cannot be written; is there a folder {path.parent}?")
+        check_writable(path.parent, "--attention")
         return {paths[0]: path}
     if path.exists() and not path.is_dir():
         raise UsageError(f"--attention: {target} is not a folder; give a folder, or a file that ends in .png")
-    path.mkdir(parents=True, exist_ok=True)
+    check_writable(target, "--attention")
     stems = [image.stem for image in paths]
     width = len(str(len(paths)))
     unique = len(set(stems)) == len(stems)

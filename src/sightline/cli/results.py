@@ -1,11 +1,30 @@
-"""The files that `sightline eval --out` writes."""
+"""Files that commands write: whether a folder can take them, and those of `sightline eval --out`."""
 
 import csv
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from sightline.cli.evaluation import times
+from sightline.cli.options import UsageError
+
+
+def check_writable(folder: str | Path, name: str) -> None:
+    """Make a folder, and refuse one that cannot be written, before any work is done for it.
+
+    Args:
+        name: of the option that gives it.
+    """
+    if not str(folder).strip():
+        raise UsageError(f"{name}: the path is empty; give a folder")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(f"{name}: nothing can be written to {folder} ({why}); give another folder") from error
 
 
 def write_results(folder: Path, facts: dict[str, Any]) -> None:

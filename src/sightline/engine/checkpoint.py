@@ -54,6 +54,19 @@ def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: Mod
         temporary.unlink(missing_ok=True)
 
 
+def find_weights(folder: Path) -> Path:
+    """The best weights in a run folder, else the last ones.
+
+    Raises:
+        ValueError: there are none.
+    """
+    for name in (BEST, LAST, PREVIOUS):
+        path = folder / "checkpoints" / name / WEIGHTS
+        if path.is_file():
+            return path
+    raise ValueError(f"{folder}: no weights in it; give a file, or a run folder with checkpoints/best/{WEIGHTS}")
+
+
 class Checkpoints:
     """The folder of a run's checkpoints.
 

@@ -34,13 +34,13 @@ class Optim:
     weight_decay: float = entry(
         0.05, "decay of matrices; 1-d parameters, biases and position tables have none", least=0
     )
-    betas: tuple[float, ...] | None = entry(None, "betas of the optimizer; by default its own", least=0, most=1)
+    betas: tuple[float, ...] | None = entry(None, "betas of the optimizer; by default its own", least=0, below=1)
     eps: float | None = entry(None, "epsilon of the optimizer; by default its own", least=0)
     momentum: float = entry(0.9, "momentum, for the optimizers that have it", least=0, most=1)
     args: Mapping[str, Any] = entry({}, "further arguments of the optimizer")
-    clip: float | None = entry(None, "largest norm of the gradient", least=0)
+    clip: float | None = entry(None, "largest norm of the gradient", above=0)
     clip_mode: Literal["norm", "value", "agc"] = entry("norm", "how gradients are clipped")
-    layer_decay: float | None = entry(None, "factor of the rate from a layer to the one before it", least=0, most=1)
+    layer_decay: float | None = entry(None, "factor of the rate from a layer to the one before it", above=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Schedule:
     min_lr: float = entry(0.0, "rate at the end", least=0)
     cooldown_epochs: int = entry(0, "epochs at the lowest rate", least=0)
     scale_all: bool = entry(False, "scale warmup_lr and min_lr with the batch too, as Swin's recipe does")
-    decay_epochs: float = entry(30.0, "epochs between the steps of `step`", least=0)
+    decay_epochs: float = entry(30.0, "epochs between the steps of `step`", above=0)
     decay_rate: float = entry(0.1, "factor of a step", least=0)
     milestones: tuple[int, ...] = entry((), "epochs of the steps of `multistep`", least=0)
 
@@ -63,7 +63,7 @@ class Schedule:
 class Ema:
     """A running average of the weights, evaluated beside them."""
 
-    decay: float = entry(0.0, "decay of the average for every update, 0 for none", least=0, most=1)
+    decay: float = entry(0.0, "decay of the average for every update, 0 for none", least=0, below=1)
     batch: int | None = entry(None, "the decay is meant for this batch: decay ** (batch.size / ema.batch)", least=1)
     warmup: bool = entry(False, "start with a short average that grows to the decay")
 
@@ -76,9 +76,10 @@ class Run:
     resume: Literal["auto", "never", "must"] = entry(
         "auto", "go on with an unfinished run of the same configuration; never; or fail where there is none"
     )
-    seed: int = entry(0, "seed of weights, order and augmentation", least=0)
+    seed: int = entry(0, "seed of weights, order and augmentation", least=0, most=2**63 - 1)
     device: str = entry("auto", "cpu, cuda, mps; auto takes what there is")
-    threads: int | None = entry(None, "threads of the processor for each process; by default all", least=1)
+    threads: int | None = entry(None, "threads of the processor for each process; by default all", least=1,
+                                 most=4096)  # fmt: skip
     precision: Literal["no", "fp16", "bf16"] = entry("no", "mixed precision")
     deterministic: bool = entry(False, "only deterministic kernels, also on a GPU; slower")
     eval_every: int = entry(1, "epochs between evaluations; the last one is always evaluated", least=1)
@@ -87,7 +88,7 @@ class Run:
     save_steps: int | None = entry(None, "updates between checkpoints inside an epoch", least=1)
     skip_nonfinite: int = entry(0, "batches with a non-finite loss or gradient to skip before stopping", least=0)
     max_steps: int | None = entry(None, "stop after this many updates in all", least=1)
-    timeout: float = entry(600.0, "seconds that processes wait for each other before they give up", least=1)
+    timeout: float = entry(600.0, "seconds that processes wait for each other before they give up", least=1, most=10**7)
     tensorboard: bool = entry(True, "write TensorBoard events")
     report: bool = entry(True, "write figures and the report at the end")
     log_every: int = entry(50, "updates between lines where there is no terminal", least=1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from sightline.engine.config import Run
+from sightline.engine.device import check_device
 from sightline.engine.errors import PeerError
 from sightline.engine.values import ConfigError
 
@@ -30,8 +31,10 @@ def make_accelerator(run: Run) -> "Accelerator":
     try:
         from accelerate import Accelerator, InitProcessGroupKwargs
     except ImportError as error:
-        raise ConfigError('training needs Accelerate: pip install "sightline[train]"') from error
-    _check_device(run.device)
+        raise ConfigError("training needs Accelerate: pip install accelerate tensorboard matplotlib") from error
+    if run.device.startswith(("cuda:", "mps:")):
+        raise ConfigError(f"run.device: {run.device}: give cuda, and name the card in CUDA_VISIBLE_DEVICES")
+    check_device(run.device, "run.device")
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     if run.precision == "fp16" and (run.device == "cpu" or not torch.accelerator.is_available()):
@@ -39,14 +42,6 @@ def make_accelerator(run: Run) -> "Accelerator":
     waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=run.timeout))
     with peers():
         return Accelerator(cpu=run.device == "cpu", mixed_precision=run.precision, kwargs_handlers=[waiting])
-
-
-def _check_device(device: str) -> None:
-    if device not in ("auto", "cpu", "cuda", "mps"):
-        raise ConfigError(f"run.device: {device!r} is not one of auto, cpu, cuda, mps")
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(device, True):
-        raise ConfigError(f"run.device: there is no {device} device here; give auto")
 
 
 def total(values: Tensor) -> Tensor:

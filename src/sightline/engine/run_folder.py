@@ -1,5 +1,6 @@
 """The folder of a run: which one, who may write to it, and the files in it that people and the report read."""
 
+import errno
 import json
 import os
 import platform
@@ -26,8 +27,14 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"run.folder: nothing can be written to {path} ({why}); give another folder with --out"
+            ) from error
 
     @property
     def checkpoints(self) -> Path:
@@ -89,12 +96,15 @@ def choose(config: Config, name: str) -> tuple[Path, bool]:
     resume = config.run.resume
     if config.run.folder is not None:
         path = Path(config.run.folder)
+        if not config.run.folder.strip():
+            raise ConfigError("run.folder: the path is empty; give a folder, or leave it out")
         if path.exists() and not path.is_dir():
             raise ConfigError(f"run.folder: {path} is not a folder")
         started = (path / CONFIG).is_file()
         if resume == "must" and not started:
             raise ConfigError(f"run.folder: {path} holds no run to resume")
-        if not started:
+        empty = not (path / "checkpoints").exists()  # it ended before there was anything to lose
+        if not started or (empty and resume == "auto" and differences(path, config)):
             return path, False
         _check_resumable(path, config)
         return path, True
@@ -193,6 +203,8 @@ def _lock(path: Path) -> int | None:
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system that knows no locks
+            return handle
         os.close(handle)
         raise ConfigError(
             f"run.folder: another process is training in {path}; wait for it or choose another"

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from sightline.engine.config import Config
+from sightline.engine.sense import check_sense
 from sightline.engine.values import ConfigError, check
 
 BASE = "base"
@@ -64,11 +65,13 @@ def resolve(recipe: Mapping[str, Any], overrides: Mapping[str, str] | None = Non
     for key, text in (overrides or {}).items():
         section, _, name = key.partition(".")
         values = merge(values, {section: {name: parse(text)}})
-    return _build(Config, values, "")
+    return check_sense(_build(Config, values, ""))
 
 
 def parse(text: str) -> Any:
-    """What a value on the command line means: YAML, or the text itself where that is none."""
+    """What a value on the command line means: YAML, or the text itself where that is none or nothing."""
+    if not text.strip():
+        return text
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):

@@ -1,6 +1,13 @@
-"""Signals that ask a run to stop: noted at once, acted on after the update that is under way."""
+"""What asks a run to stop: signals, and a reader of its output that went away.
 
+Both are noted at once and acted on after the update that is under way.
+"""
+
+import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -32,3 +39,43 @@ class StopSignals:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
+
+
+class _Outlet:
+    """A standard output that takes what nobody reads any more (a pipe, a terminal that is gone, a full disk)."""
+
+    def __init__(self, stream: Any, signals: StopSignals) -> None:
+        self._stream, self._signals = stream, signals
+
+    def write(self, text: str) -> int:
+        try:
+            return int(self._stream.write(text))
+        except OSError as error:
+            self._lost(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lost(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _lost(self, error: OSError) -> None:
+        gone = "a broken pipe" if isinstance(error, BrokenPipeError) else f"an output that fails ({error.strerror})"
+        self._signals.received = self._signals.received or gone
+        with suppress(OSError, ValueError):  # what comes after it goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+@contextmanager
+def listening(signals: StopSignals) -> Iterator[None]:
+    """Within it, a reader of the standard output that goes away stops a run as a signal does."""
+    before = sys.stdout
+    sys.stdout = _Outlet(before, signals)
+    try:
+        yield
+    finally:
+        sys.stdout = before

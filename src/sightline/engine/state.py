@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sightline.engine.checkpoint import Saved
@@ -60,8 +61,11 @@ class Progress:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether every process holds a part of each parameter only, as under FSDP."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    """Whether every process holds a part of each parameter only, as under FSDP.
+
+    The parameters do not always show it: between a forward pass and what comes next they are whole.
+    """
+    return isinstance(model, FSDPModule) or any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def full_weights(model: nn.Module) -> State:

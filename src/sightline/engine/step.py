@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from timm.utils import dispatch_clip_grad
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from sightline.engine.config import Optim
 from sightline.engine.distributed import total
@@ -54,14 +55,14 @@ class Stepper:
         optim = self.optim
         if optim.clip is not None and optim.clip_mode == "norm":
             norm = self.accelerator.clip_grad_norm_(self.parameters, optim.clip)
-            return None if self.scaled else norm
+            return None if self.scaled else _whole(norm)
         norm = None
         if not self.scaled:
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if optim.clip is not None:
             self.accelerator.unscale_gradients()
             dispatch_clip_grad(self.parameters, optim.clip, mode=optim.clip_mode)
-        return norm
+        return None if norm is None else _whole(norm)
 
     def apply(self) -> None:
         """The update itself."""
@@ -71,3 +72,8 @@ class Stepper:
     def skip(self) -> None:
         """Forget the gradients of an update."""
         self.optimizer.zero_grad()
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """A norm over all processes, where each holds a part of the gradients."""
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,21 +1,26 @@
 """A training run as a whole: from a configuration to a run folder with its report."""
 
+import errno
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from sightline.engine.checkpoint import Checkpoints
-from sightline.engine.config import Config
+from sightline.engine.checkpoint import Checkpoints, find_weights
+from sightline.engine.config import Config, Distill, Model
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total
-from sightline.engine.errors import RunError
+from sightline.engine.errors import RunError, SaveError
 from sightline.engine.progress import clock
 from sightline.engine.run_folder import RunFolder, choose
-from sightline.engine.signals import StopSignals
+from sightline.engine.signals import StopSignals, listening
 from sightline.engine.trainer import Trainer
 from sightline.engine.values import ConfigError
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.order import Place
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for now
+Section = TypeVar("Section", Model, Distill)
 
 
 def train(config: Config, name: str = "run") -> Path | None:
@@ -32,10 +37,17 @@ def train(config: Config, name: str = "run") -> Path | None:
     path, going_on = choose(config, name)
     accelerator = make_accelerator(config.run)
     try:
-        with StopSignals() as signals, peers():
+        with StopSignals() as signals, listening(signals), peers():
             return _run(config, path, going_on, accelerator, signals)
     except torch.OutOfMemoryError as error:
         raise RunError(f"out of memory; lower batch.size or raise batch.accumulate ({_first_line(error)})") from error
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise SaveError(
+            f"{error.filename or path} could not be written ({str(error.strerror).lower()}); the last checkpoint is "
+            f"intact: make room and give the same command to resume"
+        ) from error
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
@@ -50,8 +62,9 @@ def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: 
     task = None
     try:
         accelerator.wait_for_everyone()
+        model, distill = _with_weights(config.model), _with_weights(config.distill)
         task = Classification(
-            config.data, config.model, config.augment, config.loss, config.distill, _place(config, accelerator), _note
+            config.data, model, config.augment, config.loss, distill, _place(config, accelerator), _note
         )
         board = _board(config, folder)
         trainer = Trainer(config, task, accelerator, folder, signals, board)
@@ -78,6 +91,13 @@ def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: 
             task.close()
         if folder is not None:
             folder.close()
+
+
+def _with_weights(section: Section) -> Section:
+    """A section with a file of weights where it names a run folder."""
+    if section.checkpoint is None or not Path(section.checkpoint).is_dir():
+        return section
+    return replace(section, checkpoint=str(find_weights(Path(section.checkpoint))))
 
 
 def _first_line(error: Exception) -> str:
@@ -116,7 +136,7 @@ def _board(config: Config, folder: RunFolder | None) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        print('no TensorBoard events: pip install "sightline[train]"', flush=True)
+        print("no TensorBoard events: pip install tensorboard", flush=True)
         return None
     return SummaryWriter(str(folder.path / "tensorboard"))
 
@@ -135,6 +155,8 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     trainer.display.say(
         f"{task.order.images:,} training images, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
+    for note in task.notes:
+        trainer.display.say(note)
     trainer.display.say(f"run folder: {path}")
 
 

@@ -51,6 +51,8 @@ class Trainer:
         self.sharded = is_sharded(self.raw)
         if self.sharded and self.average is not None:
             raise ConfigError("ema.decay: averaged weights are not available with FSDP; give --ema.decay 0")
+        if self.sharded and config.optim.clip is not None and config.optim.clip_mode == "agc":
+            raise ConfigError("optim.clip_mode: agc is not available with FSDP; give norm or value")
         self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
         self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim)
         self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
@@ -172,10 +174,11 @@ class Trainer:
         self._log()
         if here.batch >= self.task.order.steps:  # not where run.max_steps ended it before
             here.next_epoch()
-        if last or here.epoch % run.save_every == 0 or self.signals.received:
+        stop = self._stop_asked()
+        if last or here.epoch % run.save_every == 0 or stop:
             self.save()
-        if self._stop_asked():
-            self._stop()
+        if stop:
+            raise self._stopped()
 
     def _evaluate(self) -> Evaluation:
         model = self.raw if self.average is None else self.average.module
@@ -184,7 +187,10 @@ class Trainer:
         def note(count: int) -> None:
             nonlocal done
             done += count * self.accelerator.num_processes
-            self.display.note("evaluation", min(done, images), images)
+            if self.display.bar is not None:
+                self.display.note("evaluation", min(done, images), images)
+            if self.signals.received and self.accelerator.num_processes == 1:  # several agree when it is over
+                self._stop()
 
         return evaluate(
             model,
@@ -193,7 +199,7 @@ class Trainer:
             device=self.accelerator.device,
             precision=self.config.run.precision,
             reduce=total,
-            on_batch=note if self.display.bar is not None else None,
+            on_batch=note,
         )
 
     def _log(self) -> None:
@@ -258,8 +264,11 @@ class Trainer:
 
     def _stop(self) -> None:
         self.save()
+        raise self._stopped()
+
+    def _stopped(self) -> Stopped:
         here = self.progress
-        raise Stopped(
+        return Stopped(
             f"stopped by {self.signals.received or 'a signal'} and saved at step {here.step} (epoch {here.epoch + 1}, "
             f"update {here.batch}); give the same command to resume"
         )

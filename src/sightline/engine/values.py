@@ -1,7 +1,8 @@
 """Values of a configuration against the types and limits of its fields; a wrong one is named in one line."""
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -17,18 +18,31 @@ def check(name: str, value: Any, hint: Any, item: Any) -> Any:
     if converted is _Wrong:
         shown = value if isinstance(value, str) else str(value)
         raise ConfigError(f"{name}: {shown!r} is not {_describe(hint)}{_near_choice(shown, hint)}")
-    least, most = item.metadata["least"], item.metadata["most"]
     for number in converted if isinstance(converted, tuple) else (converted,):
-        if _outside(number, least, most):
-            limits = [f"at {word} {limit:g}" for word, limit in (("least", least), ("most", most)) if limit is not None]
-            raise ConfigError(f"{name}: {number} is out of range; give {' and '.join(limits) or 'a number'}")
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            continue
+        if not math.isfinite(number):
+            raise ConfigError(f"{name}: {number} is not a finite number; give {_limits(item) or 'one'}")
+        if not all(LIMITS[key][1](number, limit) for key, limit in _given(item)):
+            raise ConfigError(f"{name}: {number} is out of range; give {_limits(item)}")
     return converted
 
 
-def _outside(number: Any, least: float | None, most: float | None) -> bool:
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return False
-    return math.isnan(number) or (least is not None and number < least) or (most is not None and number > most)
+LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "above": ("more than", operator.gt),
+    "below": ("less than", operator.lt),
+}
+
+
+def _given(item: Any) -> list[tuple[str, float]]:
+    """The limits that a field has."""
+    return [(key, item.metadata[key]) for key in LIMITS if item.metadata[key] is not None]
+
+
+def _limits(item: Any) -> str:
+    return " and ".join(f"{LIMITS[key][0]} {limit:,}" for key, limit in _given(item))
 
 
 class _Wrong:

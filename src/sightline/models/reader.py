@@ -6,6 +6,7 @@ is a `CheckpointError` of one line.
 
 import argparse
 import io
+import os
 import pickle
 import pickletools
 import warnings
@@ -44,6 +45,8 @@ def read_state(path: str | Path) -> State:
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; give the path of a checkpoint")
+    if not os.access(path, os.R_OK):
+        raise CheckpointError(f"{path}: this file may not be read; look at its permissions")
     if path.stat().st_size == 0:
         raise CheckpointError(f"{path}: the file is empty; download or save it again")
     loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)

@@ -4,9 +4,22 @@ from dataclasses import field
 from typing import Any
 
 
-def entry(default: Any, help: str, *, least: float | None = None, most: float | None = None) -> Any:
-    """A key of the configuration with its default; `least` and `most` limit a number, or every number of a tuple."""
-    metadata = {"help": help, "least": least, "most": most}
+def entry(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A key of the configuration with its default and its limits, of a number or of every number of a tuple.
+
+    Args:
+        least, most: may be reached.
+        above, below: may not.
+    """
+    metadata = {"help": help, "least": least, "most": most, "above": above, "below": below}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)

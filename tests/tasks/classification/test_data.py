@@ -37,8 +37,9 @@ def as_tar(folder: Path, out: Path) -> Path:
     out.mkdir()
     for split in ("train", "val"):
         with tarfile.open(out / f"{split}.tar", "w") as archive:
-            for path in sorted((folder / split).rglob("*.png")):
-                add(archive, str(path.relative_to(folder / split)), path.read_bytes())
+            for path in sorted((folder / split).rglob("*")):
+                if path.is_file():
+                    add(archive, str(path.relative_to(folder / split)), path.read_bytes())
     return out
 
 
@@ -48,9 +49,10 @@ def as_shards(folder: Path, out: Path, label: str) -> Path:
         for shard, name in enumerate(CLASSES):
             with tarfile.open(out / f"pets-{split}-{shard:04d}.tar", "w") as archive:
                 for path in sorted((folder / split / name).iterdir()):
-                    add(archive, f"{name}{path.stem}.png", path.read_bytes())
+                    key = f"{name}{path.name.replace('.', '-')}"
+                    add(archive, f"{key}{path.suffix}", path.read_bytes())
                     text = str(shard) if label == "cls" else json.dumps({"label": name})
-                    add(archive, f"{name}{path.stem}.{label}", text.encode())
+                    add(archive, f"{key}.{label}", text.encode())
     return out
 
 
@@ -185,3 +187,58 @@ def test_broken_image_is_named(folder: Path) -> None:
 def test_an_empty_path_is_not_the_embedded_data() -> None:
     with pytest.raises(DataError, match=r"data\.path: the path is empty; give a folder"):
         open_split(Data(path=""), "train")
+
+
+KINDS = {"webp": "RGB", "gif": "P", "bmp": "RGB", "tiff": "RGB", "tif": "L", "ppm": "RGB"}
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "cls"])
+def test_every_kind_of_image_counts(folder: Path, tmp_path: Path, kind: str) -> None:
+    for ending, mode in KINDS.items():
+        Image.new(mode, (9, 7)).save(folder / f"train/red/odd.{ending}")
+    path = folder
+    if kind != "folder":
+        path = as_tar(folder, tmp_path / kind) if kind == "tar" else as_shards(folder, tmp_path / kind, kind)
+    split = open_split(Data(path=str(path)), "train")
+    assert len(split) == 9 + len(KINDS)
+    assert sum(split.image(i).size == (9, 7) for i in range(len(split))) == len(KINDS)
+    assert split.notes == ()
+
+
+def test_what_is_passed_over_is_counted_and_named(folder: Path) -> None:
+    for name in ("red/a.heic", "red/b.heic", "blue/list.txt", "blue/.hidden.png", ".ipynb_checkpoints/x.png", "up.png"):
+        (folder / "train" / name).parent.mkdir(exist_ok=True)
+        (folder / "train" / name).write_bytes(b"x")
+    split = open_split(Data(path=str(folder), limit=1), "train")
+    assert (len(split), split.classes) == (3, CLASSES)
+    (note,) = split.notes
+    assert "4 files passed over (2 .heic, 1 .txt, 1 outside of class folders), such as blue/list.txt" in note
+
+
+def test_images_may_lie_deeper_than_their_class(folder: Path) -> None:
+    (folder / "train/red/more/still").mkdir(parents=True)
+    (folder / "train/red/0.png").rename(folder / "train/red/more/still/0.png")
+    split = open_split(Data(path=str(folder)), "train")
+    assert split.classes == CLASSES
+    assert split.targets == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_links(folder: Path, tmp_path: Path) -> None:
+    data = Data(path=str(folder))
+    before = content(open_split(data, "train"))
+    (folder / "train/red").rename(tmp_path / "elsewhere")
+    (folder / "train/red").symlink_to(tmp_path / "elsewhere")  # a class that lies elsewhere
+    (folder / "train/blue/0.png").rename(tmp_path / "image.png")
+    (folder / "train/blue/0.png").symlink_to(tmp_path / "image.png")
+    split = open_split(data, "train")
+    assert content(split) == before
+    assert split.notes == ()
+    (folder / "train/green/9.png").symlink_to("../blue/1.png")
+    (note,) = open_split(data, "train").notes
+    assert "1 image linked from another class, such as green/9.png from blue; each counts for both" in note
+
+
+@pytest.mark.parametrize(("link", "target"), [("red/again", ".."), ("red/self", "."), ("crimson", "red")])
+def test_a_folder_is_not_read_twice(folder: Path, link: str, target: str) -> None:
+    (folder / "train" / link).symlink_to(target)
+    refuse("a link to .*, which would be read twice; remove the link", Data(path=str(folder)))

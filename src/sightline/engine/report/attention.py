@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sightline.analysis.figures import attention_figure, telling_maps
 from sightline.analysis.maps import attention_blocks
+from sightline.engine.checkpoint import find_weights
 from sightline.engine.report.record import Record
 from sightline.engine.settings import resolve
 from sightline.models.reader import read_metadata
@@ -19,19 +20,6 @@ from sightline.tasks.classification.preprocess import make_transform
 
 IMAGES = 4
 QUERY = (0.5, 0.5)
-
-
-def find_weights(folder: Path) -> Path:
-    """The best weights in a run folder, else the last ones.
-
-    Raises:
-        ValueError: there are none.
-    """
-    for name in ("best", "last", "previous"):
-        path = folder / "checkpoints" / name / "model.safetensors"
-        if path.is_file():
-            return path
-    raise ValueError(f"{folder}: no weights in it; a run writes checkpoints/best/model.safetensors")
 
 
 def draw_attention(folder: Path, record: Record) -> list[Path]:

@@ -66,10 +66,10 @@ class BatchAugment:
 
     def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
         """`uniform`: (B, COLUMNS) numbers from 0 to 1."""
-        crop, layers = uniform[:, :8], uniform[:, 8:].reshape(-1, LAYERS, 4)
+        crop = uniform[:, :8]
         theta = self._crop(crop, images.shape[-2], images.shape[-1])
-        operations, levels = self._operations(layers)
         if self.rand is not None:
+            operations, levels = self._operations(self.rand, uniform[:, 8:].reshape(-1, LAYERS, 4))
             theta = torch.bmm(theta, geometry(operations, levels))
         centred = images.float() / 255 - self.fill
         grid = F.affine_grid(theta[:, :2], [len(images), images.shape[1], *self.size], align_corners=False)
@@ -87,11 +87,8 @@ class BatchAugment:
         flip = 1 - 2 * (uniform[:, 4] < self.augment.hflip).float()
         # One number decides both flips: its upper half, stretched, is as uniform as the whole.
         turn = 1 - 2 * ((uniform[:, 4] * 1024).frac() < self.augment.vflip).float()
-        theta = torch.zeros(len(uniform), 3, 3, device=uniform.device)
-        theta[:, 0, 0], theta[:, 0, 2] = wide * flip, across
-        theta[:, 1, 1], theta[:, 1, 2] = tall * turn, down
-        theta[:, 2, 2] = 1
-        return theta
+        zero = torch.zeros_like(wide)
+        return _affine(wide * flip, zero, across, zero, tall * turn, down)
 
     def _window(self, uniform: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Half height and width, and centre, of the part of the image that is kept, in units of half its sides."""
@@ -110,33 +107,34 @@ class BatchAugment:
         tall = ((area / ratio).sqrt() / height).clamp(max=1)
         return tall, wide, (2 * down - 1) * (1 - tall), (2 * across - 1) * (1 - wide)
 
-    def _operations(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Which operation every layer applies, -1 for none, and its strength with a sign, both (B, LAYERS)."""
-        if self.rand is None:
-            return torch.full(uniform.shape[:2], -1, device=uniform.device), torch.zeros_like(uniform[..., 0])
-        which, chosen, level, sign = uniform.unbind(-1)
+    @staticmethod
+    def _operations(rand: RandAugment, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Which operation every layer applies, -1 for none, and its strength with a sign, both (B, rand.layers)."""
+        which, chosen, level, sign = uniform[:, : rand.layers].unbind(-1)
         count = len(GEOMETRIC) + len(colour.OPERATIONS)
         operations = (which * count).long().clamp(max=count - 1)
-        operations = torch.where(chosen < self.rand.p, operations, -1)
+        operations = torch.where(chosen < rand.p, operations, -1)
         normal = math.sqrt(2) * torch.erfinv((2 * level - 1).clamp(-0.999, 0.999))
-        levels = ((self.rand.magnitude + self.rand.std * normal) / 10).clamp(0, 1)
-        active = torch.arange(LAYERS, device=uniform.device) < self.rand.layers
-        return torch.where(active, operations, -1), levels * (1 - 2 * (sign < 0.5).float())
+        levels = ((rand.magnitude + rand.std * normal) / 10).clamp(0, 1)
+        return operations, levels * (1 - 2 * (sign < 0.5).float())
 
 
 def geometry(operations: Tensor, levels: Tensor) -> Tensor:
-    """The geometric operations of all layers as one affine map, (B, 3, 3)."""
-    theta = torch.eye(3, device=levels.device).repeat(len(levels), 1, 1)
-    for layer in range(operations.shape[1]):
-        amounts = [
-            torch.where(operations[:, layer] == i, levels[:, layer], torch.zeros_like(levels[:, layer]))
-            for i in range(len(GEOMETRIC))
-        ]
-        angle = amounts[0] * math.radians(ROTATION)
-        step = torch.zeros_like(theta)
-        step[:, 0, 0], step[:, 0, 1] = angle.cos(), -angle.sin() + amounts[1] * SHEAR
-        step[:, 1, 0], step[:, 1, 1] = angle.sin() + amounts[2] * SHEAR, angle.cos()
-        step[:, 0, 2], step[:, 1, 2] = amounts[3] * 2 * TRANSLATION, amounts[4] * 2 * TRANSLATION
-        step[:, 2, 2] = 1
-        theta = torch.bmm(theta, step)
+    """The geometric operations of all layers, (B, layers), as one affine map, (B, 3, 3)."""
+    numbers = torch.arange(len(GEOMETRIC), device=levels.device)
+    amounts = (operations.unsqueeze(-1) == numbers) * levels.unsqueeze(-1)  # B layers 5
+    turn, lean, fall, across, down = amounts.unbind(-1)
+    angle = turn * math.radians(ROTATION)
+    cos, sin = angle.cos(), angle.sin()
+    shift = 2 * TRANSLATION
+    steps = _affine(cos, lean * SHEAR - sin, across * shift, sin + fall * SHEAR, cos, down * shift)
+    theta = steps[:, 0]
+    for layer in range(1, operations.shape[1]):
+        theta = torch.bmm(theta, steps[:, layer])
     return theta
+
+
+def _affine(*rows: Tensor) -> Tensor:
+    """The six upper entries (...) -> (..., 3, 3)."""
+    zero, one = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
+    return torch.stack([*rows, zero, zero, one], -1).unflatten(-1, (3, 3))

@@ -34,8 +34,9 @@ def apply(pixels: Tensor, operations: Tensor, levels: Tensor) -> Tensor:
 def _grey(pixels: Tensor) -> Tensor:
     if pixels.shape[1] != 3:
         return pixels.mean(1, keepdim=True)
-    weights = torch.tensor(GREY, device=pixels.device, dtype=pixels.dtype).view(1, 3, 1, 1)
-    return (pixels * weights).sum(1, keepdim=True)
+    # Numbers, not a tensor: one made on a GPU would stop the host until all that came before it is done.
+    red, green, blue = pixels.split(1, 1)
+    return (red * GREY[0]).add(green, alpha=GREY[1]).add(blue, alpha=GREY[2])
 
 
 def _auto_contrast(pixels: Tensor, strength: Tensor) -> Tensor:

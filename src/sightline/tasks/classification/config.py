@@ -29,7 +29,8 @@ class Data:
     interpolation: Literal["bicubic", "bilinear", "nearest", "random"] = entry("bicubic", "resampling of images")
     crop_pct: float | None = entry(None, "share of the side that evaluation keeps; by default the model's",
                                    least=0.01, most=1)  # fmt: skip
-    workers: int = entry(2, "loader processes for each training process; 0 loads in the process itself", least=0)
+    workers: int = entry(2, "loader processes for each training process; 0 loads in the process itself", least=0,
+                         most=1024)  # fmt: skip
     preload: bool = entry(False, "decode once to uint8 in the memory of the device and augment there, in batches")
     preload_size: int | tuple[int, int] | None = entry(
         None, "pixels that preloaded images are kept at; by default data.size", least=1
@@ -50,12 +51,14 @@ class Model:
         None, "weights to start from, public or sightline's own; a new classifier if need be"
     )
     pretrained: bool = entry(False, "start from the weights that timm publishes for this model, downloaded")
-    drop: float = entry(0.0, "dropout before the classifier", least=0, most=1)
+    drop: float = entry(0.0, "dropout before the classifier", least=0, below=1)
     drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
     grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
     channels_last: bool = entry(False, "keep images as NHWC in memory")
     compile: bool = entry(False, "torch.compile the model")
-    compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = entry(
+        None, "mode of torch.compile"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Where images and labels come from: folders, tar files, WebDataset shards, Hugging Face data sets; through timm."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from sightline.tasks.classification.config import Data
-from sightline.tasks.classification.images import ImageError, load_image
+from sightline.tasks.classification.images import EXTENSIONS, ImageError, load_image
 from sightline.tasks.classification.shards import ShardReader
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "test", "eval")}
@@ -28,15 +29,17 @@ class Split:
         classes: names, in the order of the labels.
         title: what to call it in messages.
         indices: the images of the reader to use; by default all.
+        notes: what a user should know of it, a line each.
     """
 
     def __init__(
         self, reader: Any, targets: Sequence[int], classes: tuple[str, ...], title: str,
-        indices: Sequence[int] | None = None,
+        indices: Sequence[int] | None = None, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.reader = reader
         self.classes = classes
         self.title = title
+        self.notes = notes
         self.indices = list(range(len(targets))) if indices is None else list(indices)
         self.targets = [int(targets[i]) for i in self.indices]
         self._process = os.getpid()
@@ -77,7 +80,9 @@ def open_split(data: Data, which: str, classes: tuple[str, ...] | None = None) -
     if data.path is None:
         from sightline.tasks.classification.embedded import embedded
 
-        return _limited(_open_tar(embedded() / f"{_embedded_split(asked, which)}.tar", classes), data.limit)
+        name = _embedded_split(asked, which)
+        split = _open_tar(embedded() / f"{name}.tar", classes, f"the embedded Fashion-MNIST ({name})")
+        return _limited(split, data.limit)
     if which == "train" and Path(data.path).is_file():
         raise DataError(f"{data.path}: one file holds no splits; give --data a folder with train.tar and val.tar")
     given = classes or _read_class_map(data.class_map)
@@ -129,46 +134,57 @@ def _open_inside(folder: Path, kind: str, classes: tuple[str, ...] | None) -> Sp
 
 
 def _open_folder(folder: Path, classes: tuple[str, ...] | None) -> Split:
-    from timm.data.readers.reader_image_folder import ReaderImageFolder
+    from sightline.tasks.classification.folders import FolderError, FolderReader
 
-    empty = [item.name for item in sorted(folder.iterdir()) if item.is_dir() and not _has_files(item)]
-    if empty and classes is None:
-        raise DataError(
-            f"{folder}: no images of class {', '.join(empty[:4])}; fill the folder{'s' * (len(empty) > 1)} or remove "
-            f"{'them' if len(empty) > 1 else 'it'}"
-        )
-    _check_known(folder, classes)
     try:
-        reader = ReaderImageFolder(str(folder), class_map=_map(classes))
-    except RuntimeError as error:
-        raise DataError(f"{folder}: no images in it; it needs a folder with images for every class") from error
-    return Split(reader, [target for _, target in reader.samples], _names(reader.class_to_idx), str(folder))
-
-
-def _check_known(folder: Path, classes: tuple[str, ...] | None) -> None:
-    """Images of a class that training does not know would be left out in silence."""
-    strange = [item.name for item in sorted(folder.iterdir()) if item.is_dir() and item.name not in (classes or ())]
-    if classes is not None and strange and any(_has_files(folder / name) for name in strange):
+        reader = FolderReader(str(folder), classes)
+    except FolderError as error:
+        raise DataError(str(error)) from error
+    except OSError as error:
+        where = error.filename or folder
+        raise DataError(f"{where}: cannot be read ({error.strerror}); see its permissions") from error
+    if reader.strange:  # images of a class that training does not know would be left out in silence
         raise DataError(
-            f"{folder}: class {strange[0]!r} is not among the {len(classes)} of training; rename the folder"
+            f"{folder}: class {reader.strange[0]!r} is not among the {len(reader.class_to_idx)} of training; "
+            f"rename the folder"
         )
+    if not reader.samples:
+        raise DataError(f"{folder}: no images in it; it needs a folder with images for every class")
+    if reader.empty and classes is None:
+        many = len(reader.empty) > 1
+        raise DataError(
+            f"{folder}: no images of class {', '.join(reader.empty[:4])}; fill the folder{'s' * many} or remove "
+            f"{'them' if many else 'it'}"
+        )
+    targets = [target for _, target in reader.samples]
+    return Split(reader, targets, _names(reader.class_to_idx), str(folder), notes=reader.notes)
 
 
-def _has_files(folder: Path) -> bool:
-    return any(files for _, _, files in os.walk(folder, followlinks=True))
-
-
-def _open_tar(path: Path, classes: tuple[str, ...] | None) -> Split:
+def _open_tar(path: Path, classes: tuple[str, ...] | None, title: str | None = None) -> Split:
     import tarfile
 
     from timm.data.readers.reader_image_in_tar import ReaderImageInTar
 
     try:
-        # timm would keep the index of a large archive as a pickle beside it.
-        reader = ReaderImageInTar(str(path), class_map=_map(classes), cache_tarinfo=False)
+        with _every_kind():
+            # timm would keep the index of a large archive as a pickle beside it.
+            reader = ReaderImageInTar(str(path), class_map=_map(classes), cache_tarinfo=False)
     except (tarfile.TarError, ValueError, AssertionError, OSError) as error:
         raise DataError(f"{path}: no images found in it as a tar file ({_line(error)})") from error
-    return Split(reader, reader.targets, _names(reader.class_name_to_idx), str(path))
+    return Split(reader, reader.targets, _names(reader.class_name_to_idx), title or str(path))
+
+
+@contextmanager
+def _every_kind() -> Iterator[None]:
+    """timm looks for .png, .jpg and .jpeg alone unless it is told of others."""
+    from timm.data import get_img_extensions, set_img_extensions
+
+    before = get_img_extensions()
+    set_img_extensions(EXTENSIONS)
+    try:
+        yield
+    finally:
+        set_img_extensions(before)
 
 
 def _open_shards(paths: Sequence[Path], classes: tuple[str, ...] | None) -> Split:
@@ -180,7 +196,7 @@ def _open_hf(data: Data, names: Sequence[str], classes: tuple[str, ...] | None) 
     try:
         from sightline.tasks.classification.hugging_face import HubReader
     except ImportError as error:
-        raise DataError('Hugging Face data sets need: pip install "sightline[train]"') from error
+        raise DataError("Hugging Face data sets need datasets: pip install datasets") from error
     name = str(data.path).removeprefix(HF)
     last: Exception | None = None
     for split in names:
@@ -219,7 +235,7 @@ def _limited(split: Split, limit: int | None) -> Split:
             seen[target] += 1
             kept.append(index)
     targets = dict(zip(split.indices, split.targets, strict=True))
-    return Split(split.reader, targets, split.classes, split.title, kept)  # type: ignore[arg-type]
+    return Split(split.reader, targets, split.classes, split.title, kept, split.notes)  # type: ignore[arg-type]
 
 
 def _read_class_map(path: str | None) -> tuple[str, ...] | None:

@@ -29,6 +29,7 @@ from sightline.tasks.classification.samples import (
 )
 from sightline.tasks.order import Key, Order, Place, derive
 
+AHEAD = 256  # images augmented at a time, in whole parts: small batches would spend their time on launching kernels
 SYNTHETIC_STEPS = 100  # updates of an epoch of synthetic data
 Note = Callable[[str, int, int], None]  # what, done, of how many
 
@@ -103,7 +104,9 @@ class MemoryFeed:
         size = card.input_size[1:]
         height, width = size
         change = BatchAugment(augment, (height, width), card.mean, place.device)
-        self.augment = torch.compile(change.__call__) if compiled and place.device.type == "cuda" else change
+        self.augment = (
+            torch.compile(change.__call__, dynamic=False) if compiled and place.device.type == "cuda" else change
+        )
         kept = data.preload_size
         pair = (kept, kept) if isinstance(kept, int) else kept
         train, val = (Samples(split, eval_transform(card), card.input_size[0]) for split in splits)
@@ -116,16 +119,28 @@ class MemoryFeed:
         return preload(samples, workers, self.place.device, partial(note, what))
 
     def parts(self, epoch: int, start: int) -> Iterator[Batch]:
-        order, slots = self.order, self.order.slots().numpy()
+        order, first = self.order, start * self.order.parts
         sequence = order.sequence(epoch)
-        indices = torch.stack([sequence[places] for places in order.places(start)]).to(self.place.device)
-        for part, chosen in enumerate(indices, start * order.parts):
-            batch = self.train.take(chosen)
+        indices = torch.stack([sequence[places] for places in order.places()]).to(self.place.device)
+        for group in _groups(len(indices), max(1, AHEAD // order.local)):
+            if group.stop <= first:
+                continue
+            whole = self._group(epoch, group, indices)
+            for part, images, targets in zip(group, *(t.split(order.local) for t in whole), strict=True):
+                if part >= first:
+                    broken, self.broken = self.broken, ()
+                    yield Batch(images, targets, broken)
+
+    def _group(self, epoch: int, group: range, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and targets of several parts, augmented at once, from the random numbers of each."""
+        order, slots = self.order, self.order.slots().numpy()
+        batch = self.train.take(indices[group.start : group.stop].flatten())
+        drawn = []
+        for part in group:
             rng = np.random.default_rng(derive(order.seed, epoch, part, 2))
-            uniform = rng.random((order.part, COLUMNS), dtype=np.float32)[slots]
-            pixels = self.augment(batch.images, _to(uniform, self.place.device))
-            broken, self.broken = self.broken, ()
-            yield Batch((pixels - self.normalize.mean) / self.normalize.std, batch.targets, broken)
+            drawn.append(rng.random((order.part, COLUMNS), dtype=np.float32)[slots])
+        pixels = self.augment(batch.images, _to(np.concatenate(drawn), self.place.device))
+        return (pixels - self.normalize.mean) / self.normalize.std, batch.targets
 
     def evaluation(self) -> Iterator[Batch]:
         for local in self.place.evaluation(len(self.val)):
@@ -164,6 +179,16 @@ class SyntheticFeed:
 def nothing(card: ModelCard, device: torch.device, broken: tuple[str, ...] = ()) -> Batch:
     """One image that does not count: processes that shard a model must all run it equally often."""
     return Batch(torch.zeros(1, *card.input_size, device=device), torch.full((1,), NO_LABEL, device=device), broken)
+
+
+def _groups(count: int, size: int) -> Iterator[range]:
+    """`count` parts in groups of `size`, and one by one what is left, so that there are two shapes and no more.
+
+    Where groups begin does not depend on where an epoch is entered: a resumed run computes the very same ones.
+    """
+    whole = count - count % size
+    yield from (range(start, start + size) for start in range(0, whole, size))
+    yield from (range(part, part + 1) for part in range(whole, count))
 
 
 def _to(values: np.ndarray, device: torch.device) -> Tensor:

@@ -42,6 +42,8 @@ def load_image(source: Source, name: str | None = None, channels: int = 3) -> Im
                 return _flatten(ImageOps.exif_transpose(image)).convert(MODES[channels])
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ImageError(f"{title}: there is no such image file") from error
+    except PermissionError as error:
+        raise ImageError(f"{title}: cannot be read (Permission denied)") from error
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # decoders raise whatever a damaged file leads them to

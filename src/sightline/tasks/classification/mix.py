@@ -7,7 +7,6 @@ images of places; so the result for an image does not depend on the number of pr
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sightline.tasks.classification.config import Augment
 
@@ -37,6 +36,10 @@ def mix(
         Mixed images, and probabilities (B, classes).
     """
     ratio, cut, centre = (values[slots.numpy()] for values in _draw(augment, rng, part))
+    # Compared, not F.one_hot: that one asks for the largest class first.
+    soft = (targets.unsqueeze(1) == torch.arange(classes, device=targets.device)).float()
+    if (ratio == 1).all():
+        return images, soft
     height, width = images.shape[-2:]
     box, inside = _boxes(ratio, centre, height, width)
     ratio = np.where(cut, 1 - inside, ratio)
@@ -47,7 +50,6 @@ def mix(
         place = _mask(torch.from_numpy(box).to(images.device, non_blocking=True), height, width)
         cuts = torch.from_numpy(cut).to(images.device, non_blocking=True).view(-1, 1, 1, 1)
         mixed = torch.where(cuts, torch.where(place, partner, images), mixed)
-    soft = F.one_hot(targets, classes).float()
     return mixed, torch.lerp(soft.flip(0), soft, amount.view(-1, 1))
 
 

@@ -15,6 +15,7 @@ from sightline.models.identify import arguments
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.config import Data, Distill, Model
+from sightline.tasks.classification.images import MODES
 
 
 def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Module, ModelCard]:
@@ -23,6 +24,7 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
     Raises:
         ValueError: there is no such model or argument, or the weights do not fit.
     """
+    check_arguments(config, data, len(classes))
     kwargs = dict(config.args)
     if data.size is not None and config.name in VARIANTS:
         kwargs["img_size"] = data.size
@@ -36,26 +38,57 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
     return model, card_of(config.name, kwargs, model, data, classes)
 
 
-def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False) -> nn.Module:
-    """A registered model; a wrong name or argument is an error of one line."""
+def check_arguments(config: Model, data: Data, classes: int) -> None:
+    """Refuse arguments of the model that the data contradict.
+
+    Raises:
+        ValueError: another number of classes or another size than the data's, or channels that images do not have.
+    """
+    args = config.args
+    if args.get("num_classes", classes) != classes:
+        raise ValueError(
+            f"model.args: num_classes={args['num_classes']}, but the data have {classes} classes; leave it out"
+        )
+    if args.get("in_chans", 3) not in MODES:
+        raise ValueError(f"model.args: in_chans={args['in_chans']}, but images are read with 3 channels or 1; give one")
+    size = args.get("img_size")
+    if data.size is not None and size is not None and _pair(size) != _pair(data.size):
+        raise ValueError(f"model.args: img_size={size}, but data.size={data.size}; leave img_size out")
+
+
+def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, section: str = "model") -> nn.Module:
+    """A registered model; a wrong name or argument is an error of one line.
+
+    Args:
+        pretrained: with the weights that timm publishes, downloaded.
+        section: of the configuration that is to blame.
+    """
+    key = {"model": "model.name", "distill": "distill.teacher"}[section]
     known = [*VARIANTS, *timm.list_models()] if name not in VARIANTS else []
     if name not in VARIANTS and name.split(".")[0] not in known:
         close = get_close_matches(name, known, 1, cutoff=0.5)
         remedy = f"did you mean {close[0]!r}?" if close else "`sightline list` and timm.list_models() show all"
-        raise ValueError(f"model.name: no model {name!r}; {remedy}")
+        raise ValueError(f"{key}: no model {name!r}; {remedy}")
     if name in VARIANTS:
         own = arguments(name)
         for key in kwargs:
             if key not in own:
                 close = get_close_matches(key, own, 1, cutoff=0.5)
                 remedy = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(own)}"
-                raise ValueError(f"model.args: {name} has no argument {key!r}; {remedy}")
+                raise ValueError(f"{section}.args: {name} has no argument {key!r}; {remedy}")
     try:
         return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
     except TypeError as error:
-        raise ValueError(f"model.args: {name} refuses its arguments ({error})") from error
+        raise ValueError(f"{section}.args: {name} refuses its arguments ({error})") from error
+    except OSError as error:
+        if not pretrained:
+            raise
+        raise ValueError(
+            f"{key}: the published weights of {name} cannot be downloaded; look at the connection, or give a file as "
+            f"{section}.checkpoint"
+        ) from error
     except RuntimeError as error:
-        raise ValueError(f"model.name: {name} cannot be built ({error})") from error
+        raise ValueError(f"{key}: {name} cannot be built ({' '.join(str(error).split())})") from error
 
 
 def load_weights(model: nn.Module, path: str) -> None:
@@ -112,10 +145,14 @@ def build_teacher(config: Distill, classes: int, channels: int, device: torch.de
     if config.teacher is None:
         return None
     kwargs = {"num_classes": classes, "in_chans": channels, **config.args}
-    teacher = create(config.teacher, kwargs, pretrained=config.checkpoint is None)
+    teacher = create(config.teacher, kwargs, config.checkpoint is None, "distill")
     if config.checkpoint is not None:
         load_weights(teacher, config.checkpoint)
     return teacher.eval().requires_grad_(False).to(device)
+
+
+def _pair(size: Any) -> tuple[Any, ...]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def _tuple(value: Any) -> Any:

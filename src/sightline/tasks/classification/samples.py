@@ -126,20 +126,25 @@ def train_transform(card: ModelCard, augment: Augment) -> Transform:
     from torchvision import transforms
 
     _keep_a_bit()
-    first, second, _ = create_transform(
-        card.input_size,
-        is_training=True,
-        scale=augment.scale,
-        ratio=augment.ratio,
-        hflip=augment.hflip,
-        vflip=augment.vflip,
-        color_jitter=augment.color_jitter or None,
-        auto_augment=augment.auto,
-        interpolation=card.interpolation,
-        mean=card.mean,
-        separate=True,
-        use_prefetcher=True,
-    )
+    try:
+        first, second, _ = create_transform(
+            card.input_size,
+            is_training=True,
+            scale=augment.scale,
+            ratio=augment.ratio,
+            hflip=augment.hflip,
+            vflip=augment.vflip,
+            color_jitter=augment.color_jitter or None,
+            auto_augment=augment.auto,
+            interpolation=card.interpolation,
+            mean=card.mean,
+            separate=True,
+            use_prefetcher=True,
+        )
+    except (AssertionError, ValueError, KeyError) as error:  # all else of it has been checked
+        raise ValueError(
+            f"augment.auto: timm does not know {augment.auto!r} ({error}); give one such as rand-m9-mstd0.5-inc1"
+        ) from error
     height, width = card.input_size[1:]
     if augment.crop != "resized":
         flips = [f(p=p) for f, p in ((transforms.RandomHorizontalFlip, augment.hflip),

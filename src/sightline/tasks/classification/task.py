@@ -32,6 +32,7 @@ class Classification:
         card: what a file of its weights says of itself.
         order: of the training images.
         broken: what was wrong with images that could not be read, every one once.
+        notes: what a user should know of the data, a line each.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Classification:
             loss, distill, build_teacher(distill, len(classes), self.card.input_size[0], place.device)
         )
         self.broken: dict[str, None] = {}
+        self.notes = tuple(note for split in splits or () for note in split.notes)
         self.feed: Feed
         if splits is None:
             self.feed = SyntheticFeed(self.card, place)

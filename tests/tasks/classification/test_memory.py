@@ -1,0 +1,84 @@
+"""Preloaded data: the same batches wherever an epoch is entered, by few kernels, without waiting for the device."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sightline.engine.settings import load_recipe, resolve
+from sightline.tasks.classification import feeds
+from sightline.tasks.classification.config import Augment, Data
+from sightline.tasks.classification.task import Classification
+from sightline.tasks.order import Place
+from tests.engine.tiny import RECIPE, make_images
+
+VIEWS = {"view", "slice", "select", "unbind", "unsqueeze", "expand", "split", "detach", "t", "permute", "transpose"}
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that a GPU would launch kernels for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.__name__.split(".")[0]
+        self.calls[name] += name not in VIEWS
+        return function(*args, **(kwargs or {}))
+
+
+def task(folder: Path, augment: Augment, batch: int, parts: int = 1, **place: int) -> Classification:
+    config = resolve(RECIPE)
+    data = Data(path=str(folder), size=16, crop_pct=1.0, workers=0, preload=True)
+    where = Place(torch.device("cpu"), batch, parts, **place)
+    return Classification(data, config.model, augment, config.loss, config.distill, where, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("memory"), train=32)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("ahead", [8, 24, 40, 1000])
+def test_going_on_anywhere_gives_the_same_batches(
+    folder: Path, ahead: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "AHEAD", ahead)
+    augment = replace(resolve(load_recipe("imagenette_80")).augment, mix_mode="pair")
+    made = task(folder, augment, 8 * parts, parts)
+    whole = list(made.batches(3, 0))
+    assert len(whole) == 96 // 8
+    for start in range(made.order.steps):
+        rest = list(made.batches(3, start))
+        assert len(rest) == len(whole) - start * parts
+        for one, other in zip(rest, whole[start * parts :], strict=True):
+            assert torch.equal(one.images, other.images)
+            assert torch.equal(one.targets, other.targets)
+
+
+def test_how_many_are_augmented_at_once_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    augment = resolve(load_recipe("imagenette_80")).augment
+    made = task(folder, augment, 8)
+    together = list(made.batches(0, 0))
+    monkeypatch.setattr(feeds, "AHEAD", 1)
+    for one, other in zip(made.batches(0, 0), together, strict=True):
+        torch.testing.assert_close(one.images, other.images)
+        assert torch.equal(one.targets, other.targets)
+
+
+@pytest.mark.parametrize(("recipe", "most"), [("imagenette", 80), ("imagenette_80", 140)])
+def test_a_batch_takes_few_kernels_and_never_waits(
+    folder: Path, recipe: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "AHEAD", 32)  # four batches, as 256 are of the recipe's 64
+    made = task(folder, resolve(load_recipe(recipe)).augment, 8)
+    with Counted() as counted:
+        batches = list(made.batches(0, 0))
+    assert counted.calls.total() / len(batches) < most
+    assert not counted.calls.keys() & {"_local_scalar_dense", "nonzero", "is_nonzero", "equal"}
