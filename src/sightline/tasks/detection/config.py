@@ -22,7 +22,12 @@ class Model(DenseModel):
 
     head: Literal["mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn"] = entry("mask_rcnn", "detector")
     channels: int = entry(256, "width of the feature pyramid", least=8)
-    anchor: float = entry(8.0, "side of the anchors in cells of their level (RetinaNet: 4 at three scales)", least=1)
+    samples: int = entry(512, "proposals of an image that the second stage is trained on", least=4)
+    anchor: float | None = entry(
+        None,
+        "side of the anchors in cells of their level; by default 8, for RetinaNet 4 at three scales",
+        least=0.5,
+    )
 
 
 @dataclass(frozen=True)
