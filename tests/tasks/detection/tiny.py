@@ -94,9 +94,9 @@ def change(root: Path, split: str = "train2017", **lists: Any) -> Path:
     return path
 
 
-def config(data: Path, out: Path, **sections: dict[str, Any]) -> Any:
+def config(root: Path, out: Path, **sections: dict[str, Any]) -> Any:
     """RECIPE with changes, resolved."""
     recipe = {name: {**v, **sections.pop(name, {})} if isinstance(v, dict) else v for name, v in RECIPE.items()}
     recipe |= sections
-    recipe["data"]["path"], recipe["run"]["folder"] = str(data), str(out)
+    recipe["data"]["path"], recipe["run"]["folder"] = str(root), str(out)
     return resolve(recipe)

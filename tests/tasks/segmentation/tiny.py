@@ -49,9 +49,9 @@ def make_data(root: Path, train: int = 2, val: int = 2, **size: int) -> Path:
     return root
 
 
-def config(data: Path, out: Path, **sections: dict[str, Any]) -> Any:
+def config(root: Path, out: Path, **sections: dict[str, Any]) -> Any:
     """RECIPE with changes, resolved."""
     recipe = {name: {**v, **sections.pop(name, {})} if isinstance(v, dict) else v for name, v in RECIPE.items()}
     recipe |= sections
-    recipe["data"]["path"], recipe["run"]["folder"] = str(data), str(out)
+    recipe["data"]["path"], recipe["run"]["folder"] = str(root), str(out)
     return resolve(recipe)
