@@ -11,7 +11,7 @@ from tests.tasks.detection.tiny import config, make_data
 
 @pytest.mark.parametrize(
     ("head", "epochs", "anchor", "width", "samples"),
-    [("retinanet", 160, 4, 64, 32), ("mask_rcnn", 60, 7, 32, 64), ("cascade_mask_rcnn", 70, 7, 32, 32)],
+    [("retinanet", 160, 4, 64, 32), ("mask_rcnn", 60, 7, 32, 64), ("cascade_mask_rcnn", 90, 7, 32, 64)],
 )
 def test_two_images_are_learned(tmp_path: Path, head: str, epochs: int, anchor: int, width: int, samples: int) -> None:
     run = {"eval_every": epochs, "save_every": epochs}
