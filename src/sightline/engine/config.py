@@ -1,7 +1,7 @@
 """The typed configuration of a training run: every key, its default, its limits and a line of help.
 
 `sightline.engine.settings` reads it from recipes and command lines and refuses what does not fit. The sections about
-data, model and loss belong to the task. Nothing heavy is imported here.
+data, model and loss belong to the task, which the key `task` of a recipe names. Nothing heavy is imported here.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
+from sightline.tasks.detection import config as detection
 from sightline.tasks.options import entry
+from sightline.tasks.segmentation import config as segmentation
 
-__all__ = ["Augment", "Batch", "Config", "Data", "Distill", "Ema", "Loss", "Model", "Optim", "Run", "Schedule"]
+__all__ = [
+    "CONFIGS", "AnyConfig", "Augment", "Batch", "Config", "Data", "DetectionConfig", "Distill", "Ema", "Loss", "Model",
+    "Optim", "Run", "Schedule", "SegmentationConfig",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class Run:
 class Config:
     """A whole run. A recipe is this as YAML; `base: NAME` in it starts from another recipe."""
 
+    task: Literal["classification"] = entry("classification", "what the model is trained for")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     batch: Batch = field(default_factory=Batch)
@@ -108,3 +114,45 @@ class Config:
     distill: Distill = field(default_factory=Distill)
     ema: Ema = field(default_factory=Ema)
     run: Run = field(default_factory=Run)
+
+
+@dataclass(frozen=True)
+class SegmentationConfig:
+    """A whole run of segmentation."""
+
+    task: Literal["segmentation"] = entry("segmentation", "what the model is trained for")
+    data: segmentation.Data = field(default_factory=segmentation.Data)
+    model: segmentation.Model = field(default_factory=segmentation.Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: segmentation.Augment = field(default_factory=segmentation.Augment)
+    loss: segmentation.Loss = field(default_factory=segmentation.Loss)
+    test: segmentation.Inference = field(default_factory=segmentation.Inference)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+
+@dataclass(frozen=True)
+class DetectionConfig:
+    """A whole run of detection."""
+
+    task: Literal["detection"] = entry("detection", "what the model is trained for")
+    data: detection.Data = field(default_factory=detection.Data)
+    model: detection.Model = field(default_factory=detection.Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: detection.Augment = field(default_factory=detection.Augment)
+    loss: detection.Loss = field(default_factory=detection.Loss)
+    test: detection.Inference = field(default_factory=detection.Inference)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+
+AnyConfig = Config | SegmentationConfig | DetectionConfig
+CONFIGS: dict[str, type[AnyConfig]] = {
+    "classification": Config,
+    "segmentation": SegmentationConfig,
+    "detection": DetectionConfig,
+}

@@ -7,17 +7,17 @@ from timm.scheduler import create_scheduler_v2
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from sightline.engine.config import Config
+from sightline.engine.config import AnyConfig
 from sightline.engine.values import ConfigError
 
 
-def scaled_lr(config: Config) -> float:
+def scaled_lr(config: AnyConfig) -> float:
     """The learning rate for the batch of this run."""
     factor = config.batch.size / config.optim.lr_batch if config.optim.lr_batch else 1.0
     return config.optim.lr * factor
 
 
-def make_optimizer(model: nn.Module, config: Config) -> Any:
+def make_optimizer(model: nn.Module, config: AnyConfig) -> Any:
     """The optimizer; parameters of one dimension and those that the model names are not decayed."""
     optim = config.optim
     options: dict[str, Any] = {**optim.args}
@@ -45,7 +45,7 @@ def make_optimizer(model: nn.Module, config: Config) -> Any:
         raise ConfigError(f"optim: {optim.name} refuses its arguments ({' '.join(str(error).split())})") from error
 
 
-def make_schedule(optimizer: Any, config: Config, steps: int) -> tuple[Any, int]:
+def make_schedule(optimizer: Any, config: AnyConfig, steps: int) -> tuple[Any, int]:
     """The schedule, stepped at every update, and the number of epochs with cool-down.
 
     Args:
@@ -70,7 +70,7 @@ def make_schedule(optimizer: Any, config: Config, steps: int) -> tuple[Any, int]
     return made, epochs
 
 
-def make_average(model: nn.Module, config: Config) -> ModelEmaV3 | None:
+def make_average(model: nn.Module, config: AnyConfig) -> ModelEmaV3 | None:
     """The running average of the weights; None where there is none."""
     ema = config.ema
     if not ema.decay:

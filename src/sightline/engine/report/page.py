@@ -36,6 +36,13 @@ figcaption { color: var(--soft); font-size: 13px; margin-top: 6px; }
 .wide { overflow-x: auto; }
 @media print { body { background: #fff; } figure, table, .card { break-inside: avoid; } }
 """
+DENSE = {
+    "miou": "mIoU",
+    "macc": "mean accuracy",
+    "aacc": "accuracy of pixels",
+    "box_ap": "box AP",
+    "mask_ap": "mask AP",
+}
 MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
 
 
@@ -76,6 +83,7 @@ def _cards(record: Record, best: Mapping[str, Any]) -> str:
     figures = [
         ("top-1, best", _percent(best.get("top1"))),
         ("top-5", _percent(best.get("top5"))),
+        *((f"{words}, best", _percent(best.get(key))) for key, words in DENSE.items()),
         ("calibration error", _percent(best.get("ece"))),
         ("epoch of the best", _plain(best.get("epoch"))),
         ("training loss, last", _plain(last.get("train_loss"), 3)),
