@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sightline.cli.dense import DenseModel, detect, inference_of, load_dense, segment
 
 if TYPE_CHECKING:
@@ -49,6 +47,8 @@ def _look(
     loaded: DenseModel, image: "Image.Image", device: "torch.device", least: float
 ) -> "tuple[Image.Image, list[dict[str, Any]]]":
     """A picture, and what it shows, the largest or surest first."""
+    import numpy as np
+
     from sightline.tasks.dense.draw import objects, overlay
 
     names = loaded.card.classes
