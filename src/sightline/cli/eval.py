@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sightline.cli import eval_sequences
 from sightline.cli.classifier import parse_sizes
 from sightline.cli.evaluation import Job, Result, evaluate_at, prepare, times
 from sightline.cli.options import Command, UsageError, option
@@ -71,6 +72,9 @@ def run(options: Options) -> None:
         raise UsageError("--batch-size and --workers: give at least one image a batch and no fewer than 0 processes")
     if options.out is not None and Path(options.out).exists() and not Path(options.out).is_dir():
         raise UsageError(f"--out: {options.out} is not a folder")
+    if (sequences := eval_sequences.weights_of(options.checkpoint)) is not None:
+        eval_sequences.run(options, sequences)
+        return
     job = prepare(options)
     card = job.classifier.card
     sizes = parse_sizes(options.img_size) if options.img_size else [card.input_size[1:]]

@@ -6,19 +6,19 @@ from typing import Any
 import torch
 
 from sightline.engine.checkpoint import Checkpoints
-from sightline.engine.config import Config
+from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total
 from sightline.engine.errors import RunError
+from sightline.engine.kinds import make_task
 from sightline.engine.progress import clock
 from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.signals import StopSignals
 from sightline.engine.trainer import Trainer
 from sightline.engine.values import ConfigError
-from sightline.tasks.classification.task import Classification
 from sightline.tasks.order import Place
 
 
-def train(config: Config, name: str = "run") -> Path | None:
+def train(config: AnyConfig, name: str = "run") -> Path | None:
     """Train as `config` says; gives the run folder, or None in processes other than the first.
 
     Args:
@@ -44,15 +44,13 @@ def train(config: Config, name: str = "run") -> Path | None:
         leave(accelerator)
 
 
-def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: StopSignals) -> Path | None:
+def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signals: StopSignals) -> Path | None:
     torch.use_deterministic_algorithms(config.run.deterministic)
     folder = RunFolder(path) if accelerator.is_main_process else None
     task = None
     try:
         accelerator.wait_for_everyone()
-        task = Classification(
-            config.data, config.model, config.augment, config.loss, config.distill, _place(config, accelerator), _note
-        )
+        task = make_task(config, _place(config, accelerator), _note)
         board = _board(config, folder)
         trainer = Trainer(config, task, accelerator, folder, signals, board)
         _introduce(trainer, path)
@@ -91,7 +89,7 @@ def _agree(trainer: Trainer) -> None:
         raise ConfigError("run.folder: processes see different checkpoints; give a folder that all machines share")
 
 
-def _place(config: Config, accelerator: Any) -> Place:
+def _place(config: AnyConfig, accelerator: Any) -> Place:
     batch = config.batch
     return Place(
         accelerator.device,
@@ -109,7 +107,7 @@ def _note(what: str, done: int, total: int) -> None:
         print(f"{what} decoded: {total:,}", flush=True)
 
 
-def _board(config: Config, folder: RunFolder | None) -> Any:
+def _board(config: AnyConfig, folder: RunFolder | None) -> Any:
     """TensorBoard's writer in the first process, where it is wanted and installed."""
     if folder is None or not config.run.tensorboard:
         return None
@@ -135,6 +133,8 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     trainer.display.say(
         f"{task.order.images:,} training images, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
+    for note in getattr(task, "notes", ()):
+        trainer.display.say(note)
     trainer.display.say(f"run folder: {path}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sightline.engine.checkpoint import BEST, WEIGHTS, Checkpoints, Saved, write_weights
-from sightline.engine.config import Config
+from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import total
 from sightline.engine.errors import NonFiniteError, Stopped
 from sightline.engine.evaluate import Evaluation, evaluate
@@ -36,7 +36,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, task: Any, accelerator: Any, folder: RunFolder | None, signals: StopSignals, board: Any
+        self, config: AnyConfig, task: Any, accelerator: Any, folder: RunFolder | None, signals: StopSignals, board: Any
     ) -> None:
         self.config, self.task, self.accelerator = config, task, accelerator
         self.folder, self.signals, self.board = folder, signals, board

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from sightline.tasks.sequences import images, store, texts
-from sightline.tasks.sequences.config import Sequence
+from sightline.tasks.sequences.config import Data
 from sightline.tasks.sequences.data import KINDS, cut, open_splits
 from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
@@ -96,14 +96,14 @@ def imdb(folder: Path) -> Path:
 
 
 def test_reviews_are_bytes(tmp_path: Path) -> None:
-    found = open_splits(Sequence(name="text", length=200), str(imdb(tmp_path)), quiet)
+    found = open_splits(Data(name="text", length=200), str(imdb(tmp_path)), quiet)
     assert list(found) == ["train", "val", "test"]
     train = found["train"]
     assert train.labels.tolist() == [0, 0, 1, 1]
     assert train.lengths.tolist() == [12, 24, 200, 200]
     assert bytes(train.values[:12]) == b"bad bad bad "
     assert bytes(train.values[36:43]) == "gr\u00e9at ".encode()
-    assert cut(Sequence(name="text", length=200), train) == 2
+    assert cut(Data(name="text", length=200), train) == 2
 
 
 def test_reviews_that_are_not_there(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_reviews_that_are_not_there(tmp_path: Path) -> None:
 def test_pairs_as_published(tmp_path: Path) -> None:
     for split in ("train", "eval", "test"):
         (tmp_path / f"new_aan_pairs.{split}.tsv").write_text('1.0\tA\tB\tone "text\tother\n0.0\tC\tD\t\tlonger text\n')
-    found = open_splits(Sequence(name="retrieval", length=8), str(tmp_path), quiet)
+    found = open_splits(Data(name="retrieval", length=8), str(tmp_path), quiet)
     val = found["val"]
     assert (val.towers, val.labels.tolist()) == (2, [1, 0])
     assert val.lengths.tolist() == [8, 5, 0, 8]
@@ -143,7 +143,7 @@ def cifar(folder: Path, count: int = 4) -> Path:
 
 
 def test_cifar_is_grey(tmp_path: Path) -> None:
-    found = open_splits(Sequence(name="image"), str(cifar(tmp_path)), quiet)
+    found = open_splits(Data(name="image"), str(cifar(tmp_path)), quiet)
     assert [len(found[split]) for split in ("train", "val", "test")] == [18, 2, 4]
     assert set(found["train"].lengths.tolist()) == {1024}
     expected = round(0.2989 * 10 + 0.587 * 100 + 0.114 * 2)
@@ -168,7 +168,7 @@ def test_damaged_cifar(tmp_path: Path) -> None:
 def test_pickled_cifar_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"\x80\x04.")
     with pytest.raises(DataError, match="give its binary version"):
-        open_splits(Sequence(name="image"), str(tmp_path), quiet)
+        open_splits(Data(name="image"), str(tmp_path), quiet)
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
@@ -179,17 +179,17 @@ def test_folders_of_images(tmp_path: Path) -> None:
             for i in range(10):
                 pixels = rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / split / name / f"{i}.png")
-    found = open_splits(Sequence(name="image"), str(tmp_path), quiet)
+    found = open_splits(Data(name="image"), str(tmp_path), quiet)
     assert [len(found[split]) for split in ("train", "val", "test")] == [18, 2, 20]
     assert sorted(found["test"].labels.tolist()) == [2] * 10 + [3] * 10
     assert 0 < (found["train"].labels == 2).sum() < 18
     Image.new("RGB", (30, 32)).save(tmp_path / "test" / "cat" / "x.png")
     with pytest.raises(DataError, match="30x32 pixels"):
-        open_splits(Sequence(name="image"), str(tmp_path), quiet)
+        open_splits(Data(name="image"), str(tmp_path), quiet)
 
 
 def test_generated_splits_do_not_overlap(tmp_path: Path) -> None:
-    config = Sequence(name="listops", train=40, val=10, test=10, cache=str(tmp_path))
+    config = Data(name="listops", train=40, val=10, test=10, cache=str(tmp_path))
     found = open_splits(config, None, quiet)
     assert [len(found[split]) for split in ("train", "val", "test")] == [40, 10, 10]
     rows = [
@@ -207,11 +207,11 @@ def test_generated_splits_do_not_overlap(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["text", "retrieval", "image"])
 def test_what_cannot_be_generated(name: str) -> None:
     with pytest.raises(DataError, match=f"{name} is not generated; give --data PATH"):
-        open_splits(Sequence(name=name), None, quiet)  # type: ignore[arg-type]
+        open_splits(Data(name=name), None, quiet)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_folders_that_hold_something_else(tmp_path: Path, name: str) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(DataError, match=r"give|takes"):
-            open_splits(Sequence(name=name), str(path), quiet)  # type: ignore[arg-type]
+            open_splits(Data(name=name), str(path), quiet)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """The splits of a task: generated, cached, or read from the files that a user has."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -8,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from sightline.tasks.sequences import images, listops, pathfinder, texts
-from sightline.tasks.sequences.config import Sequence
+from sightline.tasks.sequences.config import Data
 from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.store import cached, default_cache
 from sightline.tasks.sequences.tokens import TokenSet
 
 Note = Callable[[str, int, int], None]
+PAUSE = 5.0  # seconds between lines about something that takes long
 SPLITS = ("train", "val", "test")
 VERSION = 1  # of the generators: another one makes other data
 
@@ -54,9 +56,7 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def open_splits(
-    config: Sequence, path: str | None, note: Note, splits: tuple[str, ...] = SPLITS
-) -> dict[str, TokenSet]:
+def open_splits(config: Data, path: str | None, note: Note, splits: tuple[str, ...] = SPLITS) -> dict[str, TokenSet]:
     """The splits that are asked for, by name.
 
     Args:
@@ -81,18 +81,34 @@ def open_splits(
     return made
 
 
-def cut(config: Sequence, tokens: TokenSet) -> int:
+class Teller:
+    """Prints how far something is that takes long: a line every few seconds, with what is left, and one at the end."""
+
+    def __init__(self) -> None:
+        self.start = self.said = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done < total and now - self.said < PAUSE:
+            return
+        self.said = now
+        left = (now - self.start) * (total - done) / max(done, 1)
+        ending = f", {left:.0f} s left" if done < total else f" in {now - self.start:.0f} s"
+        print(f"{what}: {done:,} of {total:,}{ending}", flush=True)
+
+
+def cut(config: Data, tokens: TokenSet) -> int:
     """Sequences that lose their end: where they were read, or where they become a batch."""
     return tokens.cut + int((tokens.lengths > (config.length or KINDS[config.name].length)).sum())
 
 
-def _generated(config: Sequence, kind: Kind, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
+def _generated(config: Data, kind: Kind, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
     assert kind.sizes is not None
     sizes = [given or usual for given, usual in zip((config.train, config.val, config.test), kind.sizes, strict=True)]
     generate = {"listops": listops.generate, "pathfinder": pathfinder.generate}[config.name]
     name = f"{config.name}-{VERSION}-{config.seed}-{'-'.join(map(str, sizes))}.safetensors"
     folder = Path(config.cache) if config.cache else default_cache()
-    tell = partial(note, f"{config.name} generated")
+    tell = partial(note, f"{config.name}, examples generated")
     whole = cached(folder / name, lambda: generate(sum(sizes), config.seed, tell))
     ends = np.cumsum([0, *sizes]).tolist()
     if len(whole) != ends[-1]:
@@ -101,21 +117,21 @@ def _generated(config: Sequence, kind: Kind, note: Note, splits: tuple[str, ...]
     return {split: found[split] for split in splits}
 
 
-def _listops(folder: Path, config: Sequence, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
+def _listops(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
     return {split: listops.read(_file(folder, f"basic_{split}.tsv"), length) for split in splits}
 
 
-def _text(folder: Path, config: Sequence, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
+def _text(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
     """As published, the test reviews are those of validation too."""
     return {split: texts.read_imdb(folder, "train" if split == "train" else "test", length) for split in splits}
 
 
-def _retrieval(folder: Path, config: Sequence, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
+def _retrieval(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
     names = {split: f"new_aan_pairs.{'eval' if split == 'val' else split}.tsv" for split in splits}
     return {split: texts.read_pairs(_file(folder, name), length) for split, name in names.items()}
 
 
-def _image(folder: Path, config: Sequence, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
+def _image(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
     """As published, the last tenth of the training images is for validation."""
     if (folder / "data_batch_1").is_file():
         raise DataError(f"{folder}: CIFAR-10's python version is pickled code; give its binary version (.bin files)")
@@ -132,11 +148,9 @@ def _image(folder: Path, config: Sequence, length: int, note: Note, splits: tupl
     return {split: found[split] for split in splits}
 
 
-def _pathfinder(
-    folder: Path, config: Sequence, length: int, note: Note, splits: tuple[str, ...]
-) -> dict[str, TokenSet]:
+def _pathfinder(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
     """Eight tenths, one and one of the published images, after a shuffle by the seed."""
-    whole, empty = pathfinder.read(folder, partial(note, "parts of pathfinder read"))
+    whole, empty = pathfinder.read(folder, partial(note, "pathfinder, parts read"))
     if empty:
         print(f"{folder}: {empty:,} empty images left out", flush=True)
     whole = whole.take(np.random.default_rng(config.seed).permutation(len(whole)))
