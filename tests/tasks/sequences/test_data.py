@@ -31,6 +31,18 @@ def test_a_batch_is_padded_behind() -> None:
     assert tokens.batch(np.array([2]), 10)[0].tolist() == [[256] * 10]
 
 
+def test_sequences_of_one_length() -> None:
+    """They go another way, to the same batch."""
+    rows = [bytes(range(i, i + 64)) for i in range(5)]
+    alone, mixed = TokenSet.pack(rows, range(5), 64), TokenSet.pack([*rows, b"x"], range(6), 64)
+    order = np.array([3, 0, 3])
+    for found, expected in zip(alone.batch(order, 64), mixed.batch(order, 64), strict=True):
+        assert found.dtype == expected.dtype
+        assert (found == expected).all()
+    assert alone.batch(order, 64)[0][1].tolist() == list(range(1, 65))
+    assert alone.batch(order, 20)[0].tolist() == mixed.batch(order, 20)[0].tolist()
+
+
 def test_pairs_are_two_rows() -> None:
     tokens = TokenSet.pack(ROWS, [1, 0], 50, towers=2)
     ids, labels = tokens.batch(np.array([1, 0]), 50)

@@ -110,6 +110,24 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(cache: str, tmp_path: Pa
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("attention", ["inline", "soft_norm(ratio=8)", "nystromformer(landmarks=8)"])
+def test_it_learns(cache: str, tmp_path: Path, attention: str) -> None:
+    """Reviews of many lengths, told apart by one kind of byte among many."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name, letter in (("neg", b"x"), ("pos", b"y")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(64):
+                text = rng.integers(97, 117, rng.integers(20, 90)).astype(np.uint8)
+                text[rng.random(len(text)) < 0.3] = letter[0]
+                (tmp_path / split / name / f"{i}.txt").write_bytes(text.tobytes())
+    more = {"data__epoch_steps": "20", "optim__lr": "3e-3", "model__drop": "0"}
+    out = train(
+        configure(cache, tmp_path / "run", "text", data__path=str(tmp_path), model__attention=attention, **more)
+    )
+    assert json.loads((out / "done.json").read_text())["top1"] > 95
+
+
 def test_what_is_cut_is_counted(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(configure(cache, tmp_path))
     assert "train: 64 of 64 sequences cut to 100 tokens" in capsys.readouterr().out
