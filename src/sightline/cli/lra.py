@@ -176,7 +176,7 @@ COMMAND = Command(
     examples=(
         "  sightline lra listops\n"
         "  sightline lra listops --attention softmax --attention inline --steps 1000\n"
-        "  sightline lra image --data cifar-10-batches-bin --attention 'nystromformer(landmarks=128,kernel=35)'\n"
+        "  sightline lra image --data cifar-10-batches-bin --attention 'nystromformer(landmarks=128)'\n"
         "  sightline lra pathfinder --attention inline --set data.train=20000 --set run.seed=1"
     ),
 )
