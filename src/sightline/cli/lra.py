@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,8 @@ def run(options: Options) -> None:
     configs = {name: configure(options, name, folder) for name in names}  # all of them before the first is trained
     rows = []
     for name, config in configs.items():
-        rows.append(measure(name, config, Path(config.run.folder)))
+        with redirect_stdout(sys.stderr) if options.json else nullcontext():
+            rows.append(measure(name, config, Path(config.run.folder)))
         folder.mkdir(parents=True, exist_ok=True)
         _keep(folder / RESULTS, options.task, rows)
     if options.json:

@@ -147,6 +147,8 @@ def test_a_run_is_evaluated(cache: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["eval", "--checkpoint", str(out), "--device", "cpu", "--split", "val", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)
     assert best["top1"] >= last["top1"] - 1e-3
+    assert main(["predict", "--checkpoint", str(out), "picture.png"]) == 2
+    assert "a model of sequences, not of images" in capsys.readouterr().err
     assert main(["eval", "--checkpoint", str(out), "--split", "dev"]) == 2
     assert main(["eval", "--checkpoint", str(out), "--img-size", "224"]) == 2
 
@@ -213,6 +215,9 @@ def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     rows = json.loads((tmp_path / "t" / "results.json").read_text())["rows"]
     assert {row["attention"] for row in rows} == {"softmax", "linear"}
     assert all(row["steps"] == 4 and row["examples"] == 20 for row in rows)
+    assert main([*command, "linear", "--attention", "none", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [row["attention"] for row in printed["rows"]] == ["linear", "none"]
     assert main([*command, "linear", "--set", "optim.lr=1"]) == 2
     assert "optim.lr" in capsys.readouterr().err
 
