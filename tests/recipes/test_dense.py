@@ -32,7 +32,7 @@ def opening(name: str) -> str:
     return "".join(re.findall(r"\A(?:#.*\n)+", text))
 
 
-DENSE = [name for name in recipe_names() if config_of(name).task != "classification"]
+DENSE = [name for name in recipe_names() if config_of(name).task in ("segmentation", "detection")]
 
 
 def published() -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sightline.cli import eval_sequences
 from sightline.cli.classifier import parse_sizes
 from sightline.cli.dense import find_dense
 from sightline.cli.dense_eval import run_dense
@@ -29,7 +30,7 @@ SHOWN = 20  # classes in the table; of more, those with the lowest accuracy
 @dataclass(frozen=True)
 class Options:
     """Evaluate a classifier: top-1 and top-5, accuracy by class, confusion matrix, calibration error (ECE); a
-    segmenter: mIoU and accuracies; a detector: COCO's average precision of boxes and masks.
+    segmenter: mIoU and accuracies; a detector: COCO's average precision of boxes and masks; a model of sequences.
 
     The checkpoint is a run folder, a file that `sightline train` or `convert` wrote, or a public checkpoint as
     published. Classes are matched by name; folders of ImageNet may be called by WordNet number or, as in
@@ -82,6 +83,8 @@ def run(options: Options) -> None:
         check_writable(options.out, "--out")
     if (dense := find_dense(options.checkpoint)) is not None:
         return run_dense(options, *dense)
+    if (sequences := eval_sequences.weights_of(options.checkpoint)) is not None:
+        return eval_sequences.run(options, sequences)
     from sightline.tasks.classification.words import describe
 
     job = prepare(options)

@@ -12,10 +12,11 @@ from sightline.tasks.classification.config import Augment, Data, Distill, Loss, 
 from sightline.tasks.detection import config as detection
 from sightline.tasks.options import entry
 from sightline.tasks.segmentation import config as segmentation
+from sightline.tasks.sequences import config as sequences
 
 __all__ = [
     "CONFIGS", "AnyConfig", "Augment", "Batch", "Config", "Data", "DetectionConfig", "Distill", "Ema", "Loss", "Model",
-    "Optim", "Run", "Schedule", "SegmentationConfig",
+    "Optim", "Run", "Schedule", "SegmentationConfig", "SequenceConfig",
 ]  # fmt: skip
 
 
@@ -52,7 +53,7 @@ class Optim:
 class Schedule:
     """The learning rate over time, from timm; it changes at every update."""
 
-    name: Literal["cosine", "tanh", "step", "multistep", "poly"] = entry("cosine", "form of the schedule")
+    name: Literal["cosine", "linear", "tanh", "step", "multistep", "poly"] = entry("cosine", "form of the schedule")
     epochs: int = entry(300, "epochs of the schedule, warm-up included; cool-down comes on top", least=1)
     warmup_epochs: float = entry(0.0, "epochs over which the rate rises", least=0)
     warmup_lr: float = entry(1e-6, "rate at the very start", least=0)
@@ -150,9 +151,25 @@ class DetectionConfig:
     run: Run = field(default_factory=Run)
 
 
-AnyConfig = Config | SegmentationConfig | DetectionConfig
+@dataclass(frozen=True)
+class SequenceConfig:
+    """A whole run on sequences."""
+
+    task: Literal["sequences"] = entry("sequences", "what the model is trained for")
+    data: sequences.Data = field(default_factory=sequences.Data)
+    model: sequences.Model = field(default_factory=sequences.Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    loss: sequences.Loss = field(default_factory=sequences.Loss)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+
+AnyConfig = Config | SegmentationConfig | DetectionConfig | SequenceConfig
 CONFIGS: dict[str, type[AnyConfig]] = {
     "classification": Config,
     "segmentation": SegmentationConfig,
     "detection": DetectionConfig,
+    "sequences": SequenceConfig,
 }

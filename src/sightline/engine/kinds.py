@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sightline.engine.checkpoint import find_weights
-from sightline.engine.config import AnyConfig, Config, DetectionConfig, SegmentationConfig
+from sightline.engine.config import AnyConfig, Config, DetectionConfig, SegmentationConfig, SequenceConfig
 from sightline.tasks.order import Place
 
 Note = Callable[[str, int, int], None]
@@ -25,12 +25,14 @@ class Kind:
         evaluate: task, model and options of the engine -> an evaluation, which iterates over `(name, value)`.
         best: the metric, in percent, by which the best weights are chosen.
         shown: metrics in the line of an epoch, with the words for them.
+        unit: what is trained on, for rates and counts.
     """
 
     make: Callable[[Any, Place, Note], Any]
     evaluate: Callable[..., Any]
     best: str
     shown: Mapping[str, str]
+    unit: str = "images"
 
 
 def _classification(config: Config, place: Place, note: Note) -> Any:
@@ -62,13 +64,20 @@ def _evaluate_dense(task: Any, model: Any, **options: Any) -> Any:
     return task.evaluate(model, **options)
 
 
+def _sequences(config: SequenceConfig, place: Place, note: Note) -> Any:
+    from sightline.tasks.sequences.task import Sequences
+
+    return Sequences(config.data, with_weights(config.model), config.loss, place)
+
+
 KINDS: dict[str, Kind] = {
-    "classification": Kind(
-        _classification, _evaluate_classification, "top1", {"top1": "top-1", "top5": "top-5"}
-    ),
+    "classification": Kind(_classification, _evaluate_classification, "top1", {"top1": "top-1", "top5": "top-5"}),
     "segmentation": Kind(_segmentation, _evaluate_dense, "miou", {"miou": "mIoU", "aacc": "accuracy"}),
     "detection": Kind(_detection, _evaluate_dense, "box_ap", {"box_ap": "box AP", "mask_ap": "mask AP"}),
-}  # fmt: skip
+    "sequences": Kind(
+        _sequences, _evaluate_classification, "top1", {"top1": "top-1", "top5": "top-5"}, unit="sequences"
+    ),
+}
 
 
 def kind_of(config: AnyConfig) -> Kind:

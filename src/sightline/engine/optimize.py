@@ -53,21 +53,23 @@ def make_schedule(optimizer: Any, config: AnyConfig, steps: int) -> tuple[Any, i
     """
     schedule = config.schedule
     factor = scaled_lr(config) / config.optim.lr if schedule.scale_all and config.optim.lr else 1.0
+    linear = schedule.name == "linear"  # to min_lr from the end of the warm-up on
     made, epochs = create_scheduler_v2(
         optimizer,
-        sched=schedule.name,
-        num_epochs=schedule.epochs,
+        sched="poly" if linear else schedule.name,
+        num_epochs=schedule.epochs - schedule.warmup_epochs if linear else schedule.epochs,
+        warmup_prefix=linear,
         decay_epochs=schedule.decay_epochs,
         decay_milestones=schedule.milestones or (90, 180, 270),
         cooldown_epochs=schedule.cooldown_epochs,
         warmup_epochs=schedule.warmup_epochs,
         warmup_lr=schedule.warmup_lr * factor,
         min_lr=schedule.min_lr * factor,
-        decay_rate=schedule.decay_rate,
+        decay_rate=1.0 if linear else schedule.decay_rate,
         step_on_epochs=False,
         updates_per_epoch=steps,
     )
-    return made, epochs
+    return made, int(epochs)
 
 
 def make_average(model: nn.Module, config: AnyConfig) -> ModelEmaV3 | None:

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from sightline.engine.config import AnyConfig, Config, DetectionConfig
+from sightline.engine.config import AnyConfig, Config, DetectionConfig, SegmentationConfig, SequenceConfig
 from sightline.engine.values import ConfigError
 
 Some = TypeVar("Some", bound=AnyConfig)
@@ -20,15 +20,20 @@ def check_sense(config: Some) -> Some:
             f"schedule.warmup_epochs: {schedule.warmup_epochs:g} is longer than the {schedule.epochs} epochs of "
             f"schedule.epochs; give at most as many"
         )
+    if not isinstance(config, SequenceConfig):
+        _check_augment(config)
+    if isinstance(config, Config):
+        _check_distill(config)
+    return config
+
+
+def _check_augment(config: Config | SegmentationConfig | DetectionConfig) -> None:
     for key in ("scale", "ratio") if isinstance(config, Config) else ("scale",):
         low, high = getattr(config.augment, key)
         if low > high:
             raise ConfigError(f"augment.{key}: [{low:g}, {high:g}] is reversed; give [{high:g}, {low:g}]")
-    if isinstance(config, Config):
-        _check_distill(config)
-    elif isinstance(config, DetectionConfig) and not config.augment.sizes:
+    if isinstance(config, DetectionConfig) and not config.augment.sizes:
         raise ConfigError("augment.sizes: it is empty; give short sides such as [480, 800]")
-    return config
 
 
 def _check_distill(config: Config) -> None:

@@ -143,7 +143,7 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     words = describe(task.card.name, task.card.arguments)
     trainer.display.say(f"{words}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
     trainer.display.say(
-        f"{task.order.images:,} training images, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
+        f"{task.order.images:,} training {trainer.kind.unit}, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
     for note in task.notes:
         trainer.display.say(note)
@@ -159,10 +159,10 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> None:
         from sightline.engine.report import write_report
 
         write_report(folder.path)
-    best = kind_of(trainer.config).best
+    best = trainer.kind.best
     folder.finish({best: here.best, "epoch": here.best_epoch, "step": here.step, "seconds": here.seconds})
     if here.skipped or trainer.task.broken:
         print(f"skipped: {here.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
-    words = kind_of(trainer.config).shown[best]
+    words = trainer.kind.shown[best]
     reached = "" if here.best is None else f"best {words} {here.best:.2f} % (epoch {here.best_epoch}) "
     print(f"{reached}in {clock(here.seconds)}; everything is in {folder.path}", flush=True)

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -13,7 +12,7 @@ from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import gather, total
 from sightline.engine.errors import NonFiniteError, Stopped
 from sightline.engine.guards import FlagReader, Flags
-from sightline.engine.kinds import kind_of
+from sightline.engine.kinds import Kind, kind_of
 from sightline.engine.optimize import make_average, make_optimizer, make_schedule
 from sightline.engine.progress import Display
 from sightline.engine.run_folder import RunFolder
@@ -59,12 +58,11 @@ class Trainer:
         self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim)
         self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
         self.progress = Progress()
-        self.display = Display(
-            accelerator.is_main_process, self.epochs, task.order.steps, config.batch.size, config.run.log_every
-        )
+        main, every = accelerator.is_main_process, config.run.log_every
+        self.display = Display(main, self.epochs, task.order.steps, config.batch.size, every, self.kind.unit)
         self.saved_at = self.started = time.monotonic()
         self.last: Any = None  # the evaluation of the last epoch
-        self.rate = 0.0  # images a second of the last epoch, evaluation aside
+        self.rate = 0.0  # examples a second of the last epoch, evaluation aside
 
     def resume(self, checkpoints: Checkpoints) -> bool:
         """Go on from the newest complete checkpoint; false where there is none."""
@@ -87,7 +85,8 @@ class Trainer:
             )
         if (before := saved.record.get("images", images)) != images:
             raise ConfigError(
-                f"data.path: {images:,} training images, but {saved.path} was trained on {before:,}; give the same data"
+                f"data.path: {images:,} training {self.kind.unit}, but {saved.path} was trained on {before:,}; give "
+                f"the same data"
             )
 
     def fit(self) -> Progress:
@@ -225,7 +224,7 @@ class Trainer:
                 if name not in ("epoch", "step") and value is not None:
                     self.board.add_scalar(name, value, here.step)
             self.board.flush()
-        self.display.say(_line(values, self.epochs, self.kind.shown))
+        self.display.say(_line(values, self.epochs, self.kind))
 
     def _keep_best(self, score: float) -> None:
         here = self.progress
@@ -276,8 +275,8 @@ class Trainer:
         )
 
 
-def _line(values: dict[str, Any], epochs: int, shown: Mapping[str, str]) -> str:
+def _line(values: dict[str, Any], epochs: int, kind: Kind) -> str:
     loss = values["train_loss"]
     parts = [f"epoch {values['epoch']}/{epochs}", f"loss {'-' if loss is None else format(loss, '.3f')}"]
-    parts += [f"{words} {values[key]:.2f} %" for key, words in shown.items() if key in values]
-    return ", ".join([*parts, f"{values['images_per_second']:,.0f} images/s"])
+    parts += [f"{words} {values[key]:.2f} %" for key, words in kind.shown.items() if key in values]
+    return ", ".join([*parts, f"{values['images_per_second']:,.0f} {kind.unit}/s"])

@@ -37,6 +37,11 @@ class Record:
         task = self.config.get(TASK)
         return task if task in KINDS else DEFAULT_TASK
 
+    @property
+    def unit(self) -> str:
+        """What was trained on."""
+        return KINDS[self.task].unit
+
     def series(self, key: str) -> tuple[list[float], list[float]]:
         """Epochs and values of a metric, where it was measured."""
         points = [(row["epoch"], row[key]) for row in self.rows if _is_number(row.get(key)) and "epoch" in row]
