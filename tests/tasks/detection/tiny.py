@@ -35,12 +35,12 @@ def scene(seed: int, height: int = 96, width: int = 112) -> tuple[np.ndarray, li
     """An image (H, W, 3), and its objects: a square as a polygon, a disc as run lengths."""
     rng = np.random.default_rng(seed)
     image = rng.integers(20, 60, (height, width, 3)).astype(np.uint8)
-    left, top, side = int(rng.integers(6, 20)), int(rng.integers(6, 20)), int(rng.integers(28, 36))
+    left, top, side = int(rng.integers(2, 8)), int(rng.integers(2, 8)), int(rng.integers(38, 44))
     image[top : top + side, left : left + side] = COLOURS[1]
     corners = [left, top, left + side, top, left + side, top + side, left, top + side]
     square = {"category_id": 1, "bbox": [left, top, side, side], "area": side * side, "segmentation": [corners]}
     down, across = np.mgrid[:height, :width]
-    y, x, r = int(rng.integers(60, 70)), int(rng.integers(75, 85)), int(rng.integers(14, 18))
+    y, x, r = int(rng.integers(68, 72)), int(rng.integers(84, 88)), int(rng.integers(20, 23))
     mask = (down - y) ** 2 + (across - x) ** 2 <= r * r
     image[mask] = COLOURS[7]
     disc = {
