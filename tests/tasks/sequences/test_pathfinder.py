@@ -78,6 +78,13 @@ def test_the_seed_decides(made: pathfinder.TokenSet) -> None:
     assert len({image.tobytes() for image in pictures(made)}) == COUNT
 
 
+def test_several_processes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pathfinder, "IMAGES", 16)
+    one, several = (pathfinder.generate(100, seed=3, workers=workers) for workers in (1, 3))
+    assert one.values.tobytes() == several.values.tobytes()
+    assert one.labels.tolist() == several.labels.tolist()
+
+
 def publish(folder: Path, images: np.ndarray, labels: np.ndarray) -> Path:
     """A folder as the Long Range Arena has it: images, and lines of text that are called .npy."""
     for part in ("0", "1"):

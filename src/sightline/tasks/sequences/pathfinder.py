@@ -6,7 +6,10 @@ differ in nothing else: room for discs is kept at every end. Dashes of a path ar
 different paths always more, so that the pixels alone tell what is connected.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,24 +25,50 @@ DASH, GAP = 2.0, 3.0  # lengths from tip to tip in pixels; a gap of 3 has one or
 DASHES = 6  # of the two long paths
 DISTRACTORS = 8  # short paths that are tried in an image; those that fit stay
 IMAGES = 2048  # made at a time
+MANY = 8  # batches of them from which on several processes are worth their start
 CLASSES = ("unconnected", "connected")
 
 
-def generate(count: int, seed: int, note: Callable[[int, int], None] | None = None) -> TokenSet:
-    """`count` images with labels, half of them connected (one more is not); the same for a seed on every machine."""
+def generate(
+    count: int, seed: int, note: Callable[[int, int], None] | None = None, workers: int | None = None
+) -> TokenSet:
+    """`count` images with labels, half of them connected (one more is not); the same for a seed on every machine.
+
+    Args:
+        note: hears how many of how many are there.
+        workers: processes that draw; by default as many as there are processors, where it takes long.
+    """
     pictures: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     done = number = 0
     while done < count:
-        images, connected = draw(np.random.default_rng(derive(seed, number)), IMAGES)
-        pictures.append(images[: count - done])
-        labels.append(connected[: count - done])
-        done, number = done + len(pictures[-1]), number + 1
-        if note is not None:
-            note(done, count)
+        missing = -(-(count - done) // IMAGES)
+        for images, connected in _drawn(seed, range(number, number + missing), workers):
+            pictures.append(images[: count - done])
+            labels.append(connected[: count - done])
+            done += len(pictures[-1])
+            if note is not None:
+                note(done, count)
+        number += missing
     values = np.concatenate(pictures).reshape(-1) if pictures else np.zeros(0, dtype=np.uint8)
     ends = np.arange(count + 1, dtype=np.int64) * SIDE * SIDE
     return TokenSet(values, ends, np.concatenate(labels) if labels else np.zeros(0, dtype=np.int64))
+
+
+def _drawn(seed: int, numbers: range, workers: int | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of images in the order of their numbers, on which alone they depend."""
+    one = partial(_draw_number, seed, IMAGES)
+    if workers is None:
+        workers = (os.cpu_count() or 1) if len(numbers) >= MANY else 1
+    if workers == 1:
+        yield from map(one, numbers)
+        return
+    with ProcessPoolExecutor(min(workers, len(numbers))) as pool:
+        yield from pool.map(one, numbers)
+
+
+def _draw_number(seed: int, images: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    return draw(np.random.default_rng(derive(seed, number)), images)
 
 
 def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
