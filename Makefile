@@ -9,7 +9,7 @@ test: lint types pytest
 
 # The whole suite on a machine with a GPU, where the kernels run in full instead of through the interpreter.
 test-gpu: $(STAMP)
-	$(BIN)/pytest -n 8
+	$(BIN)/pytest -n 8 --dist loadgroup
 
 demo: $(STAMP)
 	$(BIN)/sightline train
@@ -23,7 +23,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadgroup
 
 tables: $(STAMP)
 	$(BIN)/python docs/make_tables.py

@@ -12,17 +12,6 @@ CPU = torch.device("cpu")
 SHAPES = [parse_shape(text) for text in ("2,2,8,1+3x4", "2,2,8,1+5x6", "2,2,8,1+4x7")]
 
 
-def test_first_calls() -> None:
-    found = {item.name: item for item in first_calls("inline", "forward+backward", "float32", CPU, SHAPES)}
-    what = "inline forward+backward float32: "
-    sizes = ["new size 2,2,8,1+5x6", "new size 2,2,8,1+4x7"]
-    names = ["first call", *sizes, "kernels compiled for new sizes", "graphs compiled"]
-    assert list(found) == [what + name for name in names]
-    assert found[what + "first call"].value > 0
-    assert found[what + "kernels compiled for new sizes"].value == 0
-    assert found[what + "graphs compiled"].value <= 2
-
-
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(ValueError, match=r"first calls of inlne failed: .*no mechanism"):
         first_calls("inlne", "forward", "float32", CPU, SHAPES)

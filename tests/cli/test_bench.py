@@ -110,7 +110,15 @@ def test_surprises(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
     shapes = [word for text in ("2,2,8,1+3x4", "2,2,8,1+5x6") for word in ("--shape", text)]
     assert main(["bench", "surprises", "--device", "cpu", *shapes, "--out", str(tmp_path)]) == 0
     assert "batches that change the bits of an image" in capsys.readouterr().out
-    assert len(only_report(tmp_path).findings) == 10
+    findings = only_report(tmp_path).findings
+    assert len(findings) == 10
+    found = {item.name: item.value for item in findings}
+    for mode in ("forward", "forward+backward"):
+        what = f"inline {mode} float32: "
+        assert found[f"{what}first call"] > 0
+        assert f"{what}new size 2,2,8,1+5x6" in found
+        assert found[f"{what}kernels compiled for new sizes"] == 0
+        assert found[f"{what}graphs compiled"] <= 2
 
 
 def test_goals_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

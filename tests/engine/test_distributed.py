@@ -2,13 +2,14 @@
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.engine import warm
 from tests.engine.tiny import ENVIRONMENT, command, make_images, metrics, run, write_recipe
+from tests.engine.warm import Warm
 
 EXACT = {"batch": {"size": 16}, "model": {"drop_path": 0.0}, "augment": {"erase": 0.0}}
 LAUNCH = {
@@ -16,6 +17,7 @@ LAUNCH = {
     "accelerate": ("-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no",
                    "--dynamo_backend=no", "--num_processes"),
 }  # fmt: skip
+pytestmark = pytest.mark.xdist_group("distributed")  # the run of one process is made once
 
 
 def launched(arguments: list[str], processes: int, launcher: str = "torchrun", port: int = 0) -> list[str]:
@@ -31,12 +33,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("distributed")
     make_images(folder / "images", train=16, val=5)
     write_recipe(folder / "recipe.yaml", **{k: {**v} for k, v in EXACT.items()})
-    done = run(command(folder / "recipe.yaml", folder / "images", folder / "one"))
+    done = warm.run(command(folder / "recipe.yaml", folder / "images", folder / "one")[3:])
     assert done.returncode == 0, done.stderr
     return folder
 
 
-@pytest.mark.parametrize(("processes", "launcher"), [(2, "torchrun"), (4, "torchrun"), (2, "accelerate")])
+@pytest.mark.parametrize(("processes", "launcher"), [(4, "torchrun"), (2, "accelerate")])
 def test_same_losses_and_every_image_once(place: Path, processes: int, launcher: str) -> None:
     out = place / f"{launcher}{processes}"
     port = 29600 + processes + 10 * (launcher == "accelerate")
@@ -50,23 +52,14 @@ def test_same_losses_and_every_image_once(place: Path, processes: int, launcher:
     assert (out / "confusion.json").read_text() == (place / "one/confusion.json").read_text()
 
 
-def begin(place: Path, name: str) -> "tuple[Path, list[subprocess.Popen[str]]]":
+def begin(place: Path, name: str) -> tuple[Path, list[Warm]]:
     """Two processes that no launcher looks after, once they train."""
     out = place / name
     long = command(place / "recipe.yaml", place / "images", out, "--schedule.epochs", "2000", "--run.save_steps", "2",
-                   "--run.eval_every", "1000", "--run.timeout", "60")  # fmt: skip
+                   "--run.eval_every", "1000", "--run.timeout", "60")[3:]  # fmt: skip
     port = {"lost": "29641", "stopped": "29642"}[name]
     shared = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    started = [
-        subprocess.Popen(
-            long,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    started = [Warm(long, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
     deadline = time.monotonic() + 120
     while not (out / "checkpoints/previous/manifest.json").exists():
         assert time.monotonic() < deadline
@@ -98,6 +91,6 @@ def test_sigterm_to_one_process_stops_all_and_saves(place: Path) -> None:
 
 def test_a_batch_that_cannot_be_shared_is_refused(place: Path) -> None:
     arguments = command(place / "recipe.yaml", place / "images", place / "uneven", "--batch.accumulate", "3")
-    done = run(arguments)
+    done = warm.run(arguments[3:])
     assert done.returncode == 2
     assert "batch.size=16 cannot be shared by 1 processes x 3 parts; give a multiple of 3" in done.stderr

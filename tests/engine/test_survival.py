@@ -6,16 +6,19 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.engine.tiny import ENVIRONMENT, command, make_images, metrics, run, weights, write_recipe
+from tests.engine import tiny
+from tests.engine.tiny import command, make_images, metrics, weights, write_recipe
+from tests.engine.warm import Warm, run
 
 STEPWISE = ("--run.save_steps", "1", "--data.workers", "2")
+pytestmark = pytest.mark.xdist_group("survival")  # one uninterrupted run for all
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +27,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("survival")
     make_images(folder / "images", train=24)
     write_recipe(folder / "recipe.yaml", schedule={"epochs": 3, "warmup_epochs": 1})
-    done = run(command(folder / "recipe.yaml", folder / "images", folder / "whole", *STEPWISE))
+    done = tiny.run(command(folder / "recipe.yaml", folder / "images", folder / "whole", *STEPWISE))
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def start(place: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
-    arguments = command(place / "recipe.yaml", place / "images", out, *STEPWISE, *more)
-    return subprocess.Popen(
-        arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+def arguments(place: Path, out: Path, *more: str) -> list[str]:
+    return command(place / "recipe.yaml", place / "images", out, *STEPWISE, *more)[3:]
+
+
+def start(place: Path, out: Path, *more: str) -> Warm:
+    return Warm(arguments(place, out, *more))
 
 
 def step_of(out: Path) -> int:
@@ -43,7 +47,7 @@ def step_of(out: Path) -> int:
         return 0
 
 
-def wait_for(process: "subprocess.Popen[str]", out: Path, step: int) -> bool:
+def wait_for(process: Warm, out: Path, step: int) -> bool:
     """Until the run has saved `step`; false where it ended before."""
     deadline = time.monotonic() + 120
     while step_of(out) < step:
@@ -90,7 +94,7 @@ def test_sigterm_saves_and_says_so(place: Path, whole_group: bool) -> None:
     assert process.returncode == 75, errors
     assert "stopped by SIGTERM and saved at step" in errors
     assert errors.count("\n") == 1, errors
-    done = run(command(place / "recipe.yaml", place / "images", out, *STEPWISE))
+    done = run(arguments(place, out))
     assert "resuming from" in done.stdout
     same_as_uninterrupted(place, out)
 
@@ -99,19 +103,22 @@ def test_sigterm_saves_and_says_so(place: Path, whole_group: bool) -> None:
 def test_a_reader_that_goes_away_stops_and_saves(place: Path, terminal: bool) -> None:
     """`sightline train | head -1`, and a terminal that is closed."""
     out = place / f"unread{terminal}"
-    reading, writing = os.openpty() if terminal else os.pipe()
-    process = subprocess.Popen(
-        command(place / "recipe.yaml", place / "images", out, *STEPWISE, "--run.log_every", "1"),
-        env=ENVIRONMENT, stdout=writing, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    os.close(writing)
+    pipe = str(place / "pipe")
+    os.mkfifo(pipe) if not terminal else None
+    reading, writing = os.openpty() if terminal else (None, None)
+    more = ("--run.log_every", "1")
+    process = Warm(arguments(place, out, *more), stdout=pipe if writing is None else os.ttyname(writing))
+    if reading is None:
+        reading = os.open(pipe, os.O_RDONLY)
     os.read(reading, 1)
-    os.close(reading)
+    for end in (writing, reading):
+        if end is not None:
+            os.close(end)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 75, errors
     assert ("an output that fails" if terminal else "stopped by a broken pipe and saved at step") in errors
     assert errors.count("\n") == 1, errors
-    done = run(command(place / "recipe.yaml", place / "images", out, *STEPWISE))
+    done = run(arguments(place, out))
     assert "resuming from" in done.stdout
     same_as_uninterrupted(place, out)
 
@@ -163,7 +170,7 @@ for step in range(3, 100):
 
 
 def test_killed_at_every_moment_of_a_save(tmp_path: Path) -> None:
-    done = run([sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)])
+    done = tiny.run([sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)])
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-2]) >= 12
 
@@ -179,7 +186,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(place: Path)
     damaged = bytearray(file.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     file.write_bytes(damaged)
-    done = run(command(place / "recipe.yaml", place / "images", out, *STEPWISE))
+    done = run(arguments(place, out))
     assert done.returncode == 0, done.stderr
     assert f"{file}: damaged, its bytes are not those that were written; passed over" in done.stdout
     assert "resuming from" in done.stdout
@@ -193,6 +200,10 @@ def step_of_folder(path: Path) -> int:
         return 0
 
 
+def limit(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # the system's own «file too large»
+
+
 def test_full_disk_is_one_clear_line_and_the_last_checkpoint_stays(place: Path) -> None:
     out = place / "full"
     process = start(place, out)
@@ -200,13 +211,8 @@ def test_full_disk_is_one_clear_line_and_the_last_checkpoint_stays(place: Path) 
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     before = weights(out)
-
-    def limit() -> None:
-        size = (out / "checkpoints/last/state.safetensors").stat().st_size - 1000
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # the system's own «file too large»
-
-    again = command(place / "recipe.yaml", place / "images", out, *STEPWISE)
-    failed = run(again, preexec_fn=limit)
+    again = arguments(place, out)
+    failed = run(again, before=partial(limit, (out / "checkpoints/last/state.safetensors").stat().st_size - 1000))
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.startswith("sightline: ")
     assert "could not be written" in failed.stderr
@@ -223,7 +229,7 @@ def test_two_runs_do_not_write_to_one_folder(place: Path) -> None:
     long = ("--schedule.epochs", "1000")
     first = start(place, out, *long)
     assert wait_for(first, out, 1)
-    second = run(command(place / "recipe.yaml", place / "images", out, *STEPWISE, *long))
+    second = run(arguments(place, out, *long))
     first.kill()
     first.communicate()
     assert second.returncode == 2
@@ -232,7 +238,7 @@ def test_two_runs_do_not_write_to_one_folder(place: Path) -> None:
 
 def test_a_complete_run_and_another_configuration_are_not_touched(place: Path) -> None:
     shutil.copytree(place / "whole", place / "copy")
-    again = command(place / "recipe.yaml", place / "images", place / "copy")
+    again = command(place / "recipe.yaml", place / "images", place / "copy")[3:]
     assert "is complete; choose another folder" in run(again).stderr
     (place / "copy/done.json").unlink()
     other = run([*again, "--optim.lr", "0.5"])

@@ -20,6 +20,11 @@ from sightline.tasks.classification.words import describe
         ),
         ("resnet18", {"in_chans": 1}, "resnet18"),
         ("resnet18", None, "resnet18"),
+        (
+            "lra_listops",
+            {"attention": "soft_norm", "depth": 4},
+            "soft_norm attention in the lra_listops backbone (depth 4)",
+        ),
     ],
 )
 def test_words(name: str, args: dict[str, object] | None, words: str) -> None:

@@ -47,8 +47,11 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
     if not source.strip():
         raise UsageError("--checkpoint: the path is empty; give a run folder, or a file of weights")
     path = find_weights(Path(source)) if Path(source).is_dir() else Path(source)
+    metadata = read_metadata(path)
+    if "sequences" in metadata:
+        raise UsageError(f"{path}: a model of sequences, not of images; `sightline eval` takes it")
     try:
-        card = ModelCard.from_metadata(read_metadata(path))
+        card = ModelCard.from_metadata(metadata)
     except CardError as error:
         raise CardError(f"{path}: {error}") from error
     if card is not None and card.name not in VARIANTS and name is None:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sightline.cli import eval_sequences
 from sightline.cli.classifier import parse_sizes
+from sightline.cli.dense import find_dense
+from sightline.cli.dense_eval import run_dense
 from sightline.cli.evaluation import Job, Result, evaluate_at, prepare, times
 from sightline.cli.options import Command, UsageError, option
 from sightline.cli.results import check_writable, write_results
@@ -26,7 +29,8 @@ SHOWN = 20  # classes in the table; of more, those with the lowest accuracy
 
 @dataclass(frozen=True)
 class Options:
-    """Evaluate a classifier: top-1 and top-5, accuracy by class, confusion matrix, calibration error (ECE).
+    """Evaluate a classifier: top-1 and top-5, accuracy by class, confusion matrix, calibration error (ECE); a
+    segmenter: mIoU and accuracies; a detector: COCO's average precision of boxes and masks; a model of sequences.
 
     The checkpoint is a run folder, a file that `sightline train` or `convert` wrote, or a public checkpoint as
     published. Classes are matched by name; folders of ImageNet may be called by WordNet number or, as in
@@ -60,6 +64,9 @@ class Options:
     on_error: Literal["stop", "skip"] = option(
         "on an unreadable image: stop (default) or skip it", default="stop", metavar="WHAT"
     )
+    slide: bool = option("segmentation: by overlapping windows of the size of training", default=False)
+    scales: str | None = option("segmentation: average over scales, such as 0.5,0.75,1.0,1.25,1.5", metavar="SCALES")
+    flip: bool = option("segmentation: average over the mirror image too", default=False)
     out: str | None = option("folder for eval.json, tables and a picture of the confusion matrix", metavar="FOLDER")
     json: bool = option("print JSON, with per-class scores and confusion matrices", default=False)
 
@@ -74,6 +81,10 @@ def run(options: Options) -> None:
         raise UsageError(f"--limit: {options.limit} is not a number of images; give at least 1")
     if options.out is not None:
         check_writable(options.out, "--out")
+    if (dense := find_dense(options.checkpoint)) is not None:
+        return run_dense(options, *dense)
+    if (sequences := eval_sequences.weights_of(options.checkpoint)) is not None:
+        return eval_sequences.run(options, sequences)
     from sightline.tasks.classification.words import describe
 
     job = prepare(options)
@@ -141,7 +152,7 @@ def _class_row(row: dict[str, Any], place: int, names: Sequence[str], result: Re
 COMMAND = Command(
     Options,
     run,
-    help="accuracy, calibration and confusions of a classifier, at any sizes",
+    help="how good a classifier, segmenter or detector is, at any sizes",
     examples=(
         "  sightline eval --checkpoint runs/quick\n"
         "  sightline eval --checkpoint public.pth --data imagenet --img-size 224,288,384\n"

@@ -13,7 +13,7 @@ from inspect import getdoc
 from typing import Any
 
 import sightline
-from sightline.cli import analyze, bench, convert, demo, eval, info, predict, train
+from sightline.cli import analyze, bench, convert, demo, eval, info, lra, predict, train
 from sightline.cli import list as list_models
 from sightline.cli.options import (
     Command,
@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command | Group] = {
     "demo": demo.COMMAND,
     "train": train.COMMAND,
     "eval": eval.COMMAND,
+    "lra": lra.COMMAND,
     "predict": predict.COMMAND,
     "analyze": analyze.COMMAND,
 }

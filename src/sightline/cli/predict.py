@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.cli.classifier import Classifier, choose_device, load_classifier, parse_sizes
+from sightline.cli.dense import find_dense
+from sightline.cli.dense_predict import predict_dense
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, UsageError, option, positional
 from sightline.cli.query import find_query, parse_query
@@ -26,7 +28,8 @@ COLUMNS = (Column("rank", right=True), Column("index", right=True), Column("prob
 
 @dataclass(frozen=True)
 class Options:
-    """Classify images and print the likeliest classes of each.
+    """Classify images and print the likeliest classes of each; with weights of a segmenter or detector, say what was
+    found and draw it over the images.
 
     An image may be a file, a folder (with the folders in it) or a pattern in quotes, such as 'photos/*.jpg'. Images
     are turned upright, and of any colour space, depth and size.
@@ -52,6 +55,11 @@ class Options:
     on_error: Literal["stop", "skip"] = option(
         "on an unreadable image: stop (default) or skip it", default="stop", metavar="WHAT"
     )
+    out: str = option(
+        "segmentation and detection: a PNG file, or a folder, for the pictures; by default predictions",
+        default="predictions", metavar="PATH",
+    )  # fmt: skip
+    score: float = option("detection: least score that is drawn; by default 0.5", default=0.5, metavar="SCORE")
     json: bool = option("print JSON", default=False)
 
 
@@ -65,6 +73,8 @@ def run(options: Options) -> None:
     if options.top < 1:
         raise UsageError(f"--top: {options.top} is not a number of classes; give at least 1")
     paths = find_images(options.image)
+    if (dense := find_dense(options.checkpoint)) is not None:
+        return predict_dense(options, *dense, _pictures(options.out, paths, "--out"))
     query = parse_query(options.query)
     pictures = _pictures(options.attention, paths)
     device = choose_device(options.device)
@@ -124,20 +134,20 @@ def find_images(given: tuple[str, ...]) -> list[Path]:
     return list(paths)
 
 
-def _pictures(target: str | None, paths: list[Path]) -> dict[Path, Path]:
-    """The file for the attention of every image."""
+def _pictures(target: str | None, paths: list[Path], name: str = "--attention") -> dict[Path, Path]:
+    """The file for the picture of every image."""
     if target is None:
         return {}
     path = Path(target)
     if path.suffix.lower() == ".png":
         if len(paths) > 1:
-            raise UsageError(f"--attention: {target} is one file for {len(paths)} images; give a folder")
+            raise UsageError(f"{name}: {target} is one file for {len(paths)} images; give a folder")
         if not path.parent.is_dir() or path.is_dir():
-            raise UsageError(f"--attention: {target} cannot be written; is there a folder {path.parent}?")
+            raise UsageError(f"{name}: {target} cannot be written; is there a folder {path.parent}?")
         check_writable(path.parent, "--attention")
         return {paths[0]: path}
     if path.exists() and not path.is_dir():
-        raise UsageError(f"--attention: {target} is not a folder; give a folder, or a file that ends in .png")
+        raise UsageError(f"{name}: {target} is not a folder; give a folder, or a file that ends in .png")
     check_writable(target, "--attention")
     stems = [image.stem for image in paths]
     width = len(str(len(paths)))
@@ -217,7 +227,7 @@ def _print(fact: dict[str, Any]) -> None:
 COMMAND = Command(
     Options,
     run,
-    help="the likeliest classes of images, and what the model looked at",
+    help="what is in images, and what the model looked at",
     examples=(
         "  sightline predict photo.jpg --checkpoint runs/quick\n"
         "  sightline predict 'photos/*.jpg' --checkpoint public.pth --top 3 --json\n"

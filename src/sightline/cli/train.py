@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sightline.cli.options import Command, UsageError, option
-from sightline.engine.settings import entries, load_recipe, recipe_names, resolve, to_yaml, unknown_key
+from sightline.engine.settings import DEFAULT_TASK, entries, load_recipe, recipe_names, resolve, to_yaml, unknown_key
 
 DEFAULT = "quick"
 ALIASES = {
@@ -20,9 +20,10 @@ ALIASES = {
 class Options:
     """Train a classifier. Without arguments: a small InLine model on an embedded data set, in about two minutes.
 
-    Every key of the configuration is an option. A recipe sets some of them, the command line overrides it. A run that
-    was interrupted, killed or stopped goes on when the same command is given again. Exit status: 0 when the run is
-    complete, 75 when a signal stopped it and its state is saved, 2 for bad input, 1 for other failures.
+    The recipes upernet* and semantic_fpn* train segmenters, retinanet* and *mask_rcnn* detectors, lra_* models of
+    sequences. Every key of the configuration is an option. A recipe sets some of them, the command line overrides it. A
+    run that was interrupted, killed or stopped goes on when the same command is given again. Exit status: 0 when the
+    run is complete, 75 when a signal stopped it and its state is saved, 2 for bad input, 1 for other failures.
     """
 
     config: str | None = option(
@@ -42,7 +43,7 @@ def run(options: Options) -> None:
     if options.print_config:
         print(to_yaml(config), end="")
         return
-    bare = config.data.path is None and config.data.source != "synthetic"
+    bare = config.task == DEFAULT_TASK and config.data.path is None and config.data.source != "synthetic"
     if bare and recipe != DEFAULT and recipe in recipe_names():
         raise UsageError(f"the recipe {recipe} needs data of its own; give --data PATH")
     from sightline.engine.errors import PeerError, RunError
@@ -60,7 +61,7 @@ def run(options: Options) -> None:
 COMMAND = Command(
     Options,
     run,
-    help="train a classifier; without arguments a small one on embedded data",
+    help="train a model; without arguments a small classifier on embedded data",
     examples=(
         "  sightline train\n"
         "  sightline train --config imagenette_80 --data imagenette2-160\n"

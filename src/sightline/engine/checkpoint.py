@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from sightline.engine.errors import SaveError
 from sightline.engine.tree import State, plain, same
-from sightline.tasks.classification.card import ModelCard
 
 WEIGHTS, TENSORS, RECORD, MANIFEST = "model.safetensors", "state.safetensors", "state.json", "manifest.json"
 LAST, PREVIOUS, BEST, NEW, OLD = "last", "previous", "best", ".new", ".old"
@@ -35,7 +34,7 @@ class Saved:
     path: Path
 
 
-def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: ModelCard) -> None:
+def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: Any) -> None:
     """Weights with the card of their model, under a temporary name, flushed, read back and renamed.
 
     Raises:
@@ -79,7 +78,7 @@ class Checkpoints:
         self.folder = folder
         self.report = report
 
-    def save(self, weights: State, card: ModelCard, tensors: State, record: dict[str, Any]) -> None:
+    def save(self, weights: State, card: Any, tensors: State, record: dict[str, Any]) -> None:
         """Write a checkpoint as `last`; what was `last` becomes `previous`.
 
         Raises:

@@ -1,7 +1,7 @@
 """The typed configuration of a training run: every key, its default, its limits and a line of help.
 
 `sightline.engine.settings` reads it from recipes and command lines and refuses what does not fit. The sections about
-data, model and loss belong to the task. Nothing heavy is imported here.
+data, model and loss belong to the task, which the key `task` of a recipe names. Nothing heavy is imported here.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
+from sightline.tasks.detection import config as detection
 from sightline.tasks.options import entry
+from sightline.tasks.segmentation import config as segmentation
+from sightline.tasks.sequences import config as sequences
 
-__all__ = ["Augment", "Batch", "Config", "Data", "Distill", "Ema", "Loss", "Model", "Optim", "Run", "Schedule"]
+__all__ = [
+    "CONFIGS", "AnyConfig", "Augment", "Batch", "Config", "Data", "DetectionConfig", "Distill", "Ema", "Loss", "Model",
+    "Optim", "Run", "Schedule", "SegmentationConfig", "SequenceConfig",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Optim:
 class Schedule:
     """The learning rate over time, from timm; it changes at every update."""
 
-    name: Literal["cosine", "tanh", "step", "multistep", "poly"] = entry("cosine", "form of the schedule")
+    name: Literal["cosine", "linear", "tanh", "step", "multistep", "poly"] = entry("cosine", "form of the schedule")
     epochs: int = entry(300, "epochs of the schedule, warm-up included; cool-down comes on top", least=1)
     warmup_epochs: float = entry(0.0, "epochs over which the rate rises", least=0)
     warmup_lr: float = entry(1e-6, "rate at the very start", least=0)
@@ -98,6 +104,7 @@ class Run:
 class Config:
     """A whole run. A recipe is this as YAML; `base: NAME` in it starts from another recipe."""
 
+    task: Literal["classification"] = entry("classification", "what the model is trained for")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     batch: Batch = field(default_factory=Batch)
@@ -108,3 +115,61 @@ class Config:
     distill: Distill = field(default_factory=Distill)
     ema: Ema = field(default_factory=Ema)
     run: Run = field(default_factory=Run)
+
+
+@dataclass(frozen=True)
+class SegmentationConfig:
+    """A whole run of segmentation."""
+
+    task: Literal["segmentation"] = entry("segmentation", "what the model is trained for")
+    data: segmentation.Data = field(default_factory=segmentation.Data)
+    model: segmentation.Model = field(default_factory=segmentation.Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: segmentation.Augment = field(default_factory=segmentation.Augment)
+    loss: segmentation.Loss = field(default_factory=segmentation.Loss)
+    test: segmentation.Inference = field(default_factory=segmentation.Inference)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+
+@dataclass(frozen=True)
+class DetectionConfig:
+    """A whole run of detection."""
+
+    task: Literal["detection"] = entry("detection", "what the model is trained for")
+    data: detection.Data = field(default_factory=detection.Data)
+    model: detection.Model = field(default_factory=detection.Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: detection.Augment = field(default_factory=detection.Augment)
+    loss: detection.Loss = field(default_factory=detection.Loss)
+    test: detection.Inference = field(default_factory=detection.Inference)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+
+@dataclass(frozen=True)
+class SequenceConfig:
+    """A whole run on sequences."""
+
+    task: Literal["sequences"] = entry("sequences", "what the model is trained for")
+    data: sequences.Data = field(default_factory=sequences.Data)
+    model: sequences.Model = field(default_factory=sequences.Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    loss: sequences.Loss = field(default_factory=sequences.Loss)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+
+AnyConfig = Config | SegmentationConfig | DetectionConfig | SequenceConfig
+CONFIGS: dict[str, type[AnyConfig]] = {
+    "classification": Config,
+    "segmentation": SegmentationConfig,
+    "detection": DetectionConfig,
+    "sequences": SequenceConfig,
+}

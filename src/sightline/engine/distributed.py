@@ -52,6 +52,15 @@ def total(values: Tensor) -> Tensor:
     return values
 
 
+def gather(items: list[Any]) -> list[Any]:
+    """The items of all processes, those of the first process first."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, items)
+        return [item for part in parts for item in part]
+    return items
+
+
 def rank() -> int:
     """The number of this process, as launchers tell it."""
     return int(os.environ.get("RANK", "0"))

@@ -37,6 +37,11 @@ class Evaluation:
         """Images that counted."""
         return int(self.total.images)
 
+    @property
+    def confusion(self) -> Tensor:
+        """Images of every class, a row each, by the class they were taken for."""
+        return self.total.confusion
+
     def __iter__(self) -> Iterator[tuple[str, float]]:
         yield from self.scores.items()
 

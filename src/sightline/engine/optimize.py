@@ -7,17 +7,17 @@ from timm.scheduler import create_scheduler_v2
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from sightline.engine.config import Config
+from sightline.engine.config import AnyConfig
 from sightline.engine.values import ConfigError
 
 
-def scaled_lr(config: Config) -> float:
+def scaled_lr(config: AnyConfig) -> float:
     """The learning rate for the batch of this run."""
     factor = config.batch.size / config.optim.lr_batch if config.optim.lr_batch else 1.0
     return config.optim.lr * factor
 
 
-def make_optimizer(model: nn.Module, config: Config) -> Any:
+def make_optimizer(model: nn.Module, config: AnyConfig) -> Any:
     """The optimizer; parameters of one dimension and those that the model names are not decayed."""
     optim = config.optim
     options: dict[str, Any] = {**optim.args}
@@ -45,7 +45,7 @@ def make_optimizer(model: nn.Module, config: Config) -> Any:
         raise ConfigError(f"optim: {optim.name} refuses its arguments ({' '.join(str(error).split())})") from error
 
 
-def make_schedule(optimizer: Any, config: Config, steps: int) -> tuple[Any, int]:
+def make_schedule(optimizer: Any, config: AnyConfig, steps: int) -> tuple[Any, int]:
     """The schedule, stepped at every update, and the number of epochs with cool-down.
 
     Args:
@@ -53,24 +53,26 @@ def make_schedule(optimizer: Any, config: Config, steps: int) -> tuple[Any, int]
     """
     schedule = config.schedule
     factor = scaled_lr(config) / config.optim.lr if schedule.scale_all and config.optim.lr else 1.0
+    linear = schedule.name == "linear"  # to min_lr from the end of the warm-up on
     made, epochs = create_scheduler_v2(
         optimizer,
-        sched=schedule.name,
-        num_epochs=schedule.epochs,
+        sched="poly" if linear else schedule.name,
+        num_epochs=schedule.epochs - schedule.warmup_epochs if linear else schedule.epochs,
+        warmup_prefix=linear,
         decay_epochs=schedule.decay_epochs,
         decay_milestones=schedule.milestones or (90, 180, 270),
         cooldown_epochs=schedule.cooldown_epochs,
         warmup_epochs=schedule.warmup_epochs,
         warmup_lr=schedule.warmup_lr * factor,
         min_lr=schedule.min_lr * factor,
-        decay_rate=schedule.decay_rate,
+        decay_rate=1.0 if linear else schedule.decay_rate,
         step_on_epochs=False,
         updates_per_epoch=steps,
     )
-    return made, epochs
+    return made, int(epochs)
 
 
-def make_average(model: nn.Module, config: Config) -> ModelEmaV3 | None:
+def make_average(model: nn.Module, config: AnyConfig) -> ModelEmaV3 | None:
     """The running average of the weights; None where there is none."""
     ema = config.ema
     if not ema.decay:

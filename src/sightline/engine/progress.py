@@ -11,12 +11,20 @@ class Display:
     Args:
         active: whether to show anything.
         epochs, steps: of the run, and updates of an epoch.
-        batch: images of an update.
+        batch: examples of an update.
         every: updates between lines where there is no terminal.
+        unit: what the examples are.
     """
 
-    def __init__(self, active: bool, epochs: int, steps: int, batch: int, every: int) -> None:
-        self.active, self.epochs, self.steps, self.batch, self.every = active, epochs, steps, batch, every
+    def __init__(self, active: bool, epochs: int, steps: int, batch: int, every: int, unit: str = "images") -> None:
+        self.active, self.epochs, self.steps, self.batch, self.every, self.unit = (
+            active,
+            epochs,
+            steps,
+            batch,
+            every,
+            unit,
+        )
         self.bar: Any = None
         self._task: Any = None
         self._start = 0.0
@@ -42,14 +50,14 @@ class Display:
         if not self.active:
             return
         shown = "-" if loss is None else f"{loss:.3f}"
-        text = f"{self.rate():,.0f} images/s, loss {shown}, {self.left(epoch, batch)} left"
+        text = f"{self.rate():,.0f} {self.unit}/s, loss {shown}, {self.left(epoch, batch)} left"
         if self.bar is not None:
             self.bar.update(self._task, completed=batch, text=text)
         elif batch % self.every == 0:
             self.say(f"epoch {epoch + 1}/{self.epochs}, update {batch}/{self.steps}: {text}, lr {lr:.2e}")
 
     def rate(self) -> float:
-        """Images a second since the epoch, or this start of it, began."""
+        """Examples a second since the epoch, or this start of it, began."""
         return self._done * self.batch / max(time.perf_counter() - self._start, 1e-9)
 
     def left(self, epoch: int, batch: int) -> str:

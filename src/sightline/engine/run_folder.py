@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from sightline.engine.config import Config
-from sightline.engine.settings import to_dict, to_yaml
+from sightline.engine.config import AnyConfig
+from sightline.engine.settings import DEFAULT_TASK, TASK, to_dict, to_yaml
 from sightline.engine.values import ConfigError
 
 CONFIG, VERSIONS, METRICS, CLASSES = "config.yaml", "versions.json", "metrics.jsonl", "classes.json"
@@ -40,7 +40,7 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def describe(self, config: Config, classes: tuple[str, ...], device: str) -> None:
+    def describe(self, config: AnyConfig, classes: tuple[str, ...], device: str) -> None:
         """Write the resolved configuration, the versions of everything, and the names of the classes."""
         write(self.path / CONFIG, to_yaml(config))
         write(self.path / VERSIONS, json.dumps(versions(device), indent=1) + "\n")
@@ -72,9 +72,10 @@ class RunFolder:
         (self.path / METRICS).unlink(missing_ok=True)
 
     def keep_evaluation(self, evaluation: Any, classes: tuple[str, ...]) -> None:
-        """The confusion matrix (rows are the truth) and the scores by class of the best evaluation."""
-        counts = evaluation.total.confusion.tolist()
-        write(self.path / CONFUSION, json.dumps({"classes": list(classes), "counts": counts}) + "\n")
+        """The best evaluation: scores by class and, where there is one, the confusion matrix (rows are the truth)."""
+        if evaluation.confusion is not None:
+            counts = evaluation.confusion.tolist()
+            write(self.path / CONFUSION, json.dumps({"classes": list(classes), "counts": counts}) + "\n")
         write(self.path / PER_CLASS, json.dumps(evaluation.per_class(classes), indent=1) + "\n")
 
     def finish(self, values: Mapping[str, Any]) -> None:
@@ -87,7 +88,7 @@ class RunFolder:
             self._lock = None
 
 
-def choose(config: Config, name: str) -> tuple[Path, bool]:
+def choose(config: AnyConfig, name: str) -> tuple[Path, bool]:
     """The folder for a run, and whether there is an unfinished run of the same configuration in it to go on with.
 
     Raises:
@@ -121,7 +122,7 @@ def choose(config: Config, name: str) -> tuple[Path, bool]:
         number += 1
 
 
-def _check_resumable(path: Path, config: Config) -> None:
+def _check_resumable(path: Path, config: AnyConfig) -> None:
     if config.run.resume == "never":
         raise ConfigError(f"run.folder: {path} holds a run already; choose another folder, or leave run.resume out")
     if (path / DONE).exists():
@@ -133,7 +134,7 @@ def _check_resumable(path: Path, config: Config) -> None:
         )
 
 
-def differences(path: Path, config: Config) -> list[str]:
+def differences(path: Path, config: AnyConfig) -> list[str]:
     """The keys in which a configuration differs from the one that a run folder was started with."""
     try:
         stored = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
@@ -142,6 +143,8 @@ def differences(path: Path, config: Config) -> list[str]:
     now = to_dict(config)
     if not isinstance(stored, dict):
         return ["configuration, which cannot be read"]
+    if stored.get(TASK, DEFAULT_TASK) != now.pop(TASK):
+        return [TASK]
     if not all(isinstance(stored.get(section) or {}, dict) for section in now):
         return ["configuration, which cannot be read"]
     keys = [(s, k) for s, values in now.items() for k in values if s != "run" or k == "seed"]

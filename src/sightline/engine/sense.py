@@ -1,26 +1,43 @@
 """Values of a configuration that are right by themselves and make no sense together."""
 
-from sightline.engine.config import Config
+from typing import TypeVar
+
+from sightline.engine.config import AnyConfig, Config, DetectionConfig, SegmentationConfig, SequenceConfig
 from sightline.engine.values import ConfigError
 
+Some = TypeVar("Some", bound=AnyConfig)
 
-def check_sense(config: Config) -> Config:
+
+def check_sense(config: Some) -> Some:
     """The configuration itself.
 
     Raises:
         ConfigError: some of its values contradict each other.
     """
-    schedule, distill = config.schedule, config.distill
+    schedule = config.schedule
     if schedule.warmup_epochs > schedule.epochs:
         raise ConfigError(
             f"schedule.warmup_epochs: {schedule.warmup_epochs:g} is longer than the {schedule.epochs} epochs of "
             f"schedule.epochs; give at most as many"
         )
-    for key in ("scale", "ratio"):
+    if not isinstance(config, SequenceConfig):
+        _check_augment(config)
+    if isinstance(config, Config):
+        _check_distill(config)
+    return config
+
+
+def _check_augment(config: Config | SegmentationConfig | DetectionConfig) -> None:
+    for key in ("scale", "ratio") if isinstance(config, Config) else ("scale",):
         low, high = getattr(config.augment, key)
         if low > high:
             raise ConfigError(f"augment.{key}: [{low:g}, {high:g}] is reversed; give [{high:g}, {low:g}]")
+    if isinstance(config, DetectionConfig) and not config.augment.sizes:
+        raise ConfigError("augment.sizes: it is empty; give short sides such as [480, 800]")
+
+
+def _check_distill(config: Config) -> None:
+    distill = config.distill
     if distill.teacher is None and (distill.checkpoint is not None or distill.args):
         key = "checkpoint" if distill.checkpoint is not None else "args"
         raise ConfigError(f"distill.{key}: there is no teacher for it; name one with --distill.teacher")
-    return config

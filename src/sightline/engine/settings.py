@@ -12,11 +12,11 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from sightline.engine.config import Config
+from sightline.engine.config import CONFIGS, AnyConfig
 from sightline.engine.sense import check_sense
 from sightline.engine.values import ConfigError, check
 
-BASE = "base"
+BASE, TASK, DEFAULT_TASK = "base", "task", "classification"
 MAX_BASES = 8
 SEQUENCE = "tag:yaml.org,2002:seq"
 
@@ -60,13 +60,24 @@ def _text(name: str) -> tuple[str, str]:
         raise ConfigError(f"{name}: not a text file; give a recipe as YAML") from error
 
 
-def resolve(recipe: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Config:
-    """The configuration of a recipe and of `section.key` -> text overrides, checked."""
+def resolve(recipe: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Any:
+    """The configuration of a recipe and of `section.key` -> text overrides, checked.
+
+    Returns:
+        A `Config`, or the one of `CONFIGS` that the key `task` of the recipe names.
+    """
     values = merge({}, recipe)
     for key, text in (overrides or {}).items():
         section, _, name = key.partition(".")
         values = merge(values, {section: {name: parse(text)}})
-    return check_sense(_build(Config, values, ""))
+    return check_sense(_build(_config_class(values.get(TASK, DEFAULT_TASK)), values, ""))
+
+
+def _config_class(task: Any) -> type[AnyConfig]:
+    if not isinstance(task, str) or task not in CONFIGS:
+        near = _near(str(task), list(CONFIGS), f"it is one of {', '.join(CONFIGS)}")
+        raise ConfigError(f"task: no task {task!r}; {near}")
+    return CONFIGS[task]
 
 
 def parse(text: str) -> Any:
@@ -88,19 +99,24 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def sections() -> dict[str, type]:
-    """The sections of a configuration with their dataclasses."""
-    return {item.name: get_type_hints(Config)[item.name] for item in fields(Config)}
+def sections(task: str = DEFAULT_TASK) -> dict[str, type]:
+    """The sections of a task's configuration with their dataclasses."""
+    hints = get_type_hints(CONFIGS[task])
+    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
 
 
 def entries() -> Iterator[tuple[str, Any]]:
-    """Every `section.key` with its field."""
-    for name, cls in sections().items():
-        for item in fields(cls):
-            yield f"{name}.{item.name}", item
+    """Every `section.key` of any task with its field; of a key that tasks share, the first one's."""
+    seen = set()
+    for task in CONFIGS:
+        for name, cls in sections(task).items():
+            for item in fields(cls):
+                if (key := f"{name}.{item.name}") not in seen:
+                    seen.add(key)
+                    yield key, item
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: AnyConfig) -> str:
     """The configuration as YAML, which `load_recipe` reads back."""
     return dump(_plain(asdict(config)))
 
@@ -117,7 +133,7 @@ def dump(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=100)
 
 
-def to_dict(config: Config) -> dict[str, Any]:
+def to_dict(config: AnyConfig) -> dict[str, Any]:
     """The configuration as nested dictionaries and lists."""
     return _plain(asdict(config))
 

@@ -1,30 +1,28 @@
 """A training run as a whole: from a configuration to a run folder with its report."""
 
 import errno
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from sightline.engine.checkpoint import Checkpoints, find_weights
-from sightline.engine.config import Config, Distill, Model
+from sightline.engine.checkpoint import Checkpoints
+from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total
 from sightline.engine.errors import RunError, SaveError
+from sightline.engine.kinds import kind_of
 from sightline.engine.progress import clock
 from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.signals import StopSignals, listening
 from sightline.engine.trainer import Trainer
 from sightline.engine.values import ConfigError
-from sightline.tasks.classification.task import Classification
 from sightline.tasks.classification.words import describe
 from sightline.tasks.order import Place
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for now
-Section = TypeVar("Section", Model, Distill)
 
 
-def train(config: Config, name: str = "run") -> Path | None:
+def train(config: AnyConfig, name: str = "run") -> Path | None:
     """Train as `config` says; gives the run folder, or None in processes other than the first.
 
     Args:
@@ -57,16 +55,13 @@ def train(config: Config, name: str = "run") -> Path | None:
         leave(accelerator)
 
 
-def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: StopSignals) -> Path | None:
+def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signals: StopSignals) -> Path | None:
     torch.use_deterministic_algorithms(config.run.deterministic)
     folder = RunFolder(path) if accelerator.is_main_process else None
     task = None
     try:
         accelerator.wait_for_everyone()
-        model, distill = _with_weights(config.model), _with_weights(config.distill)
-        task = Classification(
-            config.data, model, config.augment, config.loss, distill, _place(config, accelerator), _note
-        )
+        task = kind_of(config).make(config, _place(config, accelerator), _note)
         board = _board(config, folder)
         trainer = Trainer(config, task, accelerator, folder, signals, board)
         _introduce(trainer, path)
@@ -94,13 +89,6 @@ def _run(config: Config, path: Path, going_on: bool, accelerator: Any, signals: 
             folder.close()
 
 
-def _with_weights(section: Section) -> Section:
-    """A section with a file of weights where it names a run folder."""
-    if section.checkpoint is None or not Path(section.checkpoint).is_dir():
-        return section
-    return replace(section, checkpoint=str(find_weights(Path(section.checkpoint))))
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(". ")
 
@@ -112,7 +100,7 @@ def _agree(trainer: Trainer) -> None:
         raise ConfigError("run.folder: processes see different checkpoints; give a folder that all machines share")
 
 
-def _place(config: Config, accelerator: Any) -> Place:
+def _place(config: AnyConfig, accelerator: Any) -> Place:
     batch = config.batch
     return Place(
         accelerator.device,
@@ -130,7 +118,7 @@ def _note(what: str, done: int, total: int) -> None:
         print(f"{what} decoded: {total:,}", flush=True)
 
 
-def _board(config: Config, folder: RunFolder | None) -> Any:
+def _board(config: AnyConfig, folder: RunFolder | None) -> Any:
     """TensorBoard's writer in the first process, where it is wanted and installed."""
     if folder is None or not config.run.tensorboard:
         return None
@@ -155,7 +143,7 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     words = describe(task.card.name, task.card.arguments)
     trainer.display.say(f"{words}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
     trainer.display.say(
-        f"{task.order.images:,} training images, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
+        f"{task.order.images:,} training {trainer.kind.unit}, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
     for note in task.notes:
         trainer.display.say(note)
@@ -171,8 +159,10 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> None:
         from sightline.engine.report import write_report
 
         write_report(folder.path)
-    folder.finish({"top1": here.best, "epoch": here.best_epoch, "step": here.step, "seconds": here.seconds})
+    best = trainer.kind.best
+    folder.finish({best: here.best, "epoch": here.best_epoch, "step": here.step, "seconds": here.seconds})
     if here.skipped or trainer.task.broken:
         print(f"skipped: {here.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
-    best = "" if here.best is None else f"best top-1 {here.best:.2f} % (epoch {here.best_epoch}) "
-    print(f"{best}in {clock(here.seconds)}; everything is in {folder.path}", flush=True)
+    words = trainer.kind.shown[best]
+    reached = "" if here.best is None else f"best {words} {here.best:.2f} % (epoch {here.best_epoch}) "
+    print(f"{reached}in {clock(here.seconds)}; everything is in {folder.path}", flush=True)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from sightline.engine.checkpoint import BEST, WEIGHTS, Checkpoints, Saved, write_weights
-from sightline.engine.config import Config
-from sightline.engine.distributed import total
+from sightline.engine.config import AnyConfig
+from sightline.engine.distributed import gather, total
 from sightline.engine.errors import NonFiniteError, Stopped
-from sightline.engine.evaluate import Evaluation, evaluate
 from sightline.engine.guards import FlagReader, Flags
+from sightline.engine.kinds import Kind, kind_of
 from sightline.engine.optimize import make_average, make_optimizer, make_schedule
 from sightline.engine.progress import Display
 from sightline.engine.run_folder import RunFolder
@@ -36,9 +36,10 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, task: Any, accelerator: Any, folder: RunFolder | None, signals: StopSignals, board: Any
+        self, config: AnyConfig, task: Any, accelerator: Any, folder: RunFolder | None, signals: StopSignals, board: Any
     ) -> None:
         self.config, self.task, self.accelerator = config, task, accelerator
+        self.kind = kind_of(config)
         self.folder, self.signals, self.board = folder, signals, board
         self.raw = task.model
         optimizer = make_optimizer(self.raw, config)
@@ -57,12 +58,11 @@ class Trainer:
         self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim)
         self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
         self.progress = Progress()
-        self.display = Display(
-            accelerator.is_main_process, self.epochs, task.order.steps, config.batch.size, config.run.log_every
-        )
+        main, every = accelerator.is_main_process, config.run.log_every
+        self.display = Display(main, self.epochs, task.order.steps, config.batch.size, every, self.kind.unit)
         self.saved_at = self.started = time.monotonic()
-        self.last: Evaluation | None = None
-        self.rate = 0.0  # images a second of the last epoch, evaluation aside
+        self.last: Any = None  # the evaluation of the last epoch
+        self.rate = 0.0  # examples a second of the last epoch, evaluation aside
 
     def resume(self, checkpoints: Checkpoints) -> bool:
         """Go on from the newest complete checkpoint; false where there is none."""
@@ -85,7 +85,8 @@ class Trainer:
             )
         if (before := saved.record.get("images", images)) != images:
             raise ConfigError(
-                f"data.path: {images:,} training images, but {saved.path} was trained on {before:,}; give the same data"
+                f"data.path: {images:,} training {self.kind.unit}, but {saved.path} was trained on {before:,}; give "
+                f"the same data"
             )
 
     def fit(self) -> Progress:
@@ -180,7 +181,7 @@ class Trainer:
         if stop:
             raise self._stopped()
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self) -> Any:
         model = self.raw if self.average is None else self.average.module
         done, images = 0, len(self.task)
 
@@ -192,13 +193,13 @@ class Trainer:
             if self.signals.received and self.accelerator.num_processes == 1:  # several agree when it is over
                 self._stop()
 
-        return evaluate(
+        return self.kind.evaluate(
+            self.task,
             model,
-            self.task.evaluation(),
-            len(self.task.card.classes),
             device=self.accelerator.device,
             precision=self.config.run.precision,
             reduce=total,
+            gather=gather,
             on_batch=note,
         )
 
@@ -213,7 +214,7 @@ class Trainer:
         }
         if self.last is not None:
             values |= {"val_loss" if name == "loss" else name: value for name, value in self.last}
-            self._keep_best(values["top1"])
+            self._keep_best(values[self.kind.best])
         if here.skipped or self.task.broken:
             values |= {"skipped_batches": here.skipped, "skipped_images": len(self.task.broken)}
         if self.folder is not None:
@@ -223,13 +224,13 @@ class Trainer:
                 if name not in ("epoch", "step") and value is not None:
                     self.board.add_scalar(name, value, here.step)
             self.board.flush()
-        self.display.say(_line(values, self.epochs))
+        self.display.say(_line(values, self.epochs, self.kind))
 
-    def _keep_best(self, top1: float) -> None:
+    def _keep_best(self, score: float) -> None:
         here = self.progress
-        if here.best is not None and not top1 > here.best:
+        if here.best is not None and not score > here.best:
             return
-        here.best, here.best_epoch = top1, here.epoch + 1
+        here.best, here.best_epoch = score, here.epoch + 1
         weights = full_weights(self.raw if self.average is None else self.average.module)
         if self.folder is not None and self.last is not None:
             write_weights(self.folder.checkpoints / BEST / WEIGHTS, weights, self.task.card)
@@ -274,9 +275,8 @@ class Trainer:
         )
 
 
-def _line(values: dict[str, Any], epochs: int) -> str:
+def _line(values: dict[str, Any], epochs: int, kind: Kind) -> str:
     loss = values["train_loss"]
     parts = [f"epoch {values['epoch']}/{epochs}", f"loss {'-' if loss is None else format(loss, '.3f')}"]
-    if "top1" in values:
-        parts += [f"top-1 {values['top1']:.2f} %", f"top-5 {values['top5']:.2f} %"]
-    return ", ".join([*parts, f"{values['images_per_second']:,.0f} images/s"])
+    parts += [f"{words} {values[key]:.2f} %" for key, words in kind.shown.items() if key in values]
+    return ", ".join([*parts, f"{values['images_per_second']:,.0f} {kind.unit}/s"])

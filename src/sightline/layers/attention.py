@@ -25,6 +25,7 @@ class Attention(nn.Module):
         num_heads: heads.
         mechanism: which one, with its options.
         stride: pixels a token covers along each side.
+        length: for sequences instead of maps, the most tokens that there can be.
         qkv_bias: biases on the input projection.
         proj_drop: dropout on the output.
         sr_ratio: keys and values come from a map reduced by this factor (PVT).
@@ -40,10 +41,14 @@ class Attention(nn.Module):
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
         sr_ratio: int = 1,
+        length: int | None = None,
     ) -> None:
         super().__init__()
         self.mechanism = mechanism
-        self.core = mechanism.build(dim, num_heads, stride)
+        if length is None:
+            self.core = mechanism.build(dim, num_heads, stride)
+        else:
+            self.core = mechanism.build_sequence(dim, num_heads, length)
         self.qkv = nn.Linear(dim, mechanism.projections * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)

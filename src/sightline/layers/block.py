@@ -41,9 +41,10 @@ class PreNormBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         self.raw_context = raw_context
 
-    def forward(self, x: Tensor, grid: Grid, prefix: int = 0) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None) -> Tensor:
         context = x if self.raw_context else None
-        x = x + self.drop_path1(self.attn(self.norm1(x), grid, prefix, context=context))
+        mask = {} if key_mask is None else {"key_mask": key_mask}  # attention in windows takes none
+        x = x + self.drop_path1(self.attn(self.norm1(x), grid, prefix, context=context, **mask))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 

@@ -7,10 +7,13 @@ from sightline.ops.checks import Grid
 
 
 def depthwise_conv(v: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
-    """(B, h * w, H, D) with weight (C, 1, k, k) -> (B, h * w, H, D), zero padded, through a channels-last map."""
+    """(B, h * w, H, D) with weight (C, 1, k, k), or (C, 1, 1, k) for one row -> (B, h * w, H, D), zero padded.
+
+    It goes through a channels-last map.
+    """
     batch, tokens, heads, dim = v.shape
     maps = v.reshape(batch, *grid, heads * dim).permute(0, 3, 1, 2)
-    out = F.conv2d(maps, weight, bias, padding=weight.shape[-1] // 2, groups=heads * dim)
+    out = F.conv2d(maps, weight, bias, padding=(weight.shape[-2] // 2, weight.shape[-1] // 2), groups=heads * dim)
     return out.permute(0, 2, 3, 1).reshape(batch, tokens, heads, dim)
 
 

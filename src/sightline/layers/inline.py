@@ -82,19 +82,23 @@ class InlineCore(Core):
 
 
 class ResidualWeights(nn.Module):
-    """The mean token of an image -> its 3x3 weights for every channel: two layers, each head on its own."""
+    """The mean token of an image -> its 3x3 weights for every channel: two layers, each head on its own.
 
-    def __init__(self, dim: int, num_heads: int) -> None:
+    With `rows=1` only the middle row of the weights is made, for a sequence of tokens; the others are zero.
+    """
+
+    def __init__(self, dim: int, num_heads: int, rows: int = 3) -> None:
         super().__init__()
         self.dim = dim
         self.num_heads = num_heads
+        self.rows = rows
         # Convolutions only by their parameters' shape, which is that of the published weights.
         self.fc1 = nn.Conv1d(dim, dim, 1, groups=num_heads)
-        self.fc2 = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
+        self.fc2 = nn.Conv1d(dim, 3 * rows * dim, 1, groups=num_heads)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, C, 3, 3); masked tokens do not count in the mean."""
-        if mask is None and kernel_takes(tokens, self.dim // self.num_heads):
+        if mask is None and self.rows == 3 and kernel_takes(tokens, self.dim // self.num_heads):
             return weights_from_tokens(tokens, self.fc1, self.fc2, self.num_heads)
         if mask is None:
             mean = tokens.mean(1)
@@ -104,8 +108,8 @@ class ResidualWeights(nn.Module):
         x = mean.view(-1, self.num_heads, self.dim // self.num_heads).permute(1, 2, 0)  # H D B
         x = self._per_head(self.fc1, x)
         x = x * (0.5 + 0.5 * torch.erf(x * 0.5**0.5))  # GELU; torch's own is slow on so few numbers
-        x = self._per_head(self.fc2, x)  # H 9D B
-        return x.permute(2, 0, 1).reshape(-1, self.dim, 3, 3)
+        x = self._per_head(self.fc2, x).permute(2, 0, 1).reshape(-1, self.dim, self.rows, 3)  # B C rows 3
+        return x if self.rows == 3 else F.pad(x, (0, 0, 1, 1))
 
     def _per_head(self, layer: nn.Conv1d, x: Tensor) -> Tensor:
         """(H, D, B) -> (H, E, B): a batched product, many times faster than a grouped convolution of one token."""

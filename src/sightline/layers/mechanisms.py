@@ -22,6 +22,15 @@ from sightline.layers.rivals.hydra import HydraCore
 from sightline.layers.rivals.linformer import LinformerCore
 from sightline.layers.rivals.nystromformer import NystromformerCore
 from sightline.layers.rivals.performer import PerformerCore
+from sightline.layers.sequence.inline import SequenceInlineCore
+from sightline.layers.sequence.linformer import SequenceLinformerCore
+from sightline.layers.sequence.local import (
+    SequenceEnhancedCore,
+    SequenceFocusedCore,
+    SequenceLinearAngularCore,
+    SequenceNystromformerCore,
+)
+from sightline.layers.sequence.soft import SequenceSoftCore, SequenceSoftNormCore
 from sightline.layers.soft import SoftCore, SoftNormCore
 from sightline.layers.softmax import SoftmaxCore
 
@@ -38,6 +47,7 @@ class Mechanism:
         paper: where it comes from.
         weights: the weight of key j for query i, and what is added to the values that these mix.
         use: when to take it.
+        sequence: the module for sequences, where it is not the same.
     """
 
     core: type[Core]
@@ -45,6 +55,7 @@ class Mechanism:
     paper: str
     weights: str = ""
     use: str = ""
+    sequence: type[Core] | None = None
 
     @property
     def options(self) -> dict[str, Option]:
@@ -83,6 +94,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "Bridging the Divide: Reconsidering Softmax and Linear Attention (2024)",
         "(phi(q_i).phi(k_j) - mean_j) / (N sqrt d) + 1/N;  + 3x3 of v by weights of the image",
         "first choice at high resolution; fused kernels",
+        SequenceInlineCore,
     ),
     "soft": Mechanism(
         SoftCore,
@@ -90,6 +102,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "SOFT: Softmax-free Transformer with Linear Complexity (2021)",
         "p_i A^+ p_j, p = exp(-|q - l|^2 / 2) to landmarks l;  + dwconv(v)",
         "Gaussian attention; the SOFT models",
+        SequenceSoftCore,
     ),
     "soft_norm": Mechanism(
         SoftNormCore,
@@ -97,6 +110,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "Softmax-free Linear Transformers, SOFT++ (2024)",
         "p_i D^-1/2 A^+ D^-1/2 p_j;  + dwconv(v)",
         "SOFT whose weights keep their size; dense tasks",
+        SequenceSoftNormCore,
     ),
     "linformer": Mechanism(
         LinformerCore,
@@ -104,6 +118,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "Linformer: Self-Attention with Linear Complexity (2020)",
         "softmax over m keys E k of values F v",
         "images of one size; E and F are resampled to others",
+        SequenceLinformerCore,
     ),
     "performer": Mechanism(
         PerformerCore,
@@ -118,6 +133,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention (2021)",
         "softmax(q l_k) softmax(l_q l_k)^+ softmax(l_q k), l means of segments",
         "approximates softmax with the weights of a softmax model, exact as m tends to N",
+        SequenceNystromformerCore,
     ),
     "hydra": Mechanism(
         HydraCore,
@@ -139,6 +155,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "Castling-ViT: Linear-Angular Attention (2023)",
         "(1/2 + cos(q_i, k_j) / pi) / sum_j;  + dwconv(v)",
         "smooth positive weights with a local term",
+        SequenceLinearAngularCore,
     ),
     "enhanced": Mechanism(
         EnhancedCore,
@@ -146,6 +163,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "EfficientViT: Multi-Scale Linear Attention (2023)",
         "relu(q_i).relu(k_j) / sum_j, for the tokens and for aggregated ones",
         "dense tasks that need several scales",
+        SequenceEnhancedCore,
     ),
     "focused": Mechanism(
         FocusedCore,
@@ -153,6 +171,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "FLatten Transformer: Focused Linear Attention (2023)",
         "phi(q_i).phi(k_j) / sum_j, phi = |x| x^p / |x^p| of x = relu;  + dwconv(v)",
         "the most accurate of the earlier linear ones in the InLine paper",
+        SequenceFocusedCore,
     ),
     "none": Mechanism(
         NoCore,
@@ -206,6 +225,16 @@ class Spec:
     def build(self, dim: int, num_heads: int, stride: int) -> Core:
         """The core for `dim` channels in `num_heads` heads, on tokens of `stride` pixels."""
         return MECHANISMS[self.name].core(dim, num_heads, stride, **dict(self.options))
+
+    def build_sequence(self, dim: int, num_heads: int, length: int) -> Core:
+        """The core for sequences of up to `length` tokens, which are grids of (1, tokens)."""
+        mechanism = MECHANISMS[self.name]
+        if mechanism.sequence is None:
+            return self.build(dim, num_heads, 1)
+        try:
+            return mechanism.sequence(dim, num_heads, length, **dict(self.options))
+        except TypeError as error:
+            raise ValueError(f"attention={self}: not for sequences ({error})") from error
 
     @property
     def windowed(self) -> bool:

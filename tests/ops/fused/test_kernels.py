@@ -151,7 +151,7 @@ def test_key_mask_of_any_strides(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_images(dtype: torch.dtype, cut: str) -> None:
-    grids = [(3, 4), (1, 1), (6, 5), (1, 20)]
+    grids = [(3, 4), (1, 1), (4, 5), (1, 9)]
     ends = torch.tensor([0, *torch.tensor([h * w + 1 for h, w in grids]).cumsum(0)], device=DEVICE)
     inputs = [*tokens(1, int(ends[-1]), 2, 16, dtype), weights(4, 32, dtype)]
     compare(inline, inputs, TOLERANCE[dtype], cu_seqlens=ends, grids=grids, prefix=1)
@@ -188,12 +188,12 @@ def test_float16_does_not_overflow() -> None:
 
 
 def test_same_bits_twice_and_in_any_batch(cut: str) -> None:
-    inputs = [*tokens(3, 55, 1, 16), weights(3, 16)]
-    grad = torch.randn(3, 55, 1, 16, device=DEVICE)
+    inputs = [*tokens(2, 35, 1, 16), weights(2, 16)]
+    grad = torch.randn(2, 35, 1, 16, device=DEVICE)
 
     def run(rows: slice) -> list[torch.Tensor]:
         few = [t.detach()[rows].requires_grad_() for t in inputs]
-        out = inline(*few, grid=(11, 5), backend="triton")
+        out = inline(*few, grid=(7, 5), backend="triton")
         return [out, *torch.autograd.grad(out, few, grad[rows])]
 
     whole, again, part = run(slice(None)), run(slice(None)), run(slice(1, 2))

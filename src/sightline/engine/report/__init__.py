@@ -7,6 +7,7 @@ from sightline.engine.report.attention import draw_attention
 from sightline.engine.report.figures import confusion_figure, curves_figure
 from sightline.engine.report.page import render
 from sightline.engine.report.record import read_record
+from sightline.engine.settings import DEFAULT_TASK
 
 __all__ = ["write_report"]
 
@@ -35,7 +36,8 @@ def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
             if figure is not None:
                 figures[name] = folder / f"{name}.png"
                 figure.savefig(figures[name], dpi=110, bbox_inches="tight")
-        pictures = draw_attention(folder, record)
+        if record.task == DEFAULT_TASK:
+            pictures = draw_attention(folder, record)
     except (ValueError, OSError, RuntimeError) as error:
         note(f"the report is not complete: {' '.join(str(error).split())}")
     page = folder / "report.html"

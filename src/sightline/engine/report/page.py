@@ -36,16 +36,22 @@ figcaption { color: var(--soft); font-size: 13px; margin-top: 6px; }
 .wide { overflow-x: auto; }
 @media print { body { background: #fff; } figure, table, .card { break-inside: avoid; } }
 """
+DENSE = {
+    "miou": "mIoU",
+    "macc": "mean accuracy",
+    "aacc": "accuracy of pixels",
+    "box_ap": "box AP",
+    "mask_ap": "mask AP",
+}
 MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
 
 
 def render(record: Record, figures: Mapping[str, Path], attention: Sequence[Path]) -> str:
     """The page as text. Everything from files is escaped: a class may be called `<script>`."""
-    model = record.config.get("model") or {}
     best = record.best()
     parts = [
         f"<h1>{escape(record.name)}</h1>",
-        f'<p class="under">{escape(describe(str(model.get("name", "?")), model.get("args")))}</p>',
+        f'<p class="under">{escape(_model(record.config.get("model") or {}))}</p>',
         _cards(record, best),
     ]
     if "curves" in figures:
@@ -71,15 +77,23 @@ def render(record: Record, figures: Mapping[str, Path], attention: Sequence[Path
     )
 
 
+def _model(section: Mapping[str, Any]) -> str:
+    args = section.get("args")
+    if section.get("attention") and isinstance(args, Mapping):  # a key of its own for sequences
+        args = {**args, "attention": section["attention"]}
+    return describe(str(section.get("name", "?")), args)
+
+
 def _cards(record: Record, best: Mapping[str, Any]) -> str:
     last = record.rows[-1] if record.rows else {}
     figures = [
         ("top-1, best", _percent(best.get("top1"))),
         ("top-5", _percent(best.get("top5"))),
+        *((f"{words}, best", _percent(best.get(key))) for key, words in DENSE.items()),
         ("calibration error", _percent(best.get("ece"))),
         ("epoch of the best", _plain(best.get("epoch"))),
         ("training loss, last", _plain(last.get("train_loss"), 3)),
-        ("images / s", _plain(last.get("images_per_second"), 0)),
+        (f"{record.unit} / s", _plain(last.get("images_per_second"), 0)),
     ]
     cells = [f'<div class="card"><b>{value}</b><span>{title}</span></div>' for title, value in figures if value]
     return f'<div class="cards">{"".join(cells)}</div>'
@@ -99,7 +113,7 @@ def _classes(record: Record) -> str:
         numbers = (f"{images[i]:.0f}", _share(right[i], images[i]), _share(right[i], chosen[i]))
         cells = "".join(f"<td class=n>{number}</td>" for number in numbers)
         rows.append(f"<tr><td>{escape(names[i])}</td>{cells}<td>{most}</td></tr>")
-    head = "<tr><th>class</th><th class=n>images</th><th class=n>accuracy</th><th class=n>precision</th>"
+    head = f"<tr><th>class</th><th class=n>{record.unit}</th><th class=n>accuracy</th><th class=n>precision</th>"
     note = f"<figcaption>The {MAX_CLASSES} classes with the lowest accuracy.</figcaption>"
     return (
         f"<div class=wide><table>{head}<th>most often taken for</th></tr>{''.join(rows)}</table>"

@@ -7,6 +7,9 @@ from typing import Any
 
 import yaml
 
+from sightline.engine.kinds import KINDS
+from sightline.engine.settings import DEFAULT_TASK, TASK
+
 
 @dataclass(frozen=True)
 class Record:
@@ -28,15 +31,27 @@ class Record:
     classes: list[str]
     confusion: list[list[int]] | None
 
+    @property
+    def task(self) -> str:
+        """What was trained for."""
+        task = self.config.get(TASK)
+        return task if task in KINDS else DEFAULT_TASK
+
+    @property
+    def unit(self) -> str:
+        """What was trained on."""
+        return KINDS[self.task].unit
+
     def series(self, key: str) -> tuple[list[float], list[float]]:
         """Epochs and values of a metric, where it was measured."""
         points = [(row["epoch"], row[key]) for row in self.rows if _is_number(row.get(key)) and "epoch" in row]
         return [float(epoch) for epoch, _ in points], [float(value) for _, value in points]
 
     def best(self) -> dict[str, Any]:
-        """The row with the highest top-1; empty where nothing was evaluated."""
-        measured = [row for row in self.rows if _is_number(row.get("top1"))]
-        return max(measured, key=lambda row: row["top1"], default={})
+        """The row with the highest score of the task; empty where nothing was evaluated."""
+        score = KINDS[self.task].best
+        measured = [row for row in self.rows if _is_number(row.get(score))]
+        return max(measured, key=lambda row: row[score], default={})
 
 
 def read_record(folder: Path) -> Record:

@@ -144,6 +144,6 @@ class Aggregate(nn.Module):
         with full_precision(x.device):
             near = depthwise_conv(x[:, prefix:], weight, None, grid)
             if prefix:
-                middle = weight.shape[-1] // 2
-                near = torch.cat([x[:, :prefix] * weight[:, 0, middle, middle].view(heads, dim), near], 1)
+                middle = weight[:, 0, weight.shape[-2] // 2, weight.shape[-1] // 2]
+                near = torch.cat([x[:, :prefix] * middle.view(heads, dim), near], 1)
             return torch.einsum("bnhd,hed->bnhe", near, matrix.view(heads, dim, dim))

@@ -55,6 +55,9 @@ def local_residual(v: Tensor, weight: Tensor, grid: Grid) -> Tensor:
     if v.numel() == 0:
         return v
     channels, size = batch * heads * dim, weight.shape[-1]
+    if height == 1:  # a sequence: shifted products are many times faster than a convolution of one row
+        row, taps = F.pad(v.flatten(2), (0, 0, size // 2, size // 2)), weight[:, None, :, size // 2]  # B 1 C k
+        return sum(row[:, t : t + tokens] * taps[..., t] for t in range(size)).view(v.shape)  # type: ignore[union-attr]
     stacked = v.reshape(batch, tokens, heads * dim).transpose(0, 1).reshape(1, height, width, channels)
     out = F.conv2d(
         stacked.permute(0, 3, 1, 2),

@@ -102,13 +102,15 @@ def close_loader(loader: DataLoader[Any]) -> None:
 
 def _keep_a_bit() -> None:
     """timm's posterize may ask for no bits at all, which Pillow refuses from version 13 on: one is the least."""
-    from PIL import Image, ImageOps
     from timm.data.auto_augment import NAME_TO_OP
 
-    def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
-        return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
+    NAME_TO_OP |= dict.fromkeys(("Posterize", "PosterizeIncreasing", "PosterizeOriginal"), _posterize)
 
-    NAME_TO_OP |= dict.fromkeys(("Posterize", "PosterizeIncreasing", "PosterizeOriginal"), posterize)
+
+def _posterize(image: Any, bits: int, **_: Any) -> Any:
+    from PIL import ImageOps
+
+    return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
 
 
 def _start_worker(number: int) -> None:

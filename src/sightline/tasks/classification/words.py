@@ -32,8 +32,10 @@ def describe(name: str, args: Mapping[str, Any] | None) -> str:
 
 def _other_attention(own: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
     """The mechanisms that were asked for, where the model has others of its own."""
-    if "attention" not in own or "attention" not in given:
+    if "attention" not in given:
         return None
+    if "attention" not in own:
+        return str(given["attention"])
     try:
         depths = given.get("depths", own["depths"])
         patterns = [parse_pattern(attention, depths) for attention in (given["attention"], own["attention"])]

@@ -1,0 +1,139 @@
+"""`sightline eval` of a model of sequences."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.cli.classifier import choose_device
+from sightline.cli.options import UsageError
+from sightline.cli.table import Column, show
+
+if TYPE_CHECKING:
+    from sightline.cli.eval import Options
+    from sightline.engine.evaluate import Evaluation
+    from sightline.tasks.sequences.config import Data
+
+SCORES = (
+    Column("task"), Column("split"), Column("examples", right=True), Column("accuracy %", right=True),
+    Column("balanced %", right=True), Column("ECE %", right=True), Column("loss", right=True),
+    Column("examples/s", right=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was evaluated, and what came out."""
+
+    title: str
+    path: Path
+    task: str
+    split: str
+    classes: tuple[str, ...]
+    parameters: int
+    device: str
+    cut: int
+    evaluation: "Evaluation"
+
+    def facts(self) -> dict[str, Any]:
+        """Everything as data."""
+        scores = {key: None if value != value else round(value, 4) for key, value in self.evaluation}
+        return {
+            "checkpoint": str(self.path), "model": self.title, "parameters": self.parameters, "task": self.task,
+            "split": self.split, "device": self.device, "examples": self.evaluation.images, "cut": self.cut,
+            "seconds": round(self.evaluation.seconds, 3), **scores,
+            "per_class": self.evaluation.per_class(self.classes), "confusion": self.evaluation.total.confusion.tolist(),
+        }  # fmt: skip
+
+
+def weights_of(checkpoint: str) -> Path | None:
+    """The file of weights where a run folder or file holds a model of sequences, else None."""
+    from sightline.engine.checkpoint import find_weights
+    from sightline.models.reader import read_metadata
+
+    source = Path(checkpoint)
+    if source.is_dir():
+        try:
+            source = find_weights(source)
+        except ValueError:
+            return None
+    return source if "sequences" in read_metadata(source) else None
+
+
+def evaluate_run(
+    path: Path, data: "Data", split: str, *, batch_size: int = 64, device: str = "auto", precision: str = "no"
+) -> Found:
+    """Evaluate a file of weights on a split of the data."""
+    from sightline.cli.progress import bar
+    from sightline.engine.evaluate import evaluate
+    from sightline.tasks.sequences.data import SPLITS, Teller, cut, open_splits
+    from sightline.tasks.sequences.model import load
+    from sightline.tasks.sequences.passes import one_pass
+
+    if split not in SPLITS:
+        raise UsageError(f"--split: {split!r} is not one of {', '.join(SPLITS)}")
+    place = choose_device(device)
+    model, card = load(path)
+    if card.task != data.name:
+        raise UsageError(f"{path}: a model of {card.task}, and the data are of {data.name}")
+    data = replace(data, length=card.length)
+    tokens = open_splits(data, data.path, Teller(), (split,))[split]
+    with bar(len(tokens), split) as advance:
+        found = evaluate(
+            model.to(place), one_pass(tokens, batch_size, card.length), len(card.classes),
+            device=place, precision=precision, on_batch=advance,
+        )  # fmt: skip
+    title = f"{card.name} ({card.arguments.get('attention', 'softmax')})"
+    parameters = sum(p.numel() for p in model.parameters())
+    return Found(title, path, card.task, split, card.classes, parameters, str(place), cut(data, tokens), found)
+
+
+def run(options: "Options", path: Path) -> None:
+    """Load, evaluate, print."""
+    images = {
+        "--img-size": options.img_size, "--labels": options.labels != "names", "--model": options.model,
+        "--model-args": options.model_args, "--limit": options.limit, "--slide": options.slide,
+        "--scales": options.scales, "--flip": options.flip,
+    }  # fmt: skip
+    if given := [name for name, value in images.items() if value]:
+        raise UsageError(f"{', '.join(given)}: for images; leave it out for sequences")
+    data = data_of(options.checkpoint or "", path, options.data)
+    found = evaluate_run(
+        path, data, options.split or "test", batch_size=options.batch_size, device=options.device,
+        precision=options.precision,
+    )  # fmt: skip
+    facts = found.facts()
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print(f"{found.title}, {found.parameters / 1e6:.2f} M parameters, from {path}")
+        if found.cut:
+            print(f"{found.cut:,} sequences were cut")
+        scores = found.evaluation.scores
+        numbers = [f"{scores[key]:.2f}" for key in ("top1", "balanced", "ece")]
+        rate = found.evaluation.images / found.evaluation.seconds
+        cells = [found.task, found.split, f"{found.evaluation.images:,}", *numbers, f"{scores['loss']:.4f}"]
+        show(SCORES, [[*cells, f"{rate:,.0f}"]])
+    if options.out is not None:
+        folder = Path(options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "eval.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        if not options.json:
+            print(f"wrote {folder / 'eval.json'}")
+
+
+def data_of(checkpoint: str, path: Path, given: str | None) -> "Data":
+    """The data of the run; another folder where one is given, and alone for a file of weights."""
+    from sightline.engine.settings import TASK, load_recipe, resolve
+    from sightline.models.reader import read_metadata
+    from sightline.tasks.sequences.card import SequenceCard
+    from sightline.tasks.sequences.config import Data
+
+    config = Path(checkpoint) / "config.yaml"
+    if config.is_file():
+        recipe = load_recipe(str(config))
+        data: Data = resolve({TASK: "sequences", "data": recipe.get("data") or {}}).data
+        return data if given is None else replace(data, path=given)
+    card = SequenceCard.from_metadata(read_metadata(path))
+    assert card is not None
+    return Data(path=given, name=card.task)  # type: ignore[arg-type]

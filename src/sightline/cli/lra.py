@@ -1,0 +1,186 @@
+"""`sightline lra`: one task of the Long Range Arena with several mechanisms, beside what was published."""
+
+import json
+import os
+import re
+import sys
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sightline.cli.options import Command, UsageError, nearest, option, positional
+from sightline.cli.table import Column, show
+
+COLUMNS = (
+    Column("attention"), Column("parameters", right=True, wide=True), Column("updates", right=True),
+    Column("val %", right=True), Column("test %", right=True), Column("published %", right=True),
+    Column("examples/s", right=True), Column("memory GiB", right=True, wide=True),
+)  # fmt: skip
+USUAL = ("softmax", "linear", "inline", "soft", "soft_norm", "nystromformer(landmarks=128,kernel=35)")
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a model of the Long Range Arena with one mechanism after the other, test each, and print the table.
+
+    The model and its training are those of the recipe lra_TASK. Runs that are complete are not repeated, one that was
+    interrupted goes on: give the same command again. Validation chooses the weights that are tested.
+    """
+
+    task: str = positional("listops, text, retrieval, image or pathfinder")
+    attention: tuple[str, ...] = option(
+        "mechanism, with options in brackets; may be repeated; by default softmax, linear, inline, soft, soft_norm and "
+        "nystromformer", default=(), metavar="NAME",
+    )  # fmt: skip
+    data: str | None = option("folder with the files as published; listops and pathfinder do without", metavar="PATH")
+    out: str | None = option("folder for the runs and results.json; by default runs/lra_TASK", metavar="FOLDER")
+    steps: int | None = option("updates in all, the schedule compressed to them; by default as published", metavar="N")
+    set: tuple[str, ...] = option(
+        "a key of the configuration, as in batch.size=64; may be repeated", default=(), metavar="KEY=VALUE"
+    )
+    json: bool = option("print JSON", default=False)
+
+
+def run(options: Options) -> None:
+    """Train and test one mechanism after the other."""
+    from sightline.layers.mechanisms import Spec
+    from sightline.tasks.sequences.published import TASKS
+
+    if options.task not in TASKS:
+        remedy = nearest(options.task, TASKS, f"give one of {', '.join(TASKS)}")
+        raise UsageError(f"no task {options.task!r}; {remedy}")
+    names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or USUAL))
+    folder = Path(options.out or f"runs/lra_{options.task}")
+    configs = {name: configure(options, name, folder) for name in names}  # all of them before the first is trained
+    rows = []
+    for name, config in configs.items():
+        with redirect_stdout(sys.stderr) if options.json else nullcontext():
+            rows.append(measure(name, config, Path(config.run.folder)))
+        folder.mkdir(parents=True, exist_ok=True)
+        _keep(folder / RESULTS, options.task, rows)
+    if options.json:
+        print(json.dumps({"task": options.task, "rows": rows}, indent=2))
+        return
+    show(COLUMNS, [*(_cells(row, options.task) for row in rows), *_others(options.task, rows)])
+    print(f"wrote {folder / RESULTS}; a folder for every run beside it")
+
+
+def configure(options: Options, name: str, folder: Path) -> Any:
+    """The configuration of one run."""
+    from sightline.engine.settings import load_recipe, resolve
+
+    recipe = load_recipe(f"lra_{options.task}")
+    settings: dict[str, str] = {}
+    for text in options.set:
+        key, equals, value = text.partition("=")
+        if not equals or "." not in key:
+            raise UsageError(f"--set: {text!r} is not KEY=VALUE; write, for example, batch.size=64")
+        settings[key.strip()] = value
+    slug = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+    settings |= {"model.attention": json.dumps(name), "run.folder": json.dumps(str(folder / slug))}
+    if options.data is not None:
+        settings["data.path"] = json.dumps(options.data)
+    if options.steps is not None:
+        if options.steps < 1:
+            raise UsageError(f"--steps: {options.steps} is not a number of updates; give at least 1")
+        schedule = resolve(recipe, settings).schedule
+        epochs = min(schedule.epochs, options.steps)
+        settings |= {"schedule.epochs": str(epochs), "data.epoch_steps": str(options.steps // epochs)}
+        settings["schedule.warmup_epochs"] = str(schedule.warmup_epochs * epochs / schedule.epochs)
+    return resolve(recipe, settings)
+
+
+def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
+    """Train where it is not done yet, test, and give a row: accuracy, speed, memory."""
+    import torch
+
+    from sightline.cli.eval_sequences import evaluate_run
+    from sightline.engine.run_folder import DONE, differences
+    from sightline.engine.train import train
+
+    memory = folder / "memory.json"
+    if (folder / DONE).is_file():
+        if different := differences(folder, config):
+            raise UsageError(f"{folder}: a run with another {', '.join(different[:4])}; give another --out")
+    else:
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        train(config, folder.name)
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        memory.write_text(json.dumps({"bytes": peak}) + "\n", encoding="utf-8")
+    done, lines = _read(folder / DONE), (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rates = [json.loads(line)["images_per_second"] for line in lines]
+    device = "auto" if config.run.device == "auto" else config.run.device
+    found = evaluate_run(
+        folder / "checkpoints" / "best" / "model.safetensors", config.data, "test",
+        batch_size=config.batch.eval_size or config.batch.size, device=device, precision=config.run.precision,
+    )  # fmt: skip
+    versions = _read(folder / "versions.json")
+    return {
+        "attention": name, "published_as": _published_as(name), "parameters": found.parameters, "steps": done["step"],
+        "batch": config.batch.size, "seed": config.run.seed, "val": round(done["top1"], 4),
+        "test": round(found.evaluation.scores["top1"], 4), "examples": found.evaluation.images,
+        "examples_per_second": sorted(rates)[len(rates) // 2], "peak_bytes": (_read(memory) or {}).get("bytes"),
+        "seconds": round(done["seconds"], 1), "precision": config.run.precision,
+        **{key: versions.get(key) for key in ("device", "torch", "commit")},
+    }  # fmt: skip
+
+
+def _published_as(name: str) -> str | None:
+    """The row of the published table that a mechanism is, whatever its options."""
+    from sightline.tasks.sequences.published import MECHANISMS
+
+    plain = {text.partition("(")[0]: title for title, text in MECHANISMS.items()}
+    return plain.get(name.partition("(")[0])
+
+
+def _cells(row: dict[str, Any], task: str) -> list[str]:
+    from sightline.tasks.sequences.published import PUBLISHED
+
+    known = "" if row["published_as"] is None else f"{PUBLISHED[row['published_as']][task]:.1f}"
+    memory = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
+    numbers = [f"{row['val']:.2f}", f"{row['test']:.2f}"]
+    rate = f"{row['examples_per_second']:,.0f}"
+    return [row["attention"], f"{row['parameters']:,}", f"{row['steps']:,}", *numbers, known, rate, memory]
+
+
+def _others(task: str, rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The published rows of mechanisms that were not run."""
+    from sightline.tasks.sequences.published import PUBLISHED
+
+    shown = {row["published_as"] for row in rows}
+    return [
+        [name, "", "", "", "", f"{scores[task]:.1f}", "", ""] for name, scores in PUBLISHED.items() if name not in shown
+    ]
+
+
+def _keep(path: Path, task: str, rows: list[dict[str, Any]]) -> None:
+    """Write the rows beside those of other mechanisms that the file has already."""
+    old = (_read(path) or {}).get("rows", [])
+    names = {row["attention"] for row in rows}
+    kept = [row for row in old if isinstance(row, dict) and row.get("attention") not in names]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # several commands may share the folder
+    temporary.write_text(json.dumps({"task": task, "rows": [*kept, *rows]}, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+COMMAND = Command(
+    Options,
+    run,
+    help="a task of the Long Range Arena with several mechanisms",
+    examples=(
+        "  sightline lra listops\n"
+        "  sightline lra listops --attention softmax --attention inline --steps 1000\n"
+        "  sightline lra image --data cifar-10-batches-bin --attention 'nystromformer(landmarks=128)'\n"
+        "  sightline lra pathfinder --attention inline --set data.train=20000 --set run.seed=1"
+    ),
+)

@@ -1,0 +1,1 @@
+"""What tasks with an answer for every place of an image share: backbones, cards, loading."""

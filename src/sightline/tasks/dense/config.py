@@ -1,0 +1,38 @@
+"""Keys that segmentation and detection share. Nothing heavy is imported here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sightline.tasks.options import entry
+
+
+@dataclass(frozen=True)
+class DenseData:
+    """Where images and their annotations come from."""
+
+    path: str | None = entry(None, "folder of the data")
+    train_split: str | None = entry(None, "split to train on; by default train")
+    val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
+    mean: tuple[float, ...] = entry((0.485, 0.456, 0.406), "mean of the channels, 0 to 1; by default ImageNet's")
+    std: tuple[float, ...] = entry((0.229, 0.224, 0.225), "deviation of the channels; by default ImageNet's",
+                                   least=1e-6)  # fmt: skip
+    workers: int = entry(2, "loader processes for each training process; 0 loads in the process itself", least=0)
+    on_error: Literal["stop", "skip"] = entry(
+        "stop", "on an image or annotation that cannot be used: stop, or skip, count and report it"
+    )
+    limit: int | None = entry(None, "use the first images only, this many", least=1)
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """The backbone of what is trained."""
+
+    name: str = entry("inline_swin_tiny", "a model of sightline or timm, as `sightline list` shows")
+    args: Mapping[str, Any] = entry({}, "arguments of the backbone, such as {attention: softmax}")
+    checkpoint: str | None = entry(None, "weights of the backbone to start from, public or sightline's own")
+    pretrained: bool = entry(False, "start from the weights that timm publishes for this backbone, downloaded")
+    drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
+    grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
+    compile: bool = entry(False, "torch.compile the model")
+    compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")

@@ -1,0 +1,1 @@
+"""Object detection and instance segmentation: boxes, classes and masks."""

@@ -1,0 +1,285 @@
+"""COCO instances: a JSON file of boxes, polygons and run-length masks beside a folder of images.
+
+`annotations/instances_NAME.json` belongs to the images in `NAME`, `images/NAME` or the root; NAME is train2017, train,
+val2017, val or test.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sightline.tasks.classification.images import load_image
+from sightline.tasks.dense.loading import AnnotationError
+from sightline.tasks.detection.config import Data
+
+SPLITS = {
+    "train": ("train2017", "train"),
+    "val": ("val2017", "val", "valid", "validation", "test"),
+}
+Target = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An image of a split and the usable annotations of it, as in the file, crowds among them."""
+
+    number: int
+    path: Path
+    height: int
+    width: int
+    objects: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images with their objects.
+
+    Args:
+        title: the JSON file.
+        entries: the images.
+        classes: names, in the order of the model's outputs.
+        categories: the file's number of every class.
+        notes: what was left out, a line each.
+    """
+
+    title: str
+    entries: list[Entry]
+    classes: tuple[str, ...]
+    categories: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def image(self, index: int) -> Image.Image:
+        """An RGB image.
+
+        Raises:
+            ImageError: it cannot be read, or has another size than the file says.
+        """
+        entry = self.entries[index]
+        image = load_image(entry.path)
+        if (image.height, image.width) != (entry.height, entry.width):
+            raise AnnotationError(
+                f"{entry.path}: {image.height}x{image.width} pixels, but {self.title} says {entry.height}x{entry.width}"
+            )
+        return image
+
+    def target(self, index: int, masks: bool) -> Target:
+        """Boxes (N, 4) as left, top, right, bottom, labels (N,) from 1 on, and masks (N, H, W); crowds left out."""
+        entry = self.entries[index]
+        objects = [item for item in entry.objects if not item.get("iscrowd", 0)]
+        boxes = torch.tensor([corners(item["bbox"]) for item in objects], dtype=torch.float32).reshape(-1, 4)
+        labels = torch.tensor([self.categories.index(item["category_id"]) + 1 for item in objects], dtype=torch.long)
+        target = {"boxes": clipped(boxes, entry.height, entry.width), "labels": labels}
+        if masks:
+            decoded = [self._mask(item, entry) for item in objects]
+            target["masks"] = torch.from_numpy(
+                np.stack(decoded) if decoded else np.zeros((0, entry.height, entry.width), np.uint8)
+            )
+        return target
+
+    def _mask(self, item: Mapping[str, Any], entry: Entry) -> np.ndarray:
+        try:
+            return decode(item.get("segmentation"), entry.height, entry.width)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise AnnotationError(
+                f"{self.title}: annotation {item.get('id')} of {entry.path.name} has no mask that can be read ({error})"
+            ) from error
+
+    def ground_truth(self) -> dict[str, Any]:
+        """What detections are compared with, in COCO's form."""
+        images = [{"id": e.number, "height": e.height, "width": e.width} for e in self.entries]
+        objects = [_complete(item, entry) for entry in self.entries for item in entry.objects]
+        categories = [{"id": n, "name": c} for n, c in zip(self.categories, self.classes, strict=True)]
+        numbered = [{**item, "id": number} for number, item in enumerate(objects, 1)]
+        return {"images": images, "annotations": numbered, "categories": categories, "info": {}}
+
+
+def _complete(item: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
+    """An annotation with the fields that evaluation asks for."""
+    box = [float(value) for value in item["bbox"]]
+    area = item.get("area", box[2] * box[3])
+    return {
+        "image_id": entry.number, "category_id": item["category_id"], "bbox": box, "area": float(area),
+        "iscrowd": int(item.get("iscrowd", 0)), "segmentation": item.get("segmentation") or [],
+    }  # fmt: skip
+
+
+def corners(box: Sequence[float]) -> list[float]:
+    """COCO's left, top, width, height -> left, top, right, bottom."""
+    left, top, width, height = (float(value) for value in box)
+    return [left, top, left + width, top + height]
+
+
+def clipped(boxes: Tensor, height: int, width: int) -> Tensor:
+    """Boxes (N, 4) inside an image."""
+    boxes[:, 0::2] = boxes[:, 0::2].clamp(0, width)
+    boxes[:, 1::2] = boxes[:, 1::2].clamp(0, height)
+    return boxes
+
+
+def decode(segmentation: Any, height: int, width: int) -> np.ndarray:
+    """Polygons, or run lengths as a list or a string, -> (height, width) of 0 and 1.
+
+    Raises:
+        ValueError: there is no mask, or it belongs to an image of another size.
+    """
+    from faster_coco_eval import mask as tools
+
+    if isinstance(segmentation, list):
+        polygons = [[float(v) for v in polygon] for polygon in segmentation]
+        if not polygons or any(len(p) < 6 or len(p) % 2 or not all(map(math.isfinite, p)) for p in polygons):
+            raise ValueError("a polygon needs three points or more" if polygons else "there is none")
+        return tools.decode(tools.merge(tools.frPyObjects(polygons, height, width)))
+    if not isinstance(segmentation, dict):
+        raise ValueError("neither polygons nor run lengths")
+    if list(segmentation["size"]) != [height, width]:
+        raise ValueError(f"it is {segmentation['size'][0]}x{segmentation['size'][1]}, the image {height}x{width}")
+    counts = segmentation["counts"]
+    if not isinstance(counts, list):
+        return tools.decode(segmentation)
+    if not all(isinstance(v, int) and v >= 0 for v in counts) or sum(counts) != height * width:
+        raise ValueError("its run lengths do not fill the image")
+    return tools.decode(tools.frPyObjects(segmentation, height, width))
+
+
+def open_split(data: Data, which: str, classes: Split | None = None, masks: bool = False) -> Split:
+    """The training or evaluation split of a folder in COCO's form.
+
+    Args:
+        data: where, and what to do with annotations that cannot be used.
+        which: "train" or "val".
+        classes: the training split, whose classes the other must share.
+        masks: whether every object must have one.
+
+    Raises:
+        ValueError: it cannot be read, or something in it cannot be used.
+    """
+    try:
+        import faster_coco_eval  # noqa: F401
+    except ImportError as error:
+        raise ValueError('detection needs faster-coco-eval: pip install "sightline[dense]"') from error
+    if data.path is None or not data.path.strip():
+        raise ValueError("data.path: say where the images are; give --data FOLDER")
+    root = Path(data.path)
+    if not root.is_dir():
+        raise ValueError(f"data.path: there is no folder {root}")
+    given = data.train_split if which == "train" else data.val_split
+    path, folder = _find(root, (given,) if given else SPLITS[which], which)
+    split = _Reading(path, folder, data, masks).split(which == "train")
+    if classes is not None and classes.classes != split.classes:
+        raise ValueError(f"{path}: its classes are not those of {classes.title}; give both the same categories")
+    return split
+
+
+def _find(root: Path, names: Sequence[str], which: str) -> tuple[Path, Path]:
+    """The JSON file of a split, and the folder of its images."""
+    for name in names:
+        path = root / "annotations" / f"instances_{name}.json"
+        if path.is_file():
+            folders = (root / name, root / "images" / name, root / "images", root)
+            return path, next(folder for folder in folders if folder.is_dir())
+    raise ValueError(f"{root}: no {which} split; expected {root / 'annotations' / f'instances_{names[0]}.json'}")
+
+
+class _Reading:
+    """A JSON file turned into a split, with a count of what was left out and why."""
+
+    def __init__(self, path: Path, folder: Path, data: Data, masks: bool) -> None:
+        self.path, self.folder, self.data, self.masks = path, folder, data, masks
+        self.out: dict[str, list[str]] = {}
+
+    def split(self, training: bool) -> Split:
+        content = _load(self.path)
+        categories = sorted(content["categories"], key=lambda item: item["id"])
+        numbers = tuple(int(item["id"]) for item in categories)
+        entries = {}
+        for image in content["images"]:
+            entry = Entry(image["id"], self.folder / image["file_name"], int(image["height"]), int(image["width"]))
+            if entry.path.is_file():
+                entries[entry.number] = entry
+            else:
+                self._refuse(
+                    "without their file",
+                    f"{entry.path}: there is no such image file, but {self.path} has it",
+                )
+        known = {image["id"] for image in content["images"]}
+        for item in content["annotations"]:
+            self._take(item, entries, known, set(numbers))
+        chosen = list(entries.values())
+        if training and self.data.empty == "drop":
+            usable = [e for e in chosen if any(not item.get("iscrowd", 0) for item in e.objects)]
+            if len(usable) < len(chosen):
+                self.out["images without objects"] = [e.path.name for e in chosen if e not in usable]
+            chosen = usable
+        if not chosen:
+            raise ValueError(f"{self.path}: no images with objects in it")
+        names = tuple(str(item["name"]) for item in categories)
+        return Split(str(self.path), chosen[: self.data.limit], names, numbers, self._notes())
+
+    def _take(self, item: Any, entries: Mapping[int, Entry], known: set[int], numbers: set[int]) -> None:
+        """Keep an annotation with its image, or count it."""
+        name = f"{self.path}: annotation {item.get('id')}"
+        if item.get("image_id") not in known:
+            return self._refuse("of no image", f"{name} is of image {item.get('image_id')}, which has no entry")
+        entry = entries.get(item["image_id"])
+        if entry is None:
+            return None
+        if item.get("category_id") not in numbers:
+            return self._refuse(
+                "of an unknown class", f"{name} is of class {item.get('category_id')}, which is unknown"
+            )
+        box = item.get("bbox")
+        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
+            return self._refuse("without a box", f"{name} has the box {box!r}, not left, top, width, height")
+        left, top, right, bottom = corners(box)
+        if min(right, entry.width) - max(left, 0) <= 0 or min(bottom, entry.height) - max(top, 0) <= 0:
+            self.out.setdefault("boxes without width or height", []).append(
+                f"annotation {item.get('id')} of {entry.path.name}, {box}"
+            )
+            return None
+        if self.masks and not item.get("segmentation") and not item.get("iscrowd", 0):
+            raise ValueError(f"{name} has no mask; train boxes alone with --model.head retinanet or faster_rcnn")
+        entry.objects.append(item)
+        return None
+
+    def _refuse(self, what: str, message: str) -> None:
+        if self.data.on_error == "stop":
+            raise ValueError(f"{message}; mend the file, or pass --data.on_error skip")
+        self.out.setdefault(what, []).append(message)
+
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(
+            f"{self.path}: {len(found):,} left out: {what}, such as {found[0]}" for what, found in self.out.items()
+        )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The JSON file, with the fields that every split needs."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: cannot be read as JSON ({' '.join(str(error).split())[:120]})") from error
+    fields = {"images": ("id", "file_name", "height", "width"), "annotations": (), "categories": ("id", "name")}
+    for name, keys in fields.items():
+        rows = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and set(keys) <= row.keys() for row in rows):
+            raise ValueError(
+                f"{path}: no list {name!r} with {', '.join(keys) or 'entries'} in it; is it COCO instances?"
+            )
+    if not content["categories"] or not content["images"]:
+        raise ValueError(f"{path}: no images or no categories in it")
+    return content
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,162 @@
+"""Detectors of torchvision on our backbones, with a feature pyramid: RetinaNet, Faster, Mask and Cascade Mask R-CNN."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
+
+from sightline.tasks.dense.backbone import STRIDES, Backbone, WithBackbone
+from sightline.tasks.dense.card import DenseCard
+from sightline.tasks.detection.cascade import CascadeHeads
+from sightline.tasks.detection.config import Data, Inference, Model
+from sightline.tasks.detection.data import Target
+
+HEADS = ("mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn")
+RATIOS = (0.5, 1.0, 2.0)
+LEVELS = 5
+
+
+def has_masks(head: str) -> bool:
+    """Whether a detector finds masks as well as boxes."""
+    return head in ("mask_rcnn", "cascade_mask_rcnn")
+
+
+class PyramidBackbone(nn.Module):
+    """A backbone and a feature pyramid on it, five levels of `out_channels`: strides 4 to 64, or 8 to 128."""
+
+    def __init__(self, config: Model, high: bool) -> None:
+        super().__init__()
+        self.backbone = Backbone(config)
+        self.first = 1 if high else 0
+        width = config.channels
+        extra = LastLevelP6P7(width, width) if high else LastLevelMaxPool()
+        self.pyramid = FeaturePyramidNetwork(list(self.backbone.channels[self.first :]), width, extra)
+        self.out_channels = width
+        self.strides = tuple(STRIDES[self.first] * 2**i for i in range(LEVELS))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = self.backbone(x)[self.first :]
+        return self.pyramid(OrderedDict((str(i), x) for i, x in enumerate(maps)))
+
+
+class Prepared(GeneralizedRCNNTransform):
+    """Images come normalised and at their size: they are only put into one batch, and answers keep their place."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, [0.0], [1.0])
+
+    def forward(self, images: list[Tensor], targets: Any = None) -> tuple[ImageList, Any]:
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        return ImageList(self.batch_images(images, self.size_divisible), sizes), targets
+
+    def postprocess(self, result: Any, image_shapes: Any, original_image_sizes: Any) -> Any:
+        return result
+
+
+class Detector(WithBackbone):
+    """A list of normalised images (3, h, w) of any sizes -> in training the losses by name, else a dictionary an image:
+    `boxes` (N, 4), `scores`, `labels` from 1 on, and `masks` (N, 1, 28, 28) of what is inside the boxes.
+
+    Args:
+        config: backbone and detector.
+        classes: without the background.
+        test: what counts as a detection.
+    """
+
+    def __init__(self, config: Model, classes: int, test: Inference) -> None:
+        super().__init__()
+        self.retina = config.head == "retinanet"
+        pyramid = PyramidBackbone(config, high=self.retina)
+        self.detector = (
+            _retinanet(pyramid, config, classes, test) if self.retina else _rcnn(pyramid, config, classes, test)
+        )
+        self.detector.transform = Prepared()
+
+    def forward(self, images: list[Tensor], targets: list[Target] | None = None) -> Any:
+        if self.retina and targets is not None:  # it has no background among its classes
+            targets = [{**target, "labels": target["labels"] - 1} for target in targets]
+        found = self.detector(images, targets)
+        if self.retina and not self.training:
+            found = [{**item, "labels": item["labels"] + 1} for item in found]
+        return found
+
+
+def _retinanet(pyramid: PyramidBackbone, config: Model, classes: int, test: Inference) -> RetinaNet:
+    side = config.anchor or 4.0
+    sizes = tuple(tuple(side * stride * 2 ** (i / 3) for i in range(3)) for stride in pyramid.strides)
+    return RetinaNet(
+        pyramid, classes, anchor_generator=AnchorGenerator(sizes, (RATIOS,) * LEVELS), score_thresh=test.score,
+        nms_thresh=test.nms, detections_per_img=test.detections,
+    )  # fmt: skip
+
+
+def _rcnn(pyramid: PyramidBackbone, config: Model, classes: int, test: Inference) -> FasterRCNN:
+    """The widths of the heads follow that of the pyramid: 256 gives the published ones."""
+    side, width = config.anchor or 8.0, config.channels
+    options: dict[str, Any] = {
+        "rpn_anchor_generator": AnchorGenerator(
+            tuple((side * stride,) for stride in pyramid.strides), (RATIOS,) * LEVELS
+        ),
+        "box_head": TwoMLPHead(width * 7 * 7, 4 * width),
+        "box_predictor": FastRCNNPredictor(4 * width, classes + 1),
+        "box_batch_size_per_image": config.samples,
+        "box_score_thresh": test.score,
+        "box_nms_thresh": test.nms,
+        "box_detections_per_img": test.detections,
+    }
+    if config.head == "faster_rcnn":
+        return FasterRCNN(pyramid, **options)
+    options["mask_head"] = MaskRCNNHeads(width, (width,) * 4, 1)
+    options["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
+    detector = MaskRCNN(pyramid, **options)
+    if config.head == "cascade_mask_rcnn":
+        detector.roi_heads = CascadeHeads(width, classes + 1, config.samples, test)
+    return detector
+
+
+def build(
+    config: Model, data: Data, test: Inference, classes: tuple[str, ...], categories: tuple[int, ...]
+) -> tuple[Detector, DenseCard]:
+    """The model with its starting weights, and the card that says how to use it."""
+    head = {
+        "name": config.head, "channels": config.channels, "anchor": config.anchor, "categories": list(categories),
+        "short": data.short, "long": data.long, "score": test.score, "nms": test.nms, "detections": test.detections,
+    }  # fmt: skip
+    card = DenseCard(
+        config.name, _plain(config.args), classes, (3, data.short, data.long), tuple(data.mean), tuple(data.std),
+        "bilinear", 1.0, "detection", head,
+    )  # fmt: skip
+    return Detector(config, len(classes), test), card
+
+
+def from_card(card: DenseCard) -> Detector:
+    """The model that a card describes, with new weights.
+
+    Raises:
+        ValueError: the card does not describe one.
+    """
+    head = card.head
+    try:
+        config = Model(name=card.name, args=card.arguments, head=head["name"], channels=int(head["channels"]),
+                       anchor=head["anchor"])  # fmt: skip
+        if config.head not in HEADS or not 8 <= config.channels <= 8192:
+            raise ValueError(f"its head {config.head!r} of width {config.channels} is not known")
+        test = Inference(float(head["score"]), float(head["nms"]), int(head["detections"]))
+        return Detector(config, len(card.classes), test)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its card is damaged ({error}); write the weights again") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,178 @@
+"""Detection as the engine trains it: data, model and loss put together."""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.tasks.classification.samples import close_loader
+from sightline.tasks.dense.loading import Items, Keys, make_loader, normalize
+from sightline.tasks.dense.reporting import Broken
+from sightline.tasks.detection.config import Augment, Data, Inference, Loss, Model
+from sightline.tasks.detection.data import Split, Target, open_split
+from sightline.tasks.detection.infer import in_place, to_coco
+from sightline.tasks.detection.metrics import DetectionResult, score
+from sightline.tasks.detection.model import build, has_masks
+from sightline.tasks.detection.transforms import EvalTransform, TrainTransform
+from sightline.tasks.order import Key, Place
+
+AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+Batch = tuple[list[Tensor], list[Target]]
+
+
+class Detection:
+    """A model, its training batches, their loss, and the images it is evaluated on.
+
+    Args:
+        data, model, augment, loss, test: sections of the configuration.
+        place: device and share of the work.
+
+    Attributes:
+        model: in training mode on the device, not yet compiled or wrapped.
+        card: what a file of its weights says of itself.
+        order: of the training images.
+        broken: what was wrong with images that could not be used, every one once.
+        notes: what a user should know of the data, a line each.
+    """
+
+    def __init__(self, data: Data, model: Model, augment: Augment, loss: Loss, test: Inference, place: Place) -> None:
+        self.data, self.options, self.place = data, loss, place
+        self.masks = has_masks(model.head)
+        train = open_split(data, "train", masks=self.masks)
+        self.val = open_split(data, "val", train, masks=self.masks)
+        self.order = place.order(len(train))
+        torch.manual_seed(place.seed)
+        built, self.card = build(model, data, test, train.classes, train.categories)
+        self.model: nn.Module = built.to(place.device)
+        self.notes = (*train.notes, *self.val.notes)
+        self._broken = Broken(data.on_error)
+        self.train_keys, self.eval_keys = Keys(), Keys()
+        reader = TrainReader(train, TrainTransform(data, augment), self.masks)
+        self.train_loader = make_loader(
+            Items(len(train), reader, data.on_error == "skip"), self.train_keys, data.workers
+        )
+        self.eval_loader = make_loader(
+            Items(len(self.val), EvalReader(self.val, EvalTransform(data.short, data.long)), False),
+            self.eval_keys, data.workers,
+        )  # fmt: skip
+
+    @property
+    def broken(self) -> dict[str, None]:
+        return self._broken.messages
+
+    def __len__(self) -> int:
+        """Images to evaluate."""
+        return len(self.val)
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The parts of an epoch's updates from update `start` on, ready for the model."""
+        self.train_keys.keys = partial(self.order.keys, epoch, start)
+        device = self.place.device
+        for loaded in self.train_loader:
+            self._broken.note(loaded)
+            images = [normalize(p.to(device), self.data.mean, self.data.std) for p, _ in loaded.items]
+            targets = [{key: value.to(device) for key, value in target.items()} for _, target in loaded.items]
+            yield images, targets
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The sum of the detector's losses, weighted."""
+        losses = model(*batch)
+        return sum(
+            (self._weight(name) * value for name, value in losses.items()), torch.zeros((), device=self.place.device)
+        )
+
+    def _weight(self, name: str) -> float:
+        if "mask" in name:
+            return self.options.masks
+        return self.options.boxes if "box" in name or "bbox" in name else self.options.classes
+
+    def evaluate(self, model: nn.Module, *, reduce: Any = None, **options: Any) -> DetectionResult:
+        """Score the evaluation images, every one once over all processes."""
+        return evaluate(model, self._items(), self.val, self.data.mean, self.data.std, self.masks, **options)
+
+    def _items(self) -> Iterator[list[tuple[int, Tensor]]]:
+        self.eval_keys.keys = self._eval_keys
+        for loaded in self.eval_loader:
+            self._broken.note(loaded)
+            yield loaded.items
+
+    def _eval_keys(self) -> Iterator[list[Key]]:
+        for local in self.place.evaluation(len(self.val)):
+            yield [(index, 0) for index in local]
+
+    def close(self) -> None:
+        """End what was started to load images."""
+        close_loader(self.train_loader)
+        close_loader(self.eval_loader)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[list[tuple[int, Tensor]]],
+    split: Split,
+    mean: Iterable[float],
+    std: Iterable[float],
+    masks: bool,
+    *,
+    device: torch.device | str = "cpu",
+    precision: str = "no",
+    gather: Callable[[list[Any]], list[Any]] | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> DetectionResult:
+    """COCO's figures over a split; the mode of the model is restored afterwards.
+
+    Args:
+        model: a detector.
+        batches: lists of (place in the split, uint8 image); images that are left out count as empty answers.
+        split: the truth.
+        mean, std: of the channels.
+        masks: whether masks are scored.
+        precision: "no", "fp16" or "bf16" for autocast.
+        gather: joins lists of all processes; every process must then call this.
+        on_batch: called with the number of images after every batch.
+    """
+    place, training, start = torch.device(device), model.training, time.perf_counter()
+    means, deviations = tuple(mean), tuple(std)
+    rows: list[dict[str, Any]] = []
+    model.eval()
+    try:
+        for batch in batches:
+            images = [normalize(pixels.to(place), means, deviations) for _, pixels in batch]
+            with torch.autocast(place.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST):
+                answers = model(images) if images else []
+            for (index, _), image, found in zip(batch, images, answers, strict=True):
+                entry = split.entries[index]
+                placed = in_place(found, image.shape[-2:], entry.height, entry.width)
+                rows += to_coco(placed, entry.number, split.categories)
+            if on_batch is not None:
+                on_batch(len(batch))
+    finally:
+        model.train(training)
+    if gather is not None:
+        rows = gather(rows)
+    return score(split.ground_truth(), rows, masks, time.perf_counter() - start)
+
+
+class TrainReader:
+    """An image of a split with its target, transformed; goes to loader processes."""
+
+    def __init__(self, split: Split, transform: TrainTransform, masks: bool) -> None:
+        self.split, self.transform, self.masks = split, transform, masks
+
+    def __call__(self, index: int, rng: random.Random) -> tuple[Tensor, Target]:
+        return self.transform(self.split.image(index), self.split.target(index, self.masks), rng)
+
+
+class EvalReader:
+    """An image of a split at its evaluation size, with its place."""
+
+    def __init__(self, split: Split, transform: EvalTransform) -> None:
+        self.split, self.transform = split, transform
+
+    def __call__(self, index: int, rng: random.Random) -> tuple[int, Tensor]:
+        return index, self.transform(self.split.image(index))

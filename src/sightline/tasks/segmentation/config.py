@@ -1,0 +1,61 @@
+"""What a segmentation run is configured with. Nothing heavy is imported here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sightline.tasks.dense.config import DenseData, DenseModel
+from sightline.tasks.options import entry
+
+
+@dataclass(frozen=True)
+class Data(DenseData):
+    """Images and masks whose pixels are class numbers."""
+
+    classes: str | None = entry(None, "file with the classes, JSON or a line each; by default the one in the folder")
+    ignore: int | None = entry(None, "mask value that counts for nothing; by default 255, or as the classes file says",
+                               least=0, most=65535)  # fmt: skip
+    zero: Literal["auto", "class", "ignore"] = entry(
+        "auto", "mask value 0: the first class, or ignored with the classes from 1 on; auto knows ADE20K"
+    )
+    size: int | tuple[int, int] = entry(512, "pixels of a training crop, 512 or [height, width]", least=32)
+    short: int | None = entry(None, "pixels of the short side before random scaling and in evaluation; by default as "
+                              "in the file", least=16)  # fmt: skip
+    long: int = entry(2048, "pixels that the long side may have then", least=16)
+
+
+@dataclass(frozen=True)
+class Model(DenseModel):
+    """Backbone and decoder."""
+
+    head: Literal["upernet", "semantic_fpn"] = entry("upernet", "decoder")
+    channels: int = entry(512, "width of the decoder", least=8)
+    drop: float = entry(0.1, "dropout before the classifier of the pixels", least=0, most=1)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to training images, and to their masks with them."""
+
+    scale: tuple[float, float] = entry((0.5, 2.0), "random scale", least=0.05, most=20)
+    most_of_one: float = entry(0.75, "share of one class above which another crop is tried", least=0, most=1)
+    hflip: float = entry(0.5, "probability of a mirror image", least=0, most=1)
+    colour: bool = entry(True, "random brightness, contrast, saturation and hue")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cross entropy of the pixels."""
+
+    auxiliary: float = entry(0.4, "weight of a second, small head on the third stage; 0 for none", least=0)
+    smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How images are evaluated, in training too."""
+
+    mode: Literal["whole", "slide"] = entry("whole", "the image at once, or windows of data.size")
+    stride: int | tuple[int, int] | None = entry(None, "pixels between windows; by default two thirds of them",
+                                                 least=1)  # fmt: skip
+    scales: tuple[float, ...] = entry((1.0,), "sizes to average over, as factors", least=0.1, most=8)
+    flip: bool = entry(False, "average over the mirror image too")

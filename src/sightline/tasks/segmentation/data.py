@@ -1,0 +1,215 @@
+"""Images and index masks in folders: ADE20K as released, or any folders with a file of classes.
+
+| layout | |
+|---|---|
+| `images/training`, `annotations/training`, ... | ADE20K: 150 classes from 1 on, 0 is ignored |
+| `images/train`, `masks/train`, ... and `classes.json` or `classes.txt` | `masks` may be called annotations or labels |
+| `train/images`, `train/masks`, ... and the same file | |
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from sightline.tasks.classification.images import EXTENSIONS, load_image
+from sightline.tasks.dense.loading import AnnotationError
+from sightline.tasks.segmentation.config import Data
+
+SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
+IMAGES, MASKS = ("images", "imgs"), ("masks", "annotations", "labels", "labelTrainIds")
+MASK_EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".gif")
+IGNORE = -1  # what is ignored, in masks as the model sees them
+ADE_CLASSES, ADE_NAMES, ADE_FOLDER = 150, "objectInfo150.txt", "ADEChallengeData2016"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the values of masks mean.
+
+    Args:
+        classes: names in the order of the model's outputs.
+        ignore: value that counts for nothing.
+        first: value of the first class; values below it count for nothing either.
+    """
+
+    classes: tuple[str, ...]
+    ignore: int = 255
+    first: int = 0
+
+    def read(self, path: Path) -> np.ndarray:
+        """A mask as (H, W) int16 with classes from 0 and IGNORE.
+
+        Raises:
+            AnnotationError: there is no such file, it holds no class numbers, or one that is unknown.
+        """
+        try:
+            with Image.open(path) as image:
+                if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+                    raise AnnotationError(
+                        f"{path}: a picture of mode {image.mode}; masks hold one class number a pixel"
+                    )
+                values = np.asarray(image).astype(np.int64)
+        except FileNotFoundError as error:
+            raise AnnotationError(f"{path}: there is no such mask") from error
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            if isinstance(error, AnnotationError):
+                raise
+            raise AnnotationError(f"{path}: cannot be read as a mask ({' '.join(str(error).split())[:120]})") from error
+        known = (values == self.ignore) | (values < self.first) | (values - self.first < len(self.classes))
+        if not known.all():
+            strange = int(values[~known][0])
+            raise AnnotationError(
+                f"{path}: class {strange} at one pixel or more, but there are {len(self.classes)} classes from "
+                f"{self.first} on and {self.ignore} is ignored; mend the mask, or give data.ignore"
+            )
+        mask = values - self.first
+        mask[(values == self.ignore) | (values < self.first)] = IGNORE
+        return mask.astype(np.int16)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images with their masks."""
+
+    title: str
+    files: list[tuple[Path, Path]]
+    labels: Labels
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.labels.classes
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int) -> tuple[Image.Image, np.ndarray]:
+        """An RGB image and its mask.
+
+        Raises:
+            ImageError: one of them cannot be used, or they differ in size.
+        """
+        image_path, mask_path = self.files[index]
+        image, mask = load_image(image_path), self.labels.read(mask_path)
+        if (image.height, image.width) != mask.shape:
+            raise AnnotationError(
+                f"{mask_path}: a mask of {mask.shape[0]}x{mask.shape[1]} for an image of {image.height}x{image.width}"
+            )
+        return image, mask
+
+
+def open_split(data: Data, which: str, labels: Labels | None = None) -> Split:
+    """The training or evaluation split of a folder.
+
+    Args:
+        data: where, and what to do with images or masks that stand alone.
+        which: "train" or "val".
+        labels: of the training split, which the other must share.
+
+    Raises:
+        ValueError: the folder is none that can be read, or a file stands alone.
+    """
+    root = _root(data.path)
+    given = data.train_split if which == "train" else data.val_split
+    images, masks = _folders(root, (given,) if given else SPLITS[which], which)
+    labels = labels or read_labels(root, data, masks)
+    pairs, alone = _pairs(images, masks)
+    if alone and data.on_error == "stop":
+        raise ValueError(f"{alone[0]}; add or remove it, or pass --data.on_error skip")
+    notes = (f"{images}: {len(alone):,} skipped, such as {alone[0]}",) if alone else ()
+    if not pairs:
+        raise ValueError(f"{images}: no images with masks in {masks}")
+    return Split(str(images), pairs[: data.limit], labels, notes)
+
+
+def _root(path: str | None) -> Path:
+    if path is None or not path.strip():
+        raise ValueError("data.path: say where the images are; give --data FOLDER")
+    root = Path(path)
+    if not root.is_dir():
+        raise ValueError(f"data.path: there is no folder {root}")
+    inside = root / ADE_FOLDER
+    return inside if inside.is_dir() else root
+
+
+def _folders(root: Path, names: Sequence[str], which: str) -> tuple[Path, Path]:
+    """Where the images and the masks of a split are."""
+    for name in names:
+        for kind in IMAGES:
+            for images in (root / kind / name, root / name / kind):
+                if not images.is_dir():
+                    continue
+                beside = [root / m / name if images.parent.name == kind else root / name / m for m in MASKS]
+                found = next((folder for folder in beside if folder.is_dir()), None)
+                if found is None:
+                    raise ValueError(f"{images}: no masks beside it; expected them in {beside[0]}")
+                return images, found
+    raise ValueError(
+        f"{root}: no {which} split; expected {root / IMAGES[0] / names[0]} and {root / MASKS[0] / names[0]}"
+    )
+
+
+def _pairs(images: Path, masks: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """Images with their masks by name, and what stands alone."""
+    pictures, labels = _files(images, EXTENSIONS), _files(masks, MASK_EXTENSIONS)
+    alone = [f"{path}: an image without a mask in {masks}" for key, path in pictures.items() if key not in labels]
+    alone += [f"{path}: a mask without an image in {images}" for key, path in labels.items() if key not in pictures]
+    return [(path, labels[key]) for key, path in pictures.items() if key in labels], alone
+
+
+def _files(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
+    """Files below a folder by their path without ending, in order."""
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in extensions and not p.name.startswith("."))
+    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(found)}
+
+
+def read_labels(root: Path, data: Data, masks: Path) -> Labels:
+    """What mask values mean: a classes file, or ADE20K's order."""
+    path = Path(data.classes) if data.classes else next(
+        (p for p in (root / "classes.json", root / "classes.txt") if p.is_file()), None
+    )  # fmt: skip
+    ade = path is None and (masks.name in ("training", "validation") or (root / ADE_NAMES).is_file())
+    if path is None and not ade:
+        raise ValueError(
+            f"{root}: no classes.json or classes.txt; write the names of the classes into one, in the order of the "
+            f"mask values, or give data.classes"
+        )
+    names, ignore = _ade_names(root) if path is None else _read_classes(path)
+    zero = data.zero if data.zero != "auto" else ("ignore" if ade else "class")
+    ignore = data.ignore if data.ignore is not None else ignore
+    return Labels(tuple(names), 255 if ignore is None else ignore, int(zero == "ignore"))
+
+
+def _ade_names(root: Path) -> tuple[list[str], int | None]:
+    path = root / ADE_NAMES
+    if not path.is_file():
+        return [f"class {i + 1}" for i in range(ADE_CLASSES)], None
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[1:]]
+    names = [row[-1].split(",")[0].strip() for row in rows if row[-1].strip()]
+    if len(names) != ADE_CLASSES:
+        raise ValueError(f"{path}: {len(names)} classes instead of {ADE_CLASSES}; unpack the data again")
+    return names, None
+
+
+def _read_classes(path: Path) -> tuple[list[str], int | None]:
+    """Names, and the ignored value where a JSON file gives one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        loaded: Any = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: cannot be read as classes ({' '.join(str(error).split())[:120]})") from error
+    ignore = loaded.get("ignore_index") if isinstance(loaded, dict) else None
+    names = loaded.get("classes", loaded) if isinstance(loaded, dict) else loaded
+    if isinstance(names, dict):
+        names = [names[key] for key in sorted(names, key=lambda k: int(k) if str(k).isdecimal() else -1)]
+    names = [name.strip() for name in names if isinstance(name, str) and name.strip()] if names else []
+    if not names or (ignore is not None and not isinstance(ignore, int)):
+        raise ValueError(
+            f'{path}: no classes; write {{"classes": ["road", ...], "ignore_index": 255}} or a name a line'
+        )
+    return names, ignore

@@ -1,0 +1,63 @@
+"""What a file of weights must say of itself so that sequences can be classified with it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sightline import __version__
+from sightline.tasks.sequences.data import KINDS
+from sightline.tasks.sequences.errors import DataError
+
+
+@dataclass(frozen=True)
+class SequenceCard:
+    """A classifier of sequences.
+
+    Args:
+        name: of the model.
+        arguments: what it was built with besides its name; JSON can hold it.
+        classes: name of every class, in the order of the model's outputs.
+        task: which sequences.
+        length: where they are cut.
+    """
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    task: str = "listops"
+    length: int = 2000
+
+    @property
+    def input_size(self) -> tuple[int, ...]:
+        return (self.length,)
+
+    def to_metadata(self) -> dict[str, str]:
+        """The card as safetensors keeps it."""
+        return {
+            "format": "pt",
+            "sightline": __version__,
+            "model": self.name,
+            "model_args": json.dumps(self.arguments),
+            "classes": json.dumps(list(self.classes)),
+            "sequences": json.dumps({"task": self.task, "length": self.length}),
+        }
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> "SequenceCard | None":
+        """The card in the metadata of a file; None where it is not of a model of sequences.
+
+        Raises:
+            DataError: there is one, and it is damaged.
+        """
+        if "sequences" not in metadata:
+            return None
+        try:
+            arguments, classes, place = (json.loads(metadata[key]) for key in ("model_args", "classes", "sequences"))
+            task, length = place["task"], place["length"]
+            whole = isinstance(arguments, dict) and all(isinstance(name, str) for name in classes)
+            if not whole or task not in KINDS or not isinstance(length, int) or length < 1:
+                raise ValueError("values that do not fit")
+            return cls(metadata["model"], arguments, tuple(classes), task, length)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DataError("its card is damaged; write the weights again") from error

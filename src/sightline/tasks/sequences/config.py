@@ -1,0 +1,51 @@
+"""What a run on sequences is configured with: data, model and loss.
+
+Nothing heavy is imported here, so that `sightline train --help` stays fast.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sightline.tasks.options import entry
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which sequences."""
+
+    path: str | None = entry(None, "folder with the files as published; listops and pathfinder can do without")
+    name: Literal["listops", "text", "retrieval", "image", "pathfinder"] = entry(
+        "listops", "the task of the Long Range Arena"
+    )
+    length: int | None = entry(None, "longer sequences are cut to this many tokens; by default as published", least=1)
+    train: int | None = entry(None, "examples to generate for training; by default as published", least=1)
+    val: int | None = entry(None, "examples to generate for validation; by default as published", least=1)
+    test: int | None = entry(None, "examples to generate for the test; by default as published", least=1)
+    seed: int = entry(0, "seed of the generator, and of the shuffle of published images", least=0)
+    cache: str | None = entry(None, "folder that generated data are kept in; by default in the user's cache")
+    epoch_steps: int | None = entry(
+        None, "updates of an epoch, after which there is an evaluation; by default a pass over the data", least=1
+    )
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained."""
+
+    name: str = entry("lra_listops", "lra_listops, lra_text, lra_retrieval, lra_image or lra_pathfinder")
+    attention: str | None = entry(None, "mechanism of every block, or a pattern; by default softmax")
+    args: Mapping[str, Any] = entry({}, "arguments of the model, such as {depth: 4, global_pool: token}")
+    checkpoint: str | None = entry(None, "weights to start from, of the same model")
+    drop: float = entry(0.0, "dropout of embeddings, attention and MLPs", least=0, most=0.99)
+    drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
+    grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
+    compile: bool = entry(False, "torch.compile the model")
+    compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised: softmax cross entropy."""
+
+    smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)

@@ -1,0 +1,79 @@
+"""The model of a run on sequences, and that of a file of weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sightline.models.checkpoint import MismatchError, compare
+from sightline.models.reader import read_metadata, read_state
+from sightline.models.sequence import SEQUENCE_MODELS, SequenceEncoder, create_sequence_model
+from sightline.tasks.sequences.card import SequenceCard
+from sightline.tasks.sequences.config import Data, Model
+from sightline.tasks.sequences.data import KINDS
+from sightline.tasks.sequences.errors import DataError
+
+OWN = ("num_tokens", "num_classes", "towers")  # of the task, not of the user
+
+
+def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
+    """The model with its starting weights, and the card that says how to use it.
+
+    Raises:
+        ValueError: there is no such model or argument, it is not of this task, or the weights do not fit.
+    """
+    kind = KINDS[data.name]
+    if config.name != f"lra_{data.name}":
+        known = f"lra_{data.name}" if config.name in SEQUENCE_MODELS else ", ".join(SEQUENCE_MODELS)
+        raise ValueError(f"model.name: {config.name!r} is not a model of {data.name}; give {known}")
+    arguments: dict[str, Any] = dict(config.args)
+    for key in arguments:
+        if key in OWN:
+            raise ValueError(f"model.args: {key} follows from the task {data.name}; leave it out")
+    if config.attention is not None:
+        arguments["attention"] = config.attention
+    length = data.length or kind.length
+    longest = arguments.get("max_length", SEQUENCE_MODELS[config.name]["max_length"])
+    if not isinstance(longest, int) or length > longest:
+        raise ValueError(
+            f"data.length: {length} is more than the {longest} tokens of the model; "
+            f"give model.args a max_length of at least {length}"
+        )
+    drops = {"drop_rate": config.drop, "drop_path_rate": config.drop_path}
+    model = create_sequence_model(config.name, **{**drops, **arguments})
+    if config.checkpoint is not None:
+        fill(model, Path(config.checkpoint))
+    model.set_grad_checkpointing(config.grad_checkpointing)
+    return model, SequenceCard(config.name, arguments, kind.classes, data.name, length)
+
+
+def load(path: Path) -> tuple[SequenceEncoder, SequenceCard]:
+    """The model in a file that `sightline train` wrote, in evaluation mode.
+
+    Raises:
+        ValueError: it is not of a model of sequences, or damaged.
+    """
+    try:
+        card = SequenceCard.from_metadata(read_metadata(path))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if card is None:
+        raise DataError(f"{path}: not the weights of a model of sequences; give a run folder of `sightline lra`")
+    with torch.device("meta"):  # before memory is taken: a forged card ends here
+        _check(path, create_sequence_model(card.name, **card.arguments), read_state(path))
+    model = create_sequence_model(card.name, **card.arguments)
+    fill(model, path)
+    return model.eval(), card
+
+
+def fill(model: nn.Module, path: Path) -> None:
+    """Read weights, as data only, into a model that they fit to the last key."""
+    state = read_state(path)
+    _check(path, model, state)
+    model.load_state_dict(state)
+
+
+def _check(path: Path, model: nn.Module, state: Any) -> None:
+    if mismatch := compare(state, model):
+        raise MismatchError(f"{path}: the weights do not fit the model", mismatch)

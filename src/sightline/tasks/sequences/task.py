@@ -1,0 +1,111 @@
+"""Sequences as the engine trains them: data, model and loss put together."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sightline.tasks.order import Order, Place
+from sightline.tasks.sequences.config import Data, Loss, Model
+from sightline.tasks.sequences.data import Teller, cut, open_splits
+from sightline.tasks.sequences.model import build
+from sightline.tasks.sequences.tokens import TokenSet
+
+
+@dataclass(frozen=True)
+class Stretches(Order):
+    """Passes over the examples, one behind the other and each in its own order, cut into epochs of `length` updates."""
+
+    length: int | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.length or self.images // self.batch
+
+    def sequence(self, epoch: int) -> Tensor:
+        """The examples of an epoch in their order, (steps * batch,)."""
+        whole = self.images // self.batch  # updates of a pass
+        first, last = epoch * self.steps, (epoch + 1) * self.steps
+        pieces = []
+        for number in range(first // whole, -(-last // whole)):
+            start, stop = max(first, number * whole), min(last, (number + 1) * whole)
+            order = super().sequence(number)
+            pieces.append(order[(start - number * whole) * self.batch : (stop - number * whole) * self.batch])
+        return torch.cat(pieces)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ids (B, N) or (B, 2, N), and labels (B,)."""
+
+    ids: Tensor
+    labels: Tensor
+
+
+class Sequences:
+    """A model, its training batches, their loss, and the sequences it is evaluated on.
+
+    Args:
+        data, model, loss: sections of the configuration.
+        place: device and share of the work.
+
+    Attributes:
+        model: in training mode on the device, not yet compiled or wrapped.
+        card: what a file of its weights says of itself.
+        order: of the training examples.
+        notes: lines about the data, such as how many sequences were cut.
+        broken: nothing; sequences that cannot be read end a run.
+    """
+
+    def __init__(self, data: Data, model: Model, loss: Loss, place: Place) -> None:
+        torch.manual_seed(place.seed)
+        built, self.card = build(model, data)
+        splits = open_splits(data, data.path, Teller() if place.rank == 0 else _silent, ("train", "val"))
+        self.train, self.val = splits["train"], splits["val"]
+        self.model: nn.Module = built.to(place.device)
+        self.place, self.smoothing = place, loss.smoothing
+        self.order = Stretches(
+            len(self.train), place.batch, place.parts, place.ranks, place.rank, place.seed, length=data.epoch_steps
+        )
+        self.notes = [
+            f"{name}: {count:,} of {len(tokens.ends) - 1:,} sequences cut to {self.card.length:,} tokens"
+            for name, tokens in splits.items()
+            if (count := cut(data, tokens))
+        ]
+        self.broken: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        """Examples to evaluate."""
+        return len(self.val)
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The parts of an epoch's updates from update `start` on, ready for the model."""
+        sequence = self.order.sequence(epoch).numpy()
+        for places in self.order.places(start):
+            yield Batch(*self._batch(self.train, sequence[places.numpy()]))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss of a part of an update."""
+        return F.cross_entropy(model(batch.ids).float(), batch.labels, label_smoothing=self.smoothing)
+
+    def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of the examples to evaluate, every one once over all processes."""
+        for share in self.place.evaluation(len(self.val)):
+            yield self._batch(self.val, np.arange(share.start, share.stop))
+
+    def close(self) -> None:
+        """Nothing was started that would have to end."""
+
+    def _batch(self, tokens: TokenSet, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        ids, labels = tokens.batch(indices, self.card.length)
+        device = self.place.device
+        if device.type == "cuda":
+            ids, labels = ids.pin_memory(), labels.pin_memory()
+        return ids.to(device, non_blocking=True).int(), labels.to(device, non_blocking=True)
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Other processes leave it to the first to say how far they are."""

@@ -1,0 +1,43 @@
+"""Text and Retrieval as bytes: IMDb from its raw folder, and the pairs of the ACL Anthology Network as published."""
+
+from pathlib import Path
+
+from sightline.tasks.sequences.errors import DataError
+from sightline.tasks.sequences.tokens import TokenSet
+
+REVIEWS = ("neg", "pos")
+PAIRS = ("unrelated", "related")
+
+
+def read_imdb(folder: Path, split: str, length: int) -> TokenSet:
+    """The reviews in `folder`/train or /test, one a file in neg/ and pos/; unlabelled ones are left alone."""
+    sequences, labels = [], []
+    for label, name in enumerate(REVIEWS):
+        source = folder / split / name
+        files = sorted(source.glob("*.txt")) if source.is_dir() else []
+        if not files:
+            raise DataError(
+                f"{source}: no reviews; give the folder aclImdb, which has train/ and test/ of neg/ and pos/"
+            )
+        for path in files:
+            with path.open("rb") as file:
+                sequences.append(file.read(length + 1))  # one more, so that a longer one is known to be cut
+            labels.append(label)
+    return TokenSet.pack(sequences, labels, length)
+
+
+def read_pairs(path: Path, length: int) -> TokenSet:
+    """A file such as new_aan_pairs.train.tsv: label, two names and two texts a line, separated by tabs."""
+    sequences, labels = [], []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if len(fields) != 5:
+                raise DataError(f"{path}, line {number}: {len(fields)} fields; expected label, two names, two texts")
+            if fields[0] not in (b"0", b"1", b"0.0", b"1.0"):
+                raise DataError(f"{path}, line {number}: the label {fields[0][:20]!r} is neither 0 nor 1")
+            sequences += [text[: length + 1] for text in fields[3:]]
+            labels.append(int(fields[0][:1]))
+    if not labels:
+        raise DataError(f"{path}: empty; download it again")
+    return TokenSet.pack(sequences, labels, length, towers=2)

@@ -1,0 +1,83 @@
+"""`sightline train`, `eval` and `predict` of segmenters and detectors: a short run, its scores and its pictures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from sightline.cli.main import main
+from tests.tasks.detection import tiny as detection
+from tests.tasks.segmentation import tiny as segmentation
+
+TINY: dict[str, Any] = {"segmentation": segmentation, "detection": detection}
+
+
+@pytest.fixture(scope="module", params=["segmentation", "detection"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder beside its `data`."""
+    root: Path = tmp_path_factory.mktemp(request.param)
+    tiny = TINY[request.param]
+    tiny.make_data(root / "data")
+    recipe = {**tiny.RECIPE, "run": {**tiny.RECIPE["run"], "report": True}, "test": {}}
+    if request.param == "detection":
+        recipe["test"] = {"score": 0.0}
+    (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    arguments = ["--config", str(root / "recipe.yaml"), "--data", str(root / "data"), "--out", str(root / "run")]
+    assert main(["train", *arguments]) == 0
+    return root / "run"
+
+
+def test_the_run_folder(run: Path) -> None:
+    assert (run / "report.html").is_file()
+    assert (run / "curves.png").is_file()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2]
+
+
+def test_eval_gives_what_training_gave(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--checkpoint", str(run), "--json", "--workers", "0"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    done = json.loads((run / "done.json").read_text())
+    key = "miou" if facts["task"] == "segmentation" else "box_ap"
+    assert facts["scores"][key] == pytest.approx(done[key], abs=1e-3)
+    assert facts["images"] == 2
+
+
+def test_eval_prints_a_table(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = str(run.parent / "data")
+    more = ["--slide", "--scales", "0.5,1.0", "--flip"] if "segmentation" in str(run) else []
+    given = ["--checkpoint", str(run / "checkpoints/best/model.safetensors"), "--data", data, "--out", str(tmp_path)]
+    assert main(["eval", *given, "--workers", "0", "--batch-size", "1", *more]) == 0
+    out = capsys.readouterr().out
+    assert "square" in out
+    assert "By class" in out
+    assert (tmp_path / "eval.json").is_file()
+
+
+def test_predict_draws(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    image = next((run.parent / "data").rglob("0.png"))
+    target = tmp_path / "seen.png"
+    more = [] if "segmentation" in str(run) else ["--score", "0.0"]
+    assert main(["predict", str(image), "--checkpoint", str(run), "--out", str(target), *more, "--json"]) == 0
+    (fact,) = json.loads(capsys.readouterr().out)
+    assert fact["picture"] == str(target)
+    assert fact["found"]
+    with Image.open(target) as picture, Image.open(image) as original:
+        assert picture.height == original.height
+        assert picture.tobytes() != original.convert("RGB").tobytes()
+
+
+def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights = str(run / "checkpoints/best/model.safetensors")
+    for arguments, message in (
+        (["eval", "--checkpoint", weights], "--data: say which images"),
+        (["eval", "--checkpoint", weights, "--data", str(tmp_path)], "no val split"),
+        (["predict", str(tmp_path / "no.png"), "--checkpoint", weights], "no.png"),
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr().err
+        assert message in captured
+        assert captured.count("\n") == 1

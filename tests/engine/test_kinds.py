@@ -1,0 +1,66 @@
+"""A recipe names its task; keys of another task are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from sightline.engine.config import CONFIGS, Config, DetectionConfig, SegmentationConfig
+from sightline.engine.kinds import KINDS
+from sightline.engine.run_folder import differences
+from sightline.engine.settings import entries, load_recipe, resolve, to_yaml
+from sightline.engine.values import ConfigError
+
+
+def test_every_task_has_a_configuration_and_a_kind() -> None:
+    assert CONFIGS.keys() == KINDS.keys()
+    assert all(kind.best in kind.shown for kind in KINDS.values())
+
+
+def test_the_recipe_chooses() -> None:
+    assert type(resolve({})) is Config
+    assert type(resolve({"task": "segmentation"})) is SegmentationConfig
+    assert type(resolve({"task": "detection"}, {"model.head": "retinanet"})) is DetectionConfig
+
+
+def test_a_configuration_reads_back(tmp_path: Path) -> None:
+    config = resolve({"task": "segmentation", "test": {"scales": [0.5, 1.0]}})
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml(config))
+    assert resolve(load_recipe(str(path))) == config
+
+
+def test_another_task_is_another_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(to_yaml(resolve({})))
+    assert differences(tmp_path, resolve({})) == []
+    assert differences(tmp_path, resolve({"task": "detection"})) == ["task"]
+
+
+def test_a_run_of_before_tasks_goes_on(tmp_path: Path) -> None:
+    text = to_yaml(resolve({})).replace("task: classification\n", "")
+    (tmp_path / "config.yaml").write_text(text)
+    assert differences(tmp_path, resolve({})) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"task": "detektion"}, "did you mean 'detection'?"),
+        ({"task": 3}, "no task 3"),
+        ({"task": "segmentation", "augment": {"mixup": 1.0}}, "no key 'augment.mixup'"),
+        ({"task": "segmentation", "distill": {}}, "no key 'distill'"),
+        ({"task": "detection", "augment": {"sizes": []}}, "augment.sizes"),
+        ({"task": "segmentation", "augment": {"scale": [2.0, 0.5]}}, "is reversed"),
+        ({"task": "segmentation", "model": {"head": "unet"}}, "model.head"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(recipe: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(recipe)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_keys_of_all_tasks_are_options() -> None:
+    keys = [key for key, _ in entries()]
+    assert len(keys) == len(set(keys))
+    assert {"augment.mixup", "test.scales", "data.short", "augment.sizes", "loss.auxiliary"} <= set(keys)

@@ -1,0 +1,122 @@
+"""COCO instances: what is read, what is counted, and what is refused in one line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.tasks.classification.images import ImageError
+from sightline.tasks.detection.config import Data
+from sightline.tasks.detection.data import decode, open_split
+from tests.tasks.detection.tiny import change, make_data, runs, scene
+
+
+def test_boxes_labels_and_masks(tmp_path: Path) -> None:
+    split = open_split(Data(path=str(make_data(tmp_path))), "train", masks=True)
+    assert split.classes == ("square", "disc")  # by the numbers of their categories
+    assert split.categories == (1, 7)
+    target = split.target(0, masks=True)  # without the crowd
+    assert target["labels"].tolist() == [1, 2]
+    image, objects = scene(0)
+    for box, mask, item in zip(target["boxes"].tolist(), target["masks"].numpy(), objects, strict=True):
+        left, top, width, height = item["bbox"]
+        assert box == [left, top, left + width, top + height]
+        colour = np.array([200, 40, 40]) if item["category_id"] == 1 else np.array([40, 60, 220])
+        assert np.array_equal(mask.astype(bool), (image == colour).all(-1))
+    assert [a["iscrowd"] for a in split.ground_truth()["annotations"]].count(1) == 1
+
+
+def test_run_lengths_as_list_and_text() -> None:
+    from faster_coco_eval import mask as tools
+
+    mask = np.random.default_rng(0).random((17, 23)) < 0.4
+    as_list = {"size": [17, 23], "counts": runs(mask)}
+    as_text = tools.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert np.array_equal(decode(as_list, 17, 23), mask)
+    assert np.array_equal(decode({"size": [17, 23], "counts": as_text["counts"]}, 17, 23), mask)
+
+
+@pytest.mark.parametrize("box", [[10, 10, 0, 20], [10, 10, 20, 0], [500, 10, 20, 20], [10, 10, -5, 20]])
+def test_degenerate_boxes_are_counted(tmp_path: Path, box: list[int]) -> None:
+    root = make_data(tmp_path)
+    path = change(root, annotations=lambda items: items[0].update(bbox=box))
+    split = open_split(Data(path=str(root)), "train")
+    assert len(split.target(0, False)["boxes"]) == 1
+    (note,) = split.notes
+    assert note.startswith(f"{path}: 1 left out: boxes without width or height, such as annotation 1 of 0.png")
+
+
+def test_images_without_objects(tmp_path: Path) -> None:
+    root = make_data(tmp_path)
+    change(root, annotations=lambda items: items.__delitem__(slice(0, 2)))  # the crowd of the first image stays
+    split = open_split(Data(path=str(root)), "train")
+    assert len(split) == 1
+    assert "1 left out: images without objects, such as 0.png" in split.notes[0]
+    kept = open_split(Data(path=str(root), empty="keep"), "train", masks=True)
+    assert len(kept) == 2
+    target = kept.target(0, masks=True)
+    assert target["boxes"].shape == (0, 4)
+    assert target["masks"].shape == (0, 96, 112)
+
+
+@pytest.mark.parametrize(
+    ("lists", "message", "left"),
+    [
+        ({"annotations": lambda items: items[0].update(category_id=99)}, "annotation 1 is of class 99", (2, 3)),
+        ({"annotations": lambda items: items[0].update(image_id=5)}, "annotation 1 is of image 5", (2, 3)),
+        ({"annotations": lambda items: items[0].update(bbox=[1, 2, 3])}, "annotation 1 has the box", (2, 3)),
+        ({"images": lambda items: items[0].update(file_name="no.png")}, "no.png: there is no such image file", (1, 2)),
+    ],
+)
+def test_what_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str, left: tuple[int, int]) -> None:
+    root = make_data(tmp_path)
+    change(root, **lists)
+    with pytest.raises(ValueError, match=message) as error:
+        open_split(Data(path=str(root)), "train")
+    assert "instances_train2017.json" in str(error.value)
+    assert "\n" not in str(error.value)
+    split = open_split(Data(path=str(root), on_error="skip"), "train")
+    assert (len(split), sum(len(split.target(i, False)["labels"]) for i in range(len(split)))) == left
+    assert "1 left out" in split.notes[0]
+
+
+def test_an_image_of_another_size(tmp_path: Path) -> None:
+    path = make_data(tmp_path) / "train2017/0.png"
+    Image.new("RGB", (10, 12)).save(path)
+    with pytest.raises(ImageError, match=rf"{path}: 12x10 pixels, but .* says 96x112"):
+        open_split(Data(path=str(tmp_path)), "train").image(0)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ([[1, 2, 3, 4]], "a polygon needs three points"),
+        ({"size": [5, 5], "counts": [25]}, "it is 5x5"),
+        ({"size": [96, 112], "counts": [5]}, "do not fill the image"),
+        ("words", "neither polygons nor run lengths"),
+    ],
+)
+def test_masks_that_cannot_be_read(tmp_path: Path, segmentation: Any, message: str) -> None:
+    root = make_data(tmp_path)
+    path = change(root, annotations=lambda items: items[0].update(segmentation=segmentation))
+    with pytest.raises(ImageError, match=message) as error:
+        open_split(Data(path=str(root)), "train").target(0, masks=True)
+    assert str(error.value).startswith(f"{path}: annotation 1 of 0.png")
+
+
+def test_objects_without_masks(tmp_path: Path) -> None:
+    root = make_data(tmp_path)
+    change(root, annotations=lambda items: items[0].update(segmentation=[]))
+    open_split(Data(path=str(root)), "train")
+    with pytest.raises(ValueError, match=r"annotation 1 has no mask.*retinanet"):
+        open_split(Data(path=str(root)), "train", masks=True)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"images": 3}', '{"images": [], "annotations": [], "categories": []}'])
+def test_files_that_are_no_instances(tmp_path: Path, text: str) -> None:
+    path = make_data(tmp_path) / "annotations/instances_train2017.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=str(path)):
+        open_split(Data(path=str(tmp_path)), "train")

@@ -1,0 +1,129 @@
+"""Layouts, classes files, and bad input that is named in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.tasks.classification.images import ImageError
+from sightline.tasks.segmentation.config import Data
+from sightline.tasks.segmentation.data import IGNORE, open_split
+from tests.tasks.segmentation.tiny import CLASSES, make_data, scene
+
+
+def save_mask(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values.astype(np.uint8)).save(path)
+
+
+def test_folders_with_classes(tmp_path: Path) -> None:
+    split = open_split(Data(path=str(make_data(tmp_path))), "train")
+    assert split.classes == CLASSES
+    image, mask = split.read(1)
+    picture, values = scene(1)
+    assert np.array_equal(np.asarray(image), picture)
+    assert (mask[0, :4] == IGNORE).all()
+    assert np.array_equal(mask[1:], values[1:])
+
+
+def test_splits_above_kinds_and_a_text_file(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        save_mask(tmp_path / split / "masks" / "a.png", np.ones((8, 8)))
+        save_mask(tmp_path / split / "images" / "a.png", np.ones((8, 8)))
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    data = Data(path=str(tmp_path))
+    assert open_split(data, "val").classes == ("one", "two")
+    assert (open_split(data, "train").read(0)[1] == 1).all()
+
+
+def test_ade20k_as_released(tmp_path: Path) -> None:
+    root = tmp_path / "ADEChallengeData2016"
+    values = np.zeros((8, 8))
+    values[0, :3] = (1, 150, 7)
+    for split in ("training", "validation"):
+        save_mask(root / "annotations" / split / "ADE_1.png", values)
+        (root / "images" / split).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(root / "images" / split / "ADE_1.jpg")
+    split = open_split(Data(path=str(tmp_path)), "val")
+    assert len(split.classes) == 150
+    mask = split.read(0)[1]
+    assert mask[0, :4].tolist() == [0, 149, 6, IGNORE]
+    assert (mask[1:] == IGNORE).all()
+    names = "Idx\tRatio\tTrain\tVal\tStuff\tName\n" + "".join(f"{i}\t0\t1\t1\t1\tthing {i}, x\n" for i in range(1, 151))
+    (root / "objectInfo150.txt").write_text(names)
+    assert open_split(Data(path=str(tmp_path)), "train").classes[149] == "thing 150"
+
+
+def test_palette_and_16_bit_masks(tmp_path: Path) -> None:
+    make_data(tmp_path)
+    values = scene(0)[1]
+    paletted = Image.fromarray(values).convert("P")
+    paletted.putpalette([255, 0, 0] * 256)
+    paletted.putdata(values.reshape(-1).tolist())
+    paletted.save(tmp_path / "masks/train/0.png")
+    Image.fromarray(scene(1)[1].astype(np.uint16)).save(tmp_path / "masks/train/1.png")
+    split = open_split(Data(path=str(tmp_path)), "train")
+    assert np.array_equal(split.read(0)[1], values)
+    assert np.array_equal(split.read(1)[1], scene(1)[1])
+
+
+def message_of(root: Path, index: int = 0) -> str:
+    with pytest.raises(ImageError) as error:
+        open_split(Data(path=str(root)), "train").read(index)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_mask_of_another_size(tmp_path: Path) -> None:
+    path = make_data(tmp_path) / "masks/train/0.png"
+    save_mask(path, np.zeros((10, 12)))
+    assert message_of(tmp_path) == f"{path}: a mask of 10x12 for an image of 64x64"
+
+
+def test_an_unknown_class(tmp_path: Path) -> None:
+    path = make_data(tmp_path) / "masks/train/0.png"
+    save_mask(path, np.full((64, 64), 3))
+    assert message_of(tmp_path).startswith(f"{path}: class 3 at")
+
+
+def test_a_colour_picture_is_no_mask(tmp_path: Path) -> None:
+    path = make_data(tmp_path) / "masks/train/0.png"
+    Image.new("RGB", (64, 64)).save(path)
+    assert message_of(tmp_path).startswith(f"{path}: a picture of mode RGB")
+
+
+def test_a_damaged_mask(tmp_path: Path) -> None:
+    path = make_data(tmp_path) / "masks/train/0.png"
+    path.write_bytes(path.read_bytes()[:60])
+    assert message_of(tmp_path).startswith(f"{path}: cannot be read as a mask")
+
+
+@pytest.mark.parametrize("kind", ["images", "masks"])
+def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
+    make_data(tmp_path)
+    (tmp_path / kind / "train" / "0.png").unlink()
+    with pytest.raises(ValueError, match=r"0\.png: an? (image|mask) without an? (image|mask).*on_error skip"):
+        open_split(Data(path=str(tmp_path)), "train")
+    split = open_split(Data(path=str(tmp_path), on_error="skip"), "train")
+    assert len(split) == 1
+    assert "1 skipped" in split.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "classes.json").unlink(), "no classes.json or classes.txt"),
+        (lambda root: (root / "classes.json").write_text("{"), "cannot be read as classes"),
+        (lambda root: (root / "classes.json").write_text(json.dumps({"classes": []})), "no classes; write"),
+        (lambda root: (root / "images").rename(root / "pictures"), "no train split"),
+        (lambda root: (root / "masks").rename(root / "gt"), "no masks beside it"),
+        (lambda root: root.rename(root.parent / "away"), "there is no folder"),
+    ],
+)
+def test_folders_that_cannot_be_read(tmp_path: Path, change: object, message: str) -> None:
+    root = make_data(tmp_path / "data")
+    change(root)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=message):
+        open_split(Data(path=str(root)), "train")

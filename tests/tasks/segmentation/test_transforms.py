@@ -1,0 +1,96 @@
+"""Images and masks stay together, whatever happens to them."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sightline.tasks.segmentation.config import Augment, Data
+from sightline.tasks.segmentation.data import IGNORE
+from sightline.tasks.segmentation.transforms import EvalTransform, TrainTransform, fitted, recolour, resize
+from tests.tasks.segmentation.tiny import COLOURS, scene
+
+
+def seen_as(pixels: torch.Tensor) -> torch.Tensor:
+    """The class whose colour a pixel is nearest to."""
+    distance = (pixels.permute(1, 2, 0)[:, :, None].float() - torch.from_numpy(COLOURS).float()).square().sum(-1)
+    return distance.argmin(-1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_mask_follows_the_image(seed: int) -> None:
+    image, mask = scene(seed, 70, 90)
+    transform = TrainTransform(Data(size=(64, 80)), Augment(colour=False))
+    pixels, classes = transform(Image.fromarray(image), mask.astype(np.int16), random.Random(seed))
+    assert pixels.shape == (3, 64, 80)
+    assert classes.shape == (64, 80)
+    inside = classes != IGNORE
+    agree = (seen_as(pixels) == classes)[inside].float().mean()
+    assert inside.any()
+    assert agree > 0.95, agree  # edges are blurred in the image only
+
+
+def test_the_same_seed_gives_the_same_crop() -> None:
+    image, mask = scene(0, 100, 120)
+    transform = TrainTransform(Data(size=64), Augment())
+    first, second, other = (transform(Image.fromarray(image), mask, random.Random(s)) for s in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_small_images_are_filled() -> None:
+    image, mask = scene(0)
+    data = Data(size=96, mean=(1.0, 0.0, 0.0))
+    transform = TrainTransform(data, Augment(scale=(1.0, 1.0), hflip=0.0, colour=False))
+    pixels, classes = transform(Image.fromarray(image), mask, random.Random(0))
+    assert torch.equal(pixels[:, :64, :64].permute(1, 2, 0), torch.from_numpy(image))
+    assert (classes[64:] == IGNORE).all()
+    assert (classes[:, 64:] == IGNORE).all()
+    assert pixels[:, 80, 80].tolist() == [255, 0, 0]
+
+
+def test_the_mirror_image() -> None:
+    image, mask = scene(0)
+    transform = TrainTransform(Data(size=64), Augment(scale=(1.0, 1.0), hflip=1.0, colour=False))
+    pixels, classes = transform(Image.fromarray(image), mask, random.Random(0))
+    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), image[:, ::-1])
+    assert np.array_equal(classes.numpy(), mask[:, ::-1])
+
+
+def test_a_crop_is_not_all_of_one_class() -> None:
+    mask = np.zeros((64, 640), np.int16)
+    mask[:, 600:] = 1
+    image = Image.new("RGB", (640, 64))
+    transform = TrainTransform(Data(size=64), Augment(scale=(1.0, 1.0), most_of_one=0.75))
+    plain = TrainTransform(Data(size=64), Augment(scale=(1.0, 1.0), most_of_one=1.0))
+    mixed = [sum(len(t(image, mask, random.Random(s))[1].unique()) > 1 for s in range(40)) for t in (transform, plain)]
+    assert mixed[0] > 2 * mixed[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "short", "long", "expected"),
+    [((100, 200), None, 50, (100, 200)), ((100, 200), 50, 999, (50, 100)), ((100, 1000), 50, 400, (40, 400))],
+)
+def test_fitted(size: tuple[int, int], short: int | None, long: int, expected: tuple[int, int]) -> None:
+    assert fitted(*size, short, long) == expected
+
+
+def test_masks_are_never_mixed() -> None:
+    mask = np.array([[0, 200], [IGNORE, 7]], np.int16)
+    assert set(np.unique(resize(Image.new("RGB", (2, 2)), mask, 33, 47)[1])) == {0, 200, IGNORE, 7}
+
+
+def test_evaluation_leaves_the_mask_alone() -> None:
+    image, mask = scene(0, 100, 60)
+    pixels, classes = EvalTransform(Data(short=30, long=40))(Image.fromarray(image), mask)
+    assert pixels.shape == (3, 40, 24)
+    assert classes.shape == (100, 60)
+
+
+def test_colours_change_and_stay_colours() -> None:
+    pixels = torch.from_numpy(scene(0)[0]).permute(2, 0, 1)
+    changed = [recolour(pixels, random.Random(seed)) for seed in range(8)]
+    assert all(c.dtype == torch.uint8 and c.shape == pixels.shape for c in changed)
+    assert sum(not torch.equal(c, pixels) for c in changed) >= 6

@@ -1,0 +1,134 @@
+"""Pathfinder: what is connected is found again from the pixels, by a search of its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.tasks.sequences import pathfinder
+from sightline.tasks.sequences.errors import DataError
+
+COUNT = 500
+
+
+@pytest.fixture(scope="module")
+def made() -> pathfinder.TokenSet:
+    return pathfinder.generate(COUNT, seed=5)
+
+
+def pictures(tokens: pathfinder.TokenSet) -> np.ndarray:
+    return tokens.values.reshape(-1, 32, 32)
+
+
+def discs(image: np.ndarray) -> list[tuple[int, int]]:
+    """The middles of squares of 3 x 3 lit pixels."""
+    lit = image > 0
+    return [(r, c) for r in range(1, 31) for c in range(1, 31) if lit[r - 1 : r + 2, c - 1 : c + 2].all()]
+
+
+def reachable(image: np.ndarray, start: tuple[int, int]) -> set[tuple[int, int]]:
+    """Lit pixels that can be reached by steps of up to three rows and columns between lit pixels."""
+    lit = set(zip(*(axis.tolist() for axis in np.nonzero(image)), strict=True))
+    found, todo = {start}, [start]
+    while todo:
+        r, c = todo.pop()
+        near = {(r + i, c + j) for i in range(-3, 4) for j in range(-3, 4)} & lit - found
+        found |= near
+        todo.extend(near)
+    return found
+
+
+def test_labels_say_what_is_connected(made: pathfinder.TokenSet) -> None:
+    for image, label in zip(pictures(made), made.labels, strict=True):
+        ends = discs(image)
+        assert len(ends) == 2
+        assert (ends[1] in reachable(image, ends[0])) == bool(label)
+
+
+def test_there_is_something_to_distract(made: pathfinder.TokenSet) -> None:
+    """Both long paths are in every image, connected or not, and most have more than those."""
+    others = []
+    for image in pictures(made):
+        left = set(zip(*(axis.tolist() for axis in np.nonzero(image)), strict=True))
+        count = 0
+        while left:
+            left -= reachable(image, next(iter(left)))
+            count += 1
+        others.append(count)
+    assert min(others) >= 2
+    assert np.mean(others) > 4
+
+
+def test_nothing_but_the_discs_tells_the_classes_apart(made: pathfinder.TokenSet) -> None:
+    lit = (pictures(made) > 0).sum((1, 2))
+    zero, one = (lit[made.labels == label] for label in (0, 1))
+    assert abs(zero.mean() - one.mean()) < 4 * lit.std() * (4 / COUNT) ** 0.5
+
+
+def test_classes_are_balanced(made: pathfinder.TokenSet) -> None:
+    assert made.labels.sum() == COUNT // 2
+    assert made.labels[:101].sum() == 50
+
+
+def test_the_seed_decides(made: pathfinder.TokenSet) -> None:
+    again, other = pathfinder.generate(COUNT, seed=5), pathfinder.generate(COUNT, seed=6)
+    assert again.values.tobytes() == made.values.tobytes()
+    assert other.values.tobytes() != made.values.tobytes()
+    assert len({image.tobytes() for image in pictures(made)}) == COUNT
+
+
+def test_several_processes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pathfinder, "IMAGES", 16)
+    one, several = (pathfinder.generate(100, seed=3, workers=workers) for workers in (1, 3))
+    assert one.values.tobytes() == several.values.tobytes()
+    assert one.labels.tolist() == several.labels.tolist()
+
+
+def publish(folder: Path, images: np.ndarray, labels: np.ndarray) -> Path:
+    """A folder as the Long Range Arena has it: images, and lines of text that are called .npy."""
+    for part in ("0", "1"):
+        (folder / "imgs" / part).mkdir(parents=True)
+        (folder / "metadata").mkdir(exist_ok=True)
+        lines = []
+        for i in range(int(part), len(images), 2):
+            Image.fromarray(images[i]).save(folder / "imgs" / part / f"sample_{i}.png")
+            lines.append(f"imgs/{part} sample_{i}.png {i} {labels[i]} 0 6 3 2.0\n")
+        (folder / "metadata" / f"{part}.npy").write_text("".join(lines))
+    return folder
+
+
+def test_published_folder(tmp_path: Path, made: pathfinder.TokenSet) -> None:
+    folder = publish(tmp_path / "curv_baseline", pictures(made)[:10], made.labels)
+    (folder / "imgs" / "0" / "sample_4.png").write_bytes(b"")
+    found, empty = pathfinder.read(folder)
+    order = [0, 2, 6, 8, 1, 3, 5, 7, 9]
+    assert empty == 1
+    assert found.labels.tolist() == made.labels[order].tolist()
+    assert (pictures(found) == pictures(made)[order]).all()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("imgs/0 sample_0.png 0 2", "label, 0 or 1"),
+        ("imgs/0 sample_0.png", "label, 0 or 1"),
+        ("../../etc passwd 0 1", "does not name an image"),
+        ("/etc passwd 0 1", "does not name an image"),
+        ("imgs/0 gone.png 0 1", "no such image"),
+    ],
+)
+def test_bad_metadata(tmp_path: Path, made: pathfinder.TokenSet, line: str, message: str) -> None:
+    folder = publish(tmp_path / "x", pictures(made)[:2], made.labels)
+    (folder / "metadata" / "0.npy").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match=message):
+        pathfinder.read(folder)
+
+
+def test_other_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no metadata"):
+        pathfinder.read(tmp_path)
+    (tmp_path / "metadata").mkdir()
+    np.save(tmp_path / "metadata" / "0.npy", np.arange(3))
+    with pytest.raises(DataError, match="not the text"):
+        pathfinder.read(tmp_path)
