@@ -40,7 +40,7 @@ def parse_classes(number: int) -> int:
 def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
     """`depths=1,3,20,4`, `attention=softmax`, both with a comma between, or a JSON object -> arguments of a model."""
     args: dict[str, Any] = {}
-    for text in (part for text in texts for part in _apart(text)):
+    for text in (part for given in texts for part in _apart(given)):
         key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
             loaded = _json(text)
