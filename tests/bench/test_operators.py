@@ -42,6 +42,7 @@ def broken_kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     monkeypatch.setitem(inline.IMPLEMENTATIONS, "triton", kernel)
     monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"inline_attention"}))
+    monkeypatch.setattr(backend, "_no_device", lambda device: None)
     return state
 
 
@@ -166,6 +167,7 @@ def test_what_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.status for row in rows] == [FAILED, OK, OK]
     assert "there is no Triton kernel for it" in rows[0].note
     monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"inline_attention"}))
+    monkeypatch.setattr(backend, "_no_device", lambda device: None)
     rows = run_plan(plan, CPU, CEILINGS, 1)
     assert [row.status for row in rows] == [NO_MEMORY, OK, OK]
     assert rows[0].note == "CUDA out of memory. Tried to allocate 1 GiB"

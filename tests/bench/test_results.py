@@ -162,6 +162,7 @@ def test_name_of_the_files() -> None:
 
 
 def test_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     about = describe_run("sightline bench ops", torch.device("cpu"))
     assert about["torch"] == torch.__version__
     assert "threads" in about["card"]

@@ -81,6 +81,7 @@ def test_a_wrong_operator_is_refused_and_the_status_is_one(
 
     monkeypatch.setitem(inline.IMPLEMENTATIONS, "triton", wrong)
     monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"inline_attention"}))
+    monkeypatch.setattr(backend, "_no_device", lambda device: None)
     assert main([*OPS, "--backend", "triton,torch", "--mode", "forward", "--out", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
     statuses = {(row.entrant, row.status) for row in only_report(tmp_path).rows}

@@ -6,7 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from sightline.engine.config import Run
+from sightline.engine.distributed import make_accelerator
+from sightline.engine.values import ConfigError
 from tests.engine import warm
 from tests.engine.tiny import ENVIRONMENT, command, make_images, metrics, run, write_recipe
 from tests.engine.warm import Warm
@@ -94,3 +98,10 @@ def test_a_batch_that_cannot_be_shared_is_refused(place: Path) -> None:
     done = warm.run(arguments[3:])
     assert done.returncode == 2
     assert "batch.size=16 cannot be shared by 1 processes x 3 parts; give a multiple of 3" in done.stderr
+
+
+def test_more_processes_than_cards_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="4 processes for 1 GPU on this machine; start as many as there are GPUs"):
+        make_accelerator(Run())

@@ -132,6 +132,16 @@ def test_inline_from_tokens_is_inline(text: str, prefix: int, qkv_bias: bool, gr
         assert_close(got.double(), want, 2e-5)
 
 
+@pytest.mark.parametrize("part", ["core", "qkv"])
+def test_no_short_cut_passes_by_a_hook(part: str) -> None:
+    """What looks inside attention hooks the core; with as many tokens it would not be called."""
+    layer, x = attention("inline"), tokens((9, 8))
+    expected, seen = layer(x, (9, 8)), []
+    getattr(layer, part).register_forward_hook(lambda *_: seen.append(part))
+    assert_close(layer(x, (9, 8)), expected)
+    assert seen == [part]
+
+
 @pytest.mark.parametrize("phi", ["identity", "relu", "leaky_relu", "elu1", "exp", "relu_affine"])
 @pytest.mark.parametrize("mechanism", ["linear", "inline"])
 def test_feature_maps(mechanism: str, phi: str) -> None:

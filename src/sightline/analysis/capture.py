@@ -185,17 +185,11 @@ def watched(module: nn.Module) -> Iterator[Noted]:
     cores = [part for part in module.modules() if isinstance(part, Core)]
     handles = [module.register_forward_pre_hook(note_module, with_kwargs=True)]
     handles += [core.register_forward_pre_hook(note_core, with_kwargs=True) for core in cores]
-    handles.append(called(module))
     try:
         yield call
     finally:
         for handle in handles:
             handle.remove()
-
-
-def called(module: nn.Module) -> Any:
-    """A hook under which a block calls its core: without one, a short cut from the tokens may pass by it."""
-    return module.qkv.register_forward_hook(lambda *_: None)  # type: ignore[union-attr]
 
 
 def _block(name: str, module: Any, noted: Noted) -> BlockCall:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.analysis.capture import Noted, attention_blocks, called, token_positions
+from sightline.analysis.capture import Noted, attention_blocks, token_positions
 from sightline.analysis.locality import near_keys
 from sightline.layers.core import Core, Grid
 from sightline.layers.inline import InlineCore
@@ -86,7 +86,7 @@ def _mask_block(module: nn.Module, mask: Mask) -> list[Any]:
 
         return hook
 
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True), called(module)]
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True)]
     return handles + [core.register_forward_hook(correct(i), with_kwargs=True) for i, core in enumerate(cores)]
 
 

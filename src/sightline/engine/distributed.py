@@ -39,6 +39,12 @@ def make_accelerator(run: Run) -> "Accelerator":
         torch.set_num_threads(run.threads)
     if run.precision == "fp16" and (run.device == "cpu" or not torch.accelerator.is_available()):
         raise ConfigError("run.precision: fp16 needs a GPU; give bf16 or no")
+    local, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if run.device != "cpu" and 0 < cards < local:
+        raise ConfigError(
+            f"run.device: {local} processes for {cards} GPU{'s' * (cards > 1)} on this machine; start as many as there "
+            f"are GPUs, or give --run.device cpu"
+        )
     waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=run.timeout))
     with peers():
         return Accelerator(cpu=run.device == "cpu", mixed_precision=run.precision, kwargs_handlers=[waiting])
@@ -50,6 +56,11 @@ def total(values: Tensor) -> Tensor:
         values = values.clone()
         dist.all_reduce(values)
     return values
+
+
+def wait(device: torch.device) -> None:
+    """Return when all processes are here. Accelerate's barrier asks for as many GPUs, on CPU runs too."""
+    total(torch.zeros((), device=device)).item()
 
 
 def gather(items: list[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ import torch
 
 from sightline.engine.checkpoint import Checkpoints
 from sightline.engine.config import AnyConfig
-from sightline.engine.distributed import leave, make_accelerator, peers, rank, total
+from sightline.engine.distributed import leave, make_accelerator, peers, rank, total, wait
 from sightline.engine.errors import RunError, SaveError
 from sightline.engine.kinds import kind_of
 from sightline.engine.progress import clock
@@ -60,7 +60,7 @@ def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signal
     folder = RunFolder(path) if accelerator.is_main_process else None
     task = None
     try:
-        accelerator.wait_for_everyone()
+        wait(accelerator.device)
         task = kind_of(config).make(config, _place(config, accelerator), _note)
         board = _board(config, folder)
         trainer = Trainer(config, task, accelerator, folder, signals, board)

@@ -5,7 +5,7 @@ from typing import Any
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from sightline.layers.core import Grid
+from sightline.layers.core import Grid, hooked
 from sightline.layers.mechanisms import Spec
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
 
@@ -79,7 +79,7 @@ class Attention(nn.Module):
         if self.sr is not None:
             q, k, v, local, key_grid = self._reduced(x, grid, prefix, key_mask)
             out = self.core(q, k, v, local=local, key_grid=key_grid, **place).flatten(2)
-        elif key_mask is None:
+        elif key_mask is None and not hooked(self.core) and not hooked(self.qkv):
             out = self.core.from_tokens(x, self.qkv, **place)
         if out is None:
             q, k, v = project(self.qkv, self.core.num_heads, x)

@@ -2,11 +2,13 @@
 
 from functools import partial
 
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath, Mlp, register_notrace_function
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid
 from sightline.ops.activated import activated_linear
+
+register_notrace_function(activated_linear)  # it looks at the dtype of its tensors
 
 
 class PreNormBlock(nn.Module):

@@ -126,6 +126,11 @@ class Core(nn.Module):
         return None
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for a module to be called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
 def products(q: Tensor, k: Tensor) -> Tensor:
     """q_i . k_j in every head, (B, Q, H, D) and (B, M, H, D) -> (B, H, Q, M)."""
     return torch.einsum("bqhd,bmhd->bhqm", q, k)

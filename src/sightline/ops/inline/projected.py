@@ -25,9 +25,9 @@ NAME = "inline_attention"
 def prefers_tokens(x: Tensor, qkv: nn.Linear) -> bool:
     """Whether the tokens x (B, N, C) are the faster way: on a CPU, from twice as many tokens as channels on.
 
-    A projection that is more than a plain linear layer (hooks, adapters) is left to be called.
+    A projection that is more than a plain linear layer (an adapter) is left to be called.
     """
-    plain = type(qkv) is nn.Linear and not (qkv._forward_hooks or qkv._forward_pre_hooks or qkv._backward_hooks)
+    plain = type(qkv) is nn.Linear
     on_cpu = x.device.type == "cpu" and backends.choose(NAME, x.device) == "torch"
     wide = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return plain and on_cpu and wide and x.shape[1] >= 2 * x.shape[2]
