@@ -1,8 +1,8 @@
 """Mechanisms beside each other on real photographs: `python docs/measure_mechanisms.py IMAGENETTE OUT`.
 
 Trains DeiT-Tiny with 8 px patches (256 tokens at 128 px) once for every mechanism and seed by the recipe
-`imagenette_deit`, looks at confusions and locality of the first seed, and writes OUT/mechanisms.json. Stopped and
-started again with the same OUT it goes on. Wants one CUDA card.
+`imagenette_deit`, looks at confusions and locality of the first seed, times all of them alone, and writes
+OUT/mechanisms.json. Stopped and started again with the same OUT it goes on. Wants one CUDA card.
 """
 
 import argparse
@@ -49,13 +49,13 @@ class Queue:
         words = COMMAND.replace("SEED", str(seed)).replace("ATTENTION", attention).split()
         words[words.index("IMAGENETTE")] = self.data
         more = ["--run.folder", str(folder / "run"), "--schedule.epochs", str(self.epochs), "--data.workers", "2"]
-        if self._run(folder, "train", [*words[1:], *more]) != DONE or seed != 0 or attention not in COMPARED:
+        if self.run(folder, "train", [*words[1:], *more]) != DONE or seed != 0 or attention not in COMPARED:
             return
         images = ["--checkpoint", str(folder / "run"), "--data", f"{self.data}/val", "--limit", "32", "--device", "cpu"]
         for what in ("injectivity", "locality"):
-            self._run(folder, what, ["analyze", what, *images, "--out", str(folder / what)])
+            self.run(folder, what, ["analyze", what, *images, "--out", str(folder / what)])
 
-    def _run(self, folder: Path, name: str, words: list[str]) -> int | None:
+    def run(self, folder: Path, name: str, words: list[str]) -> int | None:
         """The exit status of `sightline` with some words, or None where the deadline came before."""
         folder.mkdir(parents=True, exist_ok=True)
         mark = folder / f"{name}.status"
@@ -127,12 +127,36 @@ def looked_at(folder: Path) -> dict[str, Any]:
     return seen
 
 
+def speed_of(queue: Queue) -> dict[str, Any]:
+    """Images a second and memory of every mechanism, alone on the card; empty where there was no time for it."""
+    folder = queue.out / "bench"
+    others = [word for name in COMPARED if name != "inline" for word in ("--attention", name)]
+    words = ["bench", "models", "--model", f"{MODEL}:patch_size=8", *others, "--img-size", "128", "--batch-size",
+             "1024", "--mode", "train,forward", "--rivals", "off", "--budget", "40", "--force"]  # fmt: skip
+    if queue.run(folder, "bench", [*words, "--out", str(folder)]) != DONE:
+        return {}
+    (path,) = folder.glob("models-*.json")
+    rows: dict[str, dict[str, Any]] = {}
+    for found in json.loads(path.read_text())["rows"]:
+        name = found["entrant"].removeprefix(f"{MODEL}:patch_size=8").strip() or "inline"
+        row, rate = rows.setdefault(name, {"attention": name}), round(found["images_per_s"])
+        row |= {"forward": rate} if found["mode"] == "forward" else {
+            "train": rate, "train_by_calls": round(1e3 * found["batch"] / found["call_ms"]),
+            "gib": round(found["memory_mib"] / 1024, 2),
+        }  # fmt: skip
+    what = (
+        "Speed and memory alone on the card, bfloat16, eager, by graph replay: inference at batch 1,024, a training "
+        "step at batch 256"
+    )
+    return {"what": what, "command": "sightline " + " ".join(words), "rows": list(rows.values())}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--jobs", type=int, default=8, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=600, help="no longer than this")
     options = parser.parse_args()
@@ -147,10 +171,12 @@ def main() -> int:
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "versions": {"torch": torch.__version__, "timm": timm.__version__, "python": sys.version.split()[0]},
         "commit": os.environ.get("SIGHTLINE_COMMIT", ""),
-        "command": COMMAND,
+        "command": f"{COMMAND} --schedule.epochs {options.epochs}",
+        "note": f"{options.jobs} runs at a time shared the card.",
         "seeds": options.seeds,
         "epochs": options.epochs,
         "rows": [row_of(queue, name, options.seeds) for name in names],
+        "speed": speed_of(queue),
     }
     (options.out / "mechanisms.json").write_text(json.dumps(result, indent=1) + "\n")
     for row in result["rows"]:

@@ -1,9 +1,12 @@
 """Parts of SOFT's layers: the kinds of landmarks, and the stem with its norms folded for inference."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
+from sightline.layers.block import TanhMlp
 from sightline.layers.mechanisms import Spec
 from sightline.layers.patch import ConvBNEmbed
 from sightline.layers.soft import Landmarks, shuffled
@@ -94,3 +97,35 @@ def test_activated_linear(gelu: bool) -> None:
         with torch.no_grad():
             got = activated_linear(*(t.cuda().bfloat16() for t in inputs), gelu=gelu)
         assert (got.double().cpu() - want).norm() < 1e-2 * want.norm()
+
+
+def test_mlp_calls_what_stands_for_its_first_layer() -> None:
+    mlp, x = TanhMlp(8, 16, act_layer=partial(nn.GELU, approximate="tanh")), torch.randn(2, 5, 8)
+    expected, seen = mlp(x), []
+    handle = mlp.fc1.register_forward_hook(lambda *_: seen.append("fc1"))
+    torch.testing.assert_close(mlp(x), expected)
+    assert seen == ["fc1"]
+    handle.remove()
+    mlp.fc1 = Adapted(mlp.fc1)
+    assert (mlp(x) - expected).abs().max() > 1e-3
+
+
+class Adapted(nn.Module):
+    """A linear layer and something beside it, which shows the layer's weights as its own."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x.sum(-1, keepdim=True)
+
+
+def test_stem_calls_what_is_not_its_own() -> None:
+    stem = ConvBNEmbed(3, [8, 16], [2, 2])
+    assert stem._plain()
+    stem.proj[0].register_forward_hook(lambda *_: None)
+    assert not stem._plain()
+    other = ConvBNEmbed(3, [8, 16], [2, 2])
+    other.proj[1] = nn.Identity()
+    assert not other._plain()

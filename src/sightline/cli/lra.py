@@ -86,7 +86,8 @@ def configure(options: Options, name: str, folder: Path) -> Any:
         if options.steps < 1:
             raise UsageError(f"--steps: {options.steps} is not a number of updates; give at least 1")
         schedule = resolve(recipe, settings).schedule
-        epochs = min(schedule.epochs, options.steps)
+        most = min(schedule.epochs, options.steps)
+        epochs = next(count for count in range(most, 0, -1) if options.steps % count == 0)
         settings |= {"schedule.epochs": str(epochs), "data.epoch_steps": str(options.steps // epochs)}
         settings["schedule.warmup_epochs"] = str(schedule.warmup_epochs * epochs / schedule.epochs)
     return resolve(recipe, settings)
@@ -105,17 +106,18 @@ def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
         if different := differences(folder, config):
             raise UsageError(f"{folder}: a run with another {', '.join(different[:4])}; give another --out")
     else:
-        if torch.cuda.is_available():
+        on_card = torch.cuda.is_available() and config.run.device != "cpu"
+        if on_card:
             torch.cuda.reset_peak_memory_stats()
         train(config, folder.name)
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        peak = torch.cuda.max_memory_allocated() if on_card else None
         memory.write_text(json.dumps({"bytes": peak}) + "\n", encoding="utf-8")
     done, lines = _read(folder / DONE), (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rates = [json.loads(line)["images_per_second"] for line in lines]
-    device = "auto" if config.run.device == "auto" else config.run.device
     found = evaluate_run(
         folder / "checkpoints" / "best" / "model.safetensors", config.data, "test",
-        batch_size=config.batch.eval_size or config.batch.size, device=device, precision=config.run.precision,
+        batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,
+        precision=config.run.precision,
     )  # fmt: skip
     versions = _read(folder / "versions.json")
     return {

@@ -74,9 +74,7 @@ KINDS: dict[str, Kind] = {
     "classification": Kind(_classification, _evaluate_classification, "top1", {"top1": "top-1", "top5": "top-5"}),
     "segmentation": Kind(_segmentation, _evaluate_dense, "miou", {"miou": "mIoU", "aacc": "accuracy"}),
     "detection": Kind(_detection, _evaluate_dense, "box_ap", {"box_ap": "box AP", "mask_ap": "mask AP"}),
-    "sequences": Kind(
-        _sequences, _evaluate_classification, "top1", {"top1": "top-1", "top5": "top-5"}, unit="sequences"
-    ),
+    "sequences": Kind(_sequences, _evaluate_classification, "top1", {"top1": "accuracy"}, unit="sequences"),
 }
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from timm.layers import DropPath, Mlp, register_notrace_function
 from torch import Tensor, nn
 
-from sightline.layers.core import Grid
+from sightline.layers.core import Grid, hooked
 from sightline.ops.activated import activated_linear
 
 register_notrace_function(activated_linear)  # it looks at the dtype of its tensors
@@ -54,6 +54,8 @@ class TanhMlp(Mlp):
     """timm's MLP with the tanh GELU, which a card applies within the first product in inference."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if type(self.fc1) is not nn.Linear or hooked(self.fc1) or hooked(self.act):  # an adapter, or somebody looks on
+            return super().forward(x)
         return self.drop2(self.fc2(self.drop1(activated_linear(x, self.fc1.weight, self.fc1.bias, gelu=True))))
 
 

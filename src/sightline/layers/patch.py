@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from sightline.layers.core import Grid
+from sightline.layers.core import Grid, hooked
 from sightline.ops.activated import activated_linear
 
 PATCH = 32  # numbers of a patch of few channels: a matrix product wants rows of 16 bytes or multiples of them
@@ -80,9 +80,14 @@ class ConvBNEmbed(nn.Module):
         self.proj = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        if not x.is_cuda:
+        if not x.is_cuda or not self._plain():
             return to_tokens(self.proj(x))
         return to_tokens(self._by_layers(x) if self.training or torch.is_grad_enabled() else self._folded(x))
+
+    def _plain(self) -> bool:
+        """Whether all layers are as they were made, and nobody looks on."""
+        plain = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
+        return all(type(layer) in plain and not hooked(layer) for layer in self.proj)
 
     def _by_layers(self, x: Tensor) -> Tensor:
         """The chain for training on a card: few channels by a product of patches, the others channels last."""

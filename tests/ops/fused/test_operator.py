@@ -6,7 +6,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import inline_attention, linear_attention
-from sightline.ops.fused import attend, attend_packed, forward_kernels
+from sightline.ops.fused import attend, attend_packed, forward_kernels, launch
+from sightline.ops.fused.program import forget
 from sightline.ops.inline.packed import inline_from_packed
 
 from .cases import DEVICE, TOLERANCE, compare, inline, on_gpu, tokens, weights
@@ -34,6 +35,17 @@ def test_opcheck(with_residual: bool) -> None:
     torch.library.opcheck(backward.default, (*plain[:3], grad, plain[3], None, None, None, sums, *options))
     arguments = (packed.detach(), grad, plain[3], None, sums, height, width, 1, 0.25, "identity")
     torch.library.opcheck(packed_backward.default, arguments)
+
+
+def test_sums_of_a_single_part_have_the_promised_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "SHORT", 10)
+    launch.plan.cache_clear()
+    forget()
+    q, k = torch.randn(2, 30, 2, 16, device=DEVICE), torch.randn(2, 7, 2, 16, device=DEVICE)
+    options = (0, 0, 0, 0, 0.25, 0.0, "identity", False)
+    torch.library.opcheck(attend.default, (q, k, k, None, None, None, None, *options, True))
+    launch.plan.cache_clear()
+    forget()
 
 
 def test_packed_projection() -> None:

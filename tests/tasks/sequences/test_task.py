@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from sightline.cli import lra
 from sightline.cli.main import main
 from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
 from sightline.engine.train import train
@@ -202,6 +203,12 @@ def test_tasks_have_keys_of_their_own() -> None:
         resolve({"task": "sequences", "augment": {"mixup": 1.0}})
     with pytest.raises(ConfigError, match="did you mean 'sequences'"):
         resolve({"task": "sequence"})
+
+
+@pytest.mark.parametrize(("task", "steps"), [("image", 399), ("listops", 130), ("pathfinder", 6240), ("text", 7)])
+def test_as_many_updates_as_asked_for(task: str, steps: int, tmp_path: Path) -> None:
+    config = lra.configure(lra.Options(task=task, steps=steps, data="x"), "softmax", tmp_path)
+    assert config.data.epoch_steps * config.schedule.epochs == steps
 
 
 def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

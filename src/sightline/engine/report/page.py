@@ -88,7 +88,7 @@ def _cards(record: Record, best: Mapping[str, Any]) -> str:
     last = record.rows[-1] if record.rows else {}
     figures = [
         ("top-1, best", _percent(best.get("top1"))),
-        ("top-5", _percent(best.get("top5"))),
+        ("top-5", _percent(best.get("top5")) if len(record.classes) > 5 else ""),
         *((f"{words}, best", _percent(best.get(key))) for key, words in DENSE.items()),
         ("calibration error", _percent(best.get("ece"))),
         ("epoch of the best", _plain(best.get("epoch"))),
