@@ -107,7 +107,7 @@ class Split:
 def _complete(item: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
     """An annotation with the fields that evaluation asks for."""
     box = [float(value) for value in item["bbox"]]
-    area = item.get("area", box[2] * box[3])
+    area = item["area"] if _is_number(item.get("area")) else box[2] * box[3]
     return {
         "image_id": entry.number, "category_id": item["category_id"], "bbox": box, "area": float(area),
         "iscrowd": int(item.get("iscrowd", 0)), "segmentation": item.get("segmentation") or [],
@@ -201,10 +201,10 @@ class _Reading:
     def split(self, training: bool) -> Split:
         content = _load(self.path)
         categories = sorted(content["categories"], key=lambda item: item["id"])
-        numbers = tuple(int(item["id"]) for item in categories)
+        numbers = tuple(item["id"] for item in categories)
         entries = {}
         for image in content["images"]:
-            entry = Entry(image["id"], self.folder / image["file_name"], int(image["height"]), int(image["width"]))
+            entry = Entry(image["id"], self.folder / image["file_name"], image["height"], image["width"])
             if entry.path.is_file():
                 entries[entry.number] = entry
             else:
@@ -217,30 +217,41 @@ class _Reading:
             self._take(item, entries, known, set(numbers))
         chosen = list(entries.values())
         if training and self.data.empty == "drop":
-            usable = [e for e in chosen if any(not item.get("iscrowd", 0) for item in e.objects)]
-            if len(usable) < len(chosen):
-                self.out["images without objects"] = [e.path.name for e in chosen if e not in usable]
-            chosen = usable
+            chosen = self._with_objects(chosen)
         if not chosen:
             raise ValueError(f"{self.path}: no images with objects in it")
         names = tuple(str(item["name"]) for item in categories)
         return Split(str(self.path), chosen[: self.data.limit], names, numbers, self._notes())
 
+    def _with_objects(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those with an object that is no crowd; the others are counted."""
+        usable: list[Entry] = []
+        empty: list[str] = []
+        for entry in entries:
+            if any(not item.get("iscrowd", 0) for item in entry.objects):
+                usable.append(entry)
+            else:
+                empty.append(entry.path.name)
+        if empty:
+            self.out["images without objects"] = empty
+        return usable
+
     def _take(self, item: Any, entries: Mapping[int, Entry], known: set[int], numbers: set[int]) -> None:
         """Keep an annotation with its image, or count it."""
         name = f"{self.path}: annotation {item.get('id')}"
-        if item.get("image_id") not in known:
-            return self._refuse("of no image", f"{name} is of image {item.get('image_id')}, which has no entry")
-        entry = entries.get(item["image_id"])
+        image, category = item.get("image_id"), item.get("category_id")
+        if not _is_whole(image) or image not in known:
+            return self._refuse("of no image", f"{name} is of image {image}, which has no entry")
+        entry = entries.get(image)
         if entry is None:
             return None
-        if item.get("category_id") not in numbers:
-            return self._refuse(
-                "of an unknown class", f"{name} is of class {item.get('category_id')}, which is unknown"
-            )
+        if not _is_whole(category) or category not in numbers:
+            return self._refuse("of an unknown class", f"{name} is of class {category}, which is unknown")
         box = item.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
             return self._refuse("without a box", f"{name} has the box {box!r}, not left, top, width, height")
+        if item.get("iscrowd", 0) not in (0, 1):
+            return self._refuse("neither object nor crowd", f"{name} has iscrowd {item['iscrowd']!r}, not 0 or 1")
         left, top, right, bottom = corners(box)
         if min(right, entry.width) - max(left, 0) <= 0 or min(bottom, entry.height) - max(top, 0) <= 0:
             self.out.setdefault("boxes without width or height", []).append(
@@ -278,8 +289,38 @@ def _load(path: Path) -> dict[str, Any]:
             )
     if not content["categories"] or not content["images"]:
         raise ValueError(f"{path}: no images or no categories in it")
+    for name, what in (("images", "image"), ("categories", "category")):
+        _check_rows(path, what, content[name])
     return content
 
 
+def _check_rows(path: Path, what: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse images or categories with a field of the wrong type, or two with one number."""
+    seen: set[int] = set()
+    for row in rows:
+        number = row["id"]
+        if not _is_whole(number):
+            raise ValueError(f"{path}: {what} {_short(number)} has no whole number as its id; mend the file")
+        if number in seen:
+            raise ValueError(f"{path}: two times {what} {number}; give every {what} an id of its own")
+        seen.add(number)
+        name = "file_name" if what == "image" else "name"
+        if not isinstance(row[name], str) or not row[name].strip():
+            raise ValueError(f"{path}: {what} {number} has the {name} {_short(row[name])}, not a text; mend the file")
+        sides = [row[side] for side in ("height", "width") if what == "image"]
+        if not all(_is_whole(side) and side > 0 for side in sides):
+            size = "x".join(map(_short, sides))
+            raise ValueError(f"{path}: {what} {number} is of {size} pixels (height x width); mend the file")
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:60]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
