@@ -31,7 +31,8 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     facts = {
         "checkpoint": str(path), "model": loaded.title, "parameters": loaded.parameters, "task": card.task,
         "data": images, "device": str(device), "precision": options.precision, "broken": list(broken),
-        "images": result.images, "seconds": round(result.seconds, 3), "scores": {k: round(v, 4) for k, v in result},
+        "images": result.images, "seconds": round(result.seconds, 3),
+        "scores": {k: round(v, 4) if v == v else None for k, v in result},
         "per_class": rows,
     }  # fmt: skip
     if options.json:
@@ -50,13 +51,18 @@ def _print(loaded: DenseModel, facts: dict[str, Any]) -> None:
     print(f"{loaded.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
     print(f"{facts['images']:,} images in {facts['data']}, {facts['device']}, {facts['seconds']:.1f} s\n")
     scores = facts["scores"]
-    show([Column(f"{name} %", right=True) for name in scores], [[f"{value:.2f}" for value in scores.values()]])
+    if any(value is not None for value in scores.values()):
+        show([Column(f"{name} %", right=True) for name in scores], [[_cell(value) for value in scores.values()]])
+    else:
+        print("Nothing in these images can be scored: no objects, or no pixels that count.")
     for message in facts["broken"]:
         print(f"skipped: {message}")
     rows = facts["per_class"]
     keys = [key for key in rows[0] if key != "class"]
     first = "iou" if "iou" in keys else keys[0]
     rows = [row for row in rows if row[first] is not None]
+    if not rows:
+        return
     if len(rows) > SHOWN:
         print(f"\nThe {SHOWN} classes with the lowest {first}, of {len(rows)}:")
         rows = sorted(rows, key=lambda row: row[first])[:SHOWN]
