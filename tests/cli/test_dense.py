@@ -81,3 +81,15 @@ def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str], tm
         captured = capsys.readouterr().err
         assert message in captured
         assert captured.count("\n") == 1
+
+
+def test_eval_names_its_own_option(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = TINY[run.parent.name.rstrip("0123456789")].make_data(tmp_path / "data")
+    given = ["eval", "--checkpoint", str(run), "--data", str(data), "--workers", "0"]
+    path = next(path for path in data.rglob("0.png") if path.parent.name.startswith("val"))
+    for spoil in (lambda: path.write_bytes(b"words"), path.unlink):
+        spoil()
+        assert main(given) == 2
+        captured = capsys.readouterr().err
+        assert captured.endswith("or pass --on-error skip\n")
+        assert captured.count("\n") == 1

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from sightline.cli.main import main
 from sightline.engine.errors import RunError
 from sightline.engine.train import train
+from sightline.tasks.classification.images import ImageError
 from tests.engine.tiny import metrics, weights
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation
@@ -98,3 +99,13 @@ def test_a_score_that_comes_late_counts(tmp_path: Path, monkeypatch: pytest.Monk
     assert folder is not None
     done = json.loads((folder / "done.json").read_text())
     assert (done["miou"], done["epoch"]) == (3.0, 2)
+
+
+@pytest.mark.parametrize("tiny", [segmentation, detection], ids=["segmentation", "detection"])
+def test_nothing_usable_ends_in_a_line(tmp_path: Path, tiny: Any) -> None:
+    data = tiny.make_data(tmp_path / "data")
+    folder = data / ("images/train" if tiny is segmentation else "train2017")
+    for path in folder.iterdir():
+        path.write_bytes(b"words")
+    with pytest.raises(ImageError, match=r"^no usable image to train on: .*[01]\.png.*; repair them$"):
+        train(tiny.config(data, tmp_path / "run", data={"on_error": "skip"}))

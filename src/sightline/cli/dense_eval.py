@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sightline.cli.eval import Options
     from sightline.tasks.dense.card import DenseCard
 
+SKIP = "--on-error skip"
 SHOWN = 20  # classes in the table; of more, those with the lowest score
 
 
@@ -103,7 +104,7 @@ def _batches(options: "Options", items: Any, count: int, broken: dict[str, None]
     from sightline.tasks.dense.loading import Keys, make_loader
     from sightline.tasks.dense.reporting import Broken
 
-    keys, note = Keys(), Broken(options.on_error)
+    keys, note = Keys(), Broken(options.on_error, SKIP)
     note.messages = broken
     size = options.batch_size
     keys.keys = lambda: iter([[(i, 0) for i in range(s, min(s + size, count))] for s in range(0, count, size)])
@@ -125,7 +126,7 @@ def _segmentation(options: "Options", loaded: DenseModel, data: Any, device: "to
     from sightline.tasks.segmentation.transforms import EvalTransform
 
     card = loaded.card
-    split = open_split(data, "val")
+    split = open_split(data, "val", skip=SKIP)
     if split.classes != card.classes:
         raise UsageError(f"--data: the classes of {split.title} are not those of {loaded.path}; give the same classes")
     test = inference_of(card, options.slide, parse_scales(options.scales), options.flip)
@@ -149,7 +150,7 @@ def _detection(options: "Options", loaded: DenseModel, data: Any, device: "torch
 
     card = loaded.card
     masks = has_masks(card.head["name"])
-    split = open_split(data, "val", masks=masks)
+    split = open_split(data, "val", masks=masks, skip=SKIP)
     if split.classes != card.classes:
         raise UsageError(f"--data: the classes of {split.title} are not those of {loaded.path}; give the same classes")
     broken: dict[str, None] = {}

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from sightline.tasks.classification.images import load_image
+from sightline.tasks.dense.config import SKIP
 from sightline.tasks.dense.loading import AnnotationError
 from sightline.tasks.detection.config import Data
 
@@ -152,7 +153,7 @@ def decode(segmentation: Any, height: int, width: int) -> np.ndarray:
     return tools.decode(tools.frPyObjects(segmentation, height, width))
 
 
-def open_split(data: Data, which: str, classes: Split | None = None, masks: bool = False) -> Split:
+def open_split(data: Data, which: str, classes: Split | None = None, masks: bool = False, skip: str = SKIP) -> Split:
     """The training or evaluation split of a folder in COCO's form.
 
     Args:
@@ -160,6 +161,7 @@ def open_split(data: Data, which: str, classes: Split | None = None, masks: bool
         which: "train" or "val".
         classes: the training split, whose classes the other must share.
         masks: whether every object must have one.
+        skip: the option that goes on without them, for messages.
 
     Raises:
         ValueError: it cannot be read, or something in it cannot be used.
@@ -175,7 +177,7 @@ def open_split(data: Data, which: str, classes: Split | None = None, masks: bool
         raise ValueError(f"data.path: there is no folder {root}")
     given = data.train_split if which == "train" else data.val_split
     path, folder = _find(root, (given,) if given else SPLITS[which], which)
-    split = _Reading(path, folder, data, masks).split(which == "train")
+    split = _Reading(path, folder, data, masks, skip).split(which == "train")
     if classes is not None and classes.classes != split.classes:
         raise ValueError(f"{path}: its classes are not those of {classes.title}; give both the same categories")
     return split
@@ -194,8 +196,8 @@ def _find(root: Path, names: Sequence[str], which: str) -> tuple[Path, Path]:
 class _Reading:
     """A JSON file turned into a split, with a count of what was left out and why."""
 
-    def __init__(self, path: Path, folder: Path, data: Data, masks: bool) -> None:
-        self.path, self.folder, self.data, self.masks = path, folder, data, masks
+    def __init__(self, path: Path, folder: Path, data: Data, masks: bool, skip: str) -> None:
+        self.path, self.folder, self.data, self.masks, self.skip = path, folder, data, masks, skip
         self.out: dict[str, list[str]] = {}
 
     def split(self, training: bool) -> Split:
@@ -265,7 +267,7 @@ class _Reading:
 
     def _refuse(self, what: str, message: str) -> None:
         if self.data.on_error == "stop":
-            raise ValueError(f"{message}; mend the file, or pass --data.on_error skip")
+            raise ValueError(f"{message}; mend the file, or pass {self.skip}")
         self.out.setdefault(what, []).append(message)
 
     def _notes(self) -> tuple[str, ...]:

@@ -73,9 +73,9 @@ class Detection:
         self.train_keys.keys = partial(self.order.keys, epoch, start)
         device = self.place.device
         for loaded in self.train_loader:
-            self._broken.note(loaded)
-            images = [normalize(p.to(device), self.data.mean, self.data.std) for p, _ in loaded.items]
-            targets = [{key: value.to(device) for key, value in target.items()} for _, target in loaded.items]
+            items = self._broken.training(loaded)
+            images = [normalize(p.to(device), self.data.mean, self.data.std) for p, _ in items]
+            targets = [{key: value.to(device) for key, value in target.items()} for _, target in items]
             yield images, targets
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
