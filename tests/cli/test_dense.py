@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from sightline.cli.main import main
+from sightline.models.reader import read_metadata
+from sightline.tasks.dense.backbone import Backbone
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation
 
@@ -93,3 +97,54 @@ def test_eval_names_its_own_option(run: Path, capsys: pytest.CaptureFixture[str]
         captured = capsys.readouterr().err
         assert captured.endswith("or pass --on-error skip\n")
         assert captured.count("\n") == 1
+
+
+def forged(run: Path, target: Path, **fields: Any) -> str:
+    """The weights of a run with other fields in the head of their card; None leaves one out."""
+    path = run / "checkpoints/best/model.safetensors"
+    metadata, tensors = read_metadata(path), load_file(path)
+    head = json.loads(metadata["head"]) | fields
+    kept = {key: value for key, value in head.items() if value is not None or key in ("anchor", "short")}
+    save_file(tensors, target, metadata | {"head": json.dumps(kept)})
+    return str(target)
+
+
+DAMAGE = [
+    {"long": None}, {"short": "x"}, {"short": 10**9}, {"name": []}, {"channels": "many"},
+    {"test": None, "score": None}, {"test": [], "nms": 5}, {"test": {"mode": "slide"}, "detections": 2.5},
+    {"test": {"mode": "whole", "stride": 0, "scales": [1.0], "flip": False}, "anchor": "wide"},
+    {"test": {"mode": "whole", "stride": None, "scales": [], "flip": False}, "score": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", DAMAGE, ids=str)
+def test_a_damaged_card_is_one_line(
+    run: Path, fields: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    weights = forged(run, tmp_path / "forged.safetensors", **fields)
+    image = next((run.parent / "data").rglob("0.png"))
+    for arguments in (
+        ["eval", "--data", str(run.parent / "data"), "--workers", "0"],
+        ["predict", str(image), "--out", str(tmp_path / "seen.png")],
+    ):
+        assert main([*arguments, "--checkpoint", weights]) == 2
+        captured = capsys.readouterr().err
+        assert captured.startswith(f"sightline: error: {weights}: its card is damaged (")
+        assert captured.count("\n") == 1
+
+
+def test_a_forged_card_takes_no_memory(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    original = Backbone.__init__
+
+    def watched(self: Any, *arguments: Any, **options: Any) -> None:
+        made.append(torch.get_default_device().type)
+        original(self, *arguments, **options)
+
+    monkeypatch.setattr(Backbone, "__init__", watched)
+    weights = forged(run, tmp_path / "forged.safetensors", channels=256)
+    assert main(["eval", "--checkpoint", weights, "--data", str(run.parent / "data")]) == 2
+    assert f"{weights}: the weights do not fit" in capsys.readouterr().err
+    assert made == ["meta"]

@@ -24,8 +24,8 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     from sightline.cli.classifier import choose_device
 
     device = choose_device(options.device)
-    data = _data(options, card)
     loaded = load_dense(path, card, device)
+    data = _data(options, card)
     score = _segmentation if card.task == "segmentation" else _detection
     result, images, broken = score(options, loaded, data, device)
     rows = result.per_class(card.classes)
