@@ -148,3 +148,49 @@ def test_a_forged_card_takes_no_memory(
     assert main(["eval", "--checkpoint", weights, "--data", str(run.parent / "data")]) == 2
     assert f"{weights}: the weights do not fit" in capsys.readouterr().err
     assert made == ["meta"]
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The line that ends a command."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_options_of_others_are_refused(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    segments = "segmentation" in str(run)
+    image, what = str(next((run.parent / "data").rglob("0.png"))), "a segmenter" if segments else "a detector"
+    predict = ["predict", image, "--checkpoint", str(run), "--out", str(tmp_path / "seen.png")]
+    for command, options in (
+        (predict, {"--attention": "a.png", "--query": "class", "--top": "3", "--img-size": "64"}),
+        (["eval", "--checkpoint", str(run)], {"--img-size": "64", "--labels": "order", "--model-args": "depths=2"}),
+    ):
+        for name, value in options.items():
+            line = refusal([*command, name, value], capsys)
+            assert line == f"sightline: error: {name}: for classifiers; leave it out for {what}\n"
+    assert not (tmp_path / "seen.png").exists()
+    if segments:
+        assert "--score: for detection" in refusal([*predict, "--score", "0.1"], capsys)
+    else:
+        line = refusal(["eval", "--checkpoint", str(run), "--slide", "--scales", "1.0", "--flip"], capsys)
+        assert "--slide, --scales, --flip: for segmentation; leave it out for a detector" in line
+
+
+def test_commands_of_classifiers_refuse_the_weights(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    weights = str(run / "checkpoints/best/model.safetensors")
+    what = "a segmenter" if "segmentation" in str(run) else "a detector"
+    for arguments in (
+        ["convert", weights, str(tmp_path / "out.safetensors")],
+        ["analyze", "locality", "--checkpoint", weights],
+    ):
+        assert refusal(arguments, capsys).startswith(f"sightline: error: {weights}: {what}, not a classifier;")
+
+
+def test_a_folder_that_cannot_be_written_is_named_by_its_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = str(next((run.parent / "data").rglob("0.png")))
+    for target in ("/proc/x", "/proc/x.png"):
+        line = refusal(["predict", image, "--checkpoint", str(run), "--out", target], capsys)
+        assert line.startswith("sightline: error: --out: nothing can be written to /proc")

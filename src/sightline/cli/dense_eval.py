@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, inference_of, load_dense
-from sightline.cli.options import UsageError
+from sightline.cli.options import UsageError, refuse_given
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     """Load, evaluate, print, and write eval.json where a folder is given."""
     from sightline.cli.classifier import choose_device
 
+    _refuse(options, card)
     device = choose_device(options.device)
     loaded = load_dense(path, card, device)
     data = _data(options, card)
@@ -46,6 +47,21 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
         (folder / "eval.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         if not options.json:
             print(f"wrote {folder / 'eval.json'}")
+
+
+def _refuse(options: "Options", card: "DenseCard") -> None:
+    """Refuse what is meant for others."""
+    what = "a segmenter" if card.task == "segmentation" else "a detector"
+    classifiers = {
+        "--img-size": options.img_size, "--labels": options.labels != "names", "--model": options.model,
+        "--model-args": options.model_args,
+    }  # fmt: skip
+    refuse_given(classifiers, f"for classifiers; leave it out for {what}")
+    if card.task != "segmentation":
+        refuse_given(
+            {"--slide": options.slide, "--scales": options.scales, "--flip": options.flip},
+            f"for segmentation; leave it out for {what}",
+        )
 
 
 def _print(loaded: DenseModel, facts: dict[str, Any]) -> None:

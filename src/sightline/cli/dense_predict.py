@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, detect, inference_of, load_dense, segment
+from sightline.cli.options import refuse_given
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +22,17 @@ def predict_dense(options: "Options", path: Path, card: "DenseCard", pictures: d
         pictures: the images, and the file for the picture of each.
     """
     from sightline.cli.classifier import choose_device
+    from sightline.cli.predict import Options
     from sightline.tasks.classification.images import ImageError, load_image
 
+    what = "a segmenter" if card.task == "segmentation" else "a detector"
+    classifiers = {
+        "--attention": options.attention, "--query": options.query, "--top": options.top != Options.top,
+        "--img-size": options.img_size, "--model": options.model, "--model-args": options.model_args,
+    }  # fmt: skip
+    refuse_given(classifiers, f"for classifiers; leave it out for {what}")
+    if card.task == "segmentation":
+        refuse_given({"--score": options.score != Options.score}, f"for detection; leave it out for {what}")
     device = choose_device(options.device)
     loaded = load_dense(path, card, device)
     facts: list[dict[str, Any]] = []
