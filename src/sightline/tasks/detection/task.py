@@ -19,8 +19,8 @@ from sightline.tasks.detection.metrics import DetectionResult, score
 from sightline.tasks.detection.model import build, has_masks
 from sightline.tasks.detection.transforms import EvalTransform, TrainTransform
 from sightline.tasks.order import Key, Place
+from sightline.tasks.precision import autocast
 
-AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Batch = tuple[list[Tensor], list[Target]]
 
 
@@ -143,7 +143,7 @@ def evaluate(
     try:
         for batch in batches:
             images = [normalize(pixels.to(place), means, deviations) for _, pixels in batch]
-            with torch.autocast(place.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST):
+            with autocast(place, precision):
                 answers = model(images) if images else []
             for (index, _), image, found in zip(batch, images, answers, strict=True):
                 entry = split.entries[index]
