@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from sightline.cli.main import main
 from sightline.engine.errors import RunError
 from sightline.engine.train import train
+from sightline.engine.values import ConfigError
 from sightline.tasks.classification.images import ImageError
 from tests.engine.tiny import metrics, weights
 from tests.tasks.detection import tiny as detection
@@ -109,3 +110,22 @@ def test_nothing_usable_ends_in_a_line(tmp_path: Path, tiny: Any) -> None:
         path.write_bytes(b"words")
     with pytest.raises(ImageError, match=r"^no usable image to train on: .*[01]\.png.*; repair them$"):
         train(tiny.config(data, tmp_path / "run", data={"on_error": "skip"}))
+
+
+@pytest.mark.parametrize("tiny", [segmentation, detection], ids=["segmentation", "detection"])
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"std": [0.2, 0.2]}}, "data.std: 2 numbers; give three"),
+        ({"data": {"mean": [0.5, 0.5, 0.5, 0.5]}}, "data.mean: 4 numbers; give three"),
+        ({"model": {"args": {"in_chans": 1}}}, "model.args: in_chans is 3"),
+    ],
+)
+def test_images_have_three_channels(tmp_path: Path, tiny: Any, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny.config(tmp_path, tmp_path / "run", **sections)
+
+
+def test_scales_are_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"test\.scales: it is empty"):
+        segmentation.config(tmp_path, tmp_path / "run", test={"scales": []})

@@ -38,8 +38,10 @@ def test_run_lengths_as_list_and_text() -> None:
     assert np.array_equal(decode({"size": [17, 23], "counts": as_text["counts"]}, 17, 23), mask)
 
 
-@pytest.mark.parametrize("box", [[10, 10, 0, 20], [10, 10, 20, 0], [500, 10, 20, 20], [10, 10, -5, 20]])
-def test_degenerate_boxes_are_counted(tmp_path: Path, box: list[int]) -> None:
+@pytest.mark.parametrize(
+    "box", [[10, 10, 0, 20], [10, 10, 20, 0], [500, 10, 20, 20], [10, 10, -5, 20], [5, 5, 1e-9, 9]]
+)
+def test_degenerate_boxes_are_counted(tmp_path: Path, box: list[float]) -> None:
     root = make_data(tmp_path)
     path = change(root, annotations=lambda items: items[0].update(bbox=box))
     split = open_split(Data(path=str(root)), "train")
@@ -163,3 +165,23 @@ def test_an_area_that_is_no_number_is_that_of_the_box(tmp_path: Path, area: Any)
     split = open_split(Data(path=str(tmp_path)), "train")
     first = split.ground_truth()["annotations"][0]
     assert first["area"] == first["bbox"][2] * first["bbox"][3]
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    ["words", 5, [1, 2, 3, 4, 5, 6], {"counts": [10]}, {"size": 96, "counts": [10]}, {"size": [96, 112], "counts": "é"},
+     {"size": [96, 112], "counts": 7}],
+    ids=str,
+)  # fmt: skip
+def test_damaged_masks_to_evaluate_on_are_found_first(tmp_path: Path, segmentation: Any) -> None:
+    path = change(make_data(tmp_path), "val2017", annotations=lambda items: items[0].update(segmentation=segmentation))
+    with pytest.raises(ValueError, match=f"^{path}: annotation 1 has no mask that can be read") as error:
+        open_split(Data(path=str(tmp_path)), "val", masks=True)
+    assert "\n" not in str(error.value)
+    skipping = open_split(Data(path=str(tmp_path), on_error="skip"), "val", masks=True)
+    assert len(skipping.ground_truth()["annotations"]) == 4
+    boxes = open_split(Data(path=str(tmp_path)), "val").ground_truth(masks=False)
+    assert [item["segmentation"] for item in boxes["annotations"]] == [[]] * 5
+    change(tmp_path, annotations=lambda items: items[0].update(segmentation=segmentation))
+    with pytest.raises(ImageError, match="has no mask that can be read"):
+        open_split(Data(path=str(tmp_path)), "train", masks=True).target(0, masks=True)

@@ -26,6 +26,8 @@ SPLITS = {
     "val": ("val2017", "val", "valid", "validation", "test"),
 }
 Target = dict[str, Tensor]
+LEAST = 0.01  # pixels; a box with a shorter side may have none after it is resized
+UNREADABLE = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError)  # what damaged masks raise
 
 
 @dataclass(frozen=True)
@@ -91,27 +93,26 @@ class Split:
     def _mask(self, item: Mapping[str, Any], entry: Entry) -> np.ndarray:
         try:
             return decode(item.get("segmentation"), entry.height, entry.width)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise AnnotationError(
-                f"{self.title}: annotation {item.get('id')} of {entry.path.name} has no mask that can be read ({error})"
-            ) from error
+        except UNREADABLE as error:
+            name = f"{self.title}: annotation {item.get('id')} of {entry.path.name}"
+            raise AnnotationError(f"{name} has no mask that can be read ({_reason(error)})") from error
 
-    def ground_truth(self) -> dict[str, Any]:
-        """What detections are compared with, in COCO's form."""
+    def ground_truth(self, masks: bool = True) -> dict[str, Any]:
+        """What detections are compared with, in COCO's form; with masks, or with boxes alone."""
         images = [{"id": e.number, "height": e.height, "width": e.width} for e in self.entries]
-        objects = [_complete(item, entry) for entry in self.entries for item in entry.objects]
+        objects = [_complete(item, entry, masks) for entry in self.entries for item in entry.objects]
         categories = [{"id": n, "name": c} for n, c in zip(self.categories, self.classes, strict=True)]
         numbered = [{**item, "id": number} for number, item in enumerate(objects, 1)]
         return {"images": images, "annotations": numbered, "categories": categories, "info": {}}
 
 
-def _complete(item: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
+def _complete(item: Mapping[str, Any], entry: Entry, masks: bool) -> dict[str, Any]:
     """An annotation with the fields that evaluation asks for."""
     box = [float(value) for value in item["bbox"]]
     area = item["area"] if _is_number(item.get("area")) else box[2] * box[3]
     return {
         "image_id": entry.number, "category_id": item["category_id"], "bbox": box, "area": float(area),
-        "iscrowd": int(item.get("iscrowd", 0)), "segmentation": item.get("segmentation") or [],
+        "iscrowd": int(item.get("iscrowd", 0)), "segmentation": (masks and item.get("segmentation")) or [],
     }  # fmt: skip
 
 
@@ -199,9 +200,11 @@ class _Reading:
     def __init__(self, path: Path, folder: Path, data: Data, masks: bool, skip: str) -> None:
         self.path, self.folder, self.data, self.masks, self.skip = path, folder, data, masks, skip
         self.out: dict[str, list[str]] = {}
+        self.decoded = False
 
     def split(self, training: bool) -> Split:
         content = _load(self.path)
+        self.decoded = self.masks and not training  # those of training are decoded one by one, as they are needed
         categories = sorted(content["categories"], key=lambda item: item["id"])
         numbers = tuple(item["id"] for item in categories)
         entries = {}
@@ -255,13 +258,18 @@ class _Reading:
         if item.get("iscrowd", 0) not in (0, 1):
             return self._refuse("neither object nor crowd", f"{name} has iscrowd {item['iscrowd']!r}, not 0 or 1")
         left, top, right, bottom = corners(box)
-        if min(right, entry.width) - max(left, 0) <= 0 or min(bottom, entry.height) - max(top, 0) <= 0:
+        if min(right, entry.width) - max(left, 0) < LEAST or min(bottom, entry.height) - max(top, 0) < LEAST:
             self.out.setdefault("boxes without width or height", []).append(
                 f"annotation {item.get('id')} of {entry.path.name}, {box}"
             )
             return None
         if self.masks and not item.get("segmentation") and not item.get("iscrowd", 0):
             raise ValueError(f"{name} has no mask; train boxes alone with --model.head retinanet or faster_rcnn")
+        if self.decoded and item.get("segmentation"):
+            try:
+                decode(item["segmentation"], entry.height, entry.width)
+            except UNREADABLE as error:
+                return self._refuse("without a mask to read", f"{name} has no mask that can be read ({_reason(error)})")
         entry.objects.append(item)
         return None
 
@@ -313,6 +321,10 @@ def _check_rows(path: Path, what: str, rows: Sequence[Mapping[str, Any]]) -> Non
         if not all(_is_whole(side) and side > 0 for side in sides):
             size = "x".join(map(_short, sides))
             raise ValueError(f"{path}: {what} {number} is of {size} pixels (height x width); mend the file")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
 
 
 def _short(value: Any) -> str:

@@ -155,7 +155,7 @@ def evaluate(
         model.train(training)
     if gather is not None:
         rows = gather(rows)
-    return score(split.ground_truth(), rows, masks, time.perf_counter() - start)
+    return score(split.ground_truth(masks), rows, masks, time.perf_counter() - start)
 
 
 class TrainReader:
