@@ -9,7 +9,8 @@ from PIL import Image
 
 from sightline.tasks.classification.images import ImageError
 from sightline.tasks.detection.config import Data
-from sightline.tasks.detection.data import Entry, decode, open_split
+from sightline.tasks.detection.data import Entry, open_split
+from sightline.tasks.detection.masks import decode
 from tests.tasks.detection.tiny import change, make_data, runs, scene
 
 
@@ -170,7 +171,7 @@ def test_an_area_that_is_no_number_is_that_of_the_box(tmp_path: Path, area: Any)
 @pytest.mark.parametrize(
     "segmentation",
     ["words", 5, [1, 2, 3, 4, 5, 6], {"counts": [10]}, {"size": 96, "counts": [10]}, {"size": [96, 112], "counts": "é"},
-     {"size": [96, 112], "counts": 7}],
+     {"size": [96, 112], "counts": 7}, {"size": [96, 112], "counts": "5555"}],
     ids=str,
 )  # fmt: skip
 def test_damaged_masks_to_evaluate_on_are_found_first(tmp_path: Path, segmentation: Any) -> None:

@@ -4,8 +4,6 @@
 val2017, val or test.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,9 @@ from torch import Tensor
 from sightline.tasks.classification.images import load_image
 from sightline.tasks.dense.config import SKIP
 from sightline.tasks.dense.loading import AnnotationError
+from sightline.tasks.detection.coco import is_number, is_whole, load
 from sightline.tasks.detection.config import Data
+from sightline.tasks.detection.masks import UNREADABLE, check_mask, decode, reason
 
 SPLITS = {
     "train": ("train2017", "train"),
@@ -27,7 +27,6 @@ SPLITS = {
 }
 Target = dict[str, Tensor]
 LEAST = 0.01  # pixels; a box with a shorter side may have none after it is resized
-UNREADABLE = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError)  # what damaged masks raise
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Split:
             return decode(item.get("segmentation"), entry.height, entry.width)
         except UNREADABLE as error:
             name = f"{self.title}: annotation {item.get('id')} of {entry.path.name}"
-            raise AnnotationError(f"{name} has no mask that can be read ({_reason(error)})") from error
+            raise AnnotationError(f"{name} has no mask that can be read ({reason(error)})") from error
 
     def ground_truth(self, masks: bool = True) -> dict[str, Any]:
         """What detections are compared with, in COCO's form; with masks, or with boxes alone."""
@@ -109,7 +108,7 @@ class Split:
 def _complete(item: Mapping[str, Any], entry: Entry, masks: bool) -> dict[str, Any]:
     """An annotation with the fields that evaluation asks for."""
     box = [float(value) for value in item["bbox"]]
-    area = item["area"] if _is_number(item.get("area")) else box[2] * box[3]
+    area = item["area"] if is_number(item.get("area")) else box[2] * box[3]
     return {
         "image_id": entry.number, "category_id": item["category_id"], "bbox": box, "area": float(area),
         "iscrowd": int(item.get("iscrowd", 0)), "segmentation": (masks and item.get("segmentation")) or [],
@@ -127,31 +126,6 @@ def clipped(boxes: Tensor, height: int, width: int) -> Tensor:
     boxes[:, 0::2] = boxes[:, 0::2].clamp(0, width)
     boxes[:, 1::2] = boxes[:, 1::2].clamp(0, height)
     return boxes
-
-
-def decode(segmentation: Any, height: int, width: int) -> np.ndarray:
-    """Polygons, or run lengths as a list or a string, -> (height, width) of 0 and 1.
-
-    Raises:
-        ValueError: there is no mask, or it belongs to an image of another size.
-    """
-    from faster_coco_eval import mask as tools
-
-    if isinstance(segmentation, list):
-        polygons = [[float(v) for v in polygon] for polygon in segmentation]
-        if not polygons or any(len(p) < 6 or len(p) % 2 or not all(map(math.isfinite, p)) for p in polygons):
-            raise ValueError("a polygon needs three points or more" if polygons else "there is none")
-        return tools.decode(tools.merge(tools.frPyObjects(polygons, height, width)))
-    if not isinstance(segmentation, dict):
-        raise ValueError("neither polygons nor run lengths")
-    if list(segmentation["size"]) != [height, width]:
-        raise ValueError(f"it is {segmentation['size'][0]}x{segmentation['size'][1]}, the image {height}x{width}")
-    counts = segmentation["counts"]
-    if not isinstance(counts, list):
-        return tools.decode(segmentation)
-    if not all(isinstance(v, int) and v >= 0 for v in counts) or sum(counts) != height * width:
-        raise ValueError("its run lengths do not fill the image")
-    return tools.decode(tools.frPyObjects(segmentation, height, width))
 
 
 def open_split(data: Data, which: str, classes: Split | None = None, masks: bool = False, skip: str = SKIP) -> Split:
@@ -203,7 +177,7 @@ class _Reading:
         self.decoded = False
 
     def split(self, training: bool) -> Split:
-        content = _load(self.path)
+        content = load(self.path)
         self.decoded = self.masks and not training  # those of training are decoded one by one, as they are needed
         categories = sorted(content["categories"], key=lambda item: item["id"])
         numbers = tuple(item["id"] for item in categories)
@@ -245,15 +219,15 @@ class _Reading:
         """Keep an annotation with its image, or count it."""
         name = f"{self.path}: annotation {item.get('id')}"
         image, category = item.get("image_id"), item.get("category_id")
-        if not _is_whole(image) or image not in known:
+        if not is_whole(image) or image not in known:
             return self._refuse("of no image", f"{name} is of image {image}, which has no entry")
         entry = entries.get(image)
         if entry is None:
             return None
-        if not _is_whole(category) or category not in numbers:
+        if not is_whole(category) or category not in numbers:
             return self._refuse("of an unknown class", f"{name} is of class {category}, which is unknown")
         box = item.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
+        if not isinstance(box, list) or len(box) != 4 or not all(is_number(value) for value in box):
             return self._refuse("without a box", f"{name} has the box {box!r}, not left, top, width, height")
         if item.get("iscrowd", 0) not in (0, 1):
             return self._refuse("neither object nor crowd", f"{name} has iscrowd {item['iscrowd']!r}, not 0 or 1")
@@ -267,9 +241,9 @@ class _Reading:
             raise ValueError(f"{name} has no mask; train boxes alone with --model.head retinanet or faster_rcnn")
         if self.decoded and item.get("segmentation"):
             try:
-                decode(item["segmentation"], entry.height, entry.width)
+                check_mask(item["segmentation"], entry.height, entry.width)
             except UNREADABLE as error:
-                return self._refuse("without a mask to read", f"{name} has no mask that can be read ({_reason(error)})")
+                return self._refuse("without a mask to read", f"{name} has no mask that can be read ({reason(error)})")
         entry.objects.append(item)
         return None
 
@@ -282,59 +256,3 @@ class _Reading:
         return tuple(
             f"{self.path}: {len(found):,} left out: {what}, such as {found[0]}" for what, found in self.out.items()
         )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The JSON file, with the fields that every split needs."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({' '.join(str(error).split())[:120]})") from error
-    fields = {"images": ("id", "file_name", "height", "width"), "annotations": (), "categories": ("id", "name")}
-    for name, keys in fields.items():
-        rows = content.get(name) if isinstance(content, dict) else None
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and set(keys) <= row.keys() for row in rows):
-            raise ValueError(
-                f"{path}: no list {name!r} with {', '.join(keys) or 'entries'} in it; is it COCO instances?"
-            )
-    if not content["categories"] or not content["images"]:
-        raise ValueError(f"{path}: no images or no categories in it")
-    for name, what in (("images", "image"), ("categories", "category")):
-        _check_rows(path, what, content[name])
-    return content
-
-
-def _check_rows(path: Path, what: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse images or categories with a field of the wrong type, or two with one number."""
-    seen: set[int] = set()
-    for row in rows:
-        number = row["id"]
-        if not _is_whole(number):
-            raise ValueError(f"{path}: {what} {_short(number)} has no whole number as its id; mend the file")
-        if number in seen:
-            raise ValueError(f"{path}: two times {what} {number}; give every {what} an id of its own")
-        seen.add(number)
-        name = "file_name" if what == "image" else "name"
-        if not isinstance(row[name], str) or not row[name].strip():
-            raise ValueError(f"{path}: {what} {number} has the {name} {_short(row[name])}, not a text; mend the file")
-        sides = [row[side] for side in ("height", "width") if what == "image"]
-        if not all(_is_whole(side) and side > 0 for side in sides):
-            size = "x".join(map(_short, sides))
-            raise ValueError(f"{path}: {what} {number} is of {size} pixels (height x width); mend the file")
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:60]
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number that a float can hold."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
