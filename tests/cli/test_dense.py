@@ -161,7 +161,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_options_of_others_are_refused(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     segments = "segmentation" in str(run)
     image, what = str(next((run.parent / "data").rglob("0.png"))), "a segmenter" if segments else "a detector"
-    predict = ["predict", image, "--checkpoint", str(run), "--out", str(tmp_path / "seen.png")]
+    predict = ["predict", image, "--checkpoint", str(run), "--out", str(tmp_path / "seen")]
     for command, options in (
         (predict, {"--attention": "a.png", "--query": "class", "--top": "3", "--img-size": "64"}),
         (["eval", "--checkpoint", str(run)], {"--img-size": "64", "--labels": "order", "--model-args": "depths=2"}),
@@ -169,7 +169,7 @@ def test_options_of_others_are_refused(run: Path, capsys: pytest.CaptureFixture[
         for name, value in options.items():
             line = refusal([*command, name, value], capsys)
             assert line == f"sightline: error: {name}: for classifiers; leave it out for {what}\n"
-    assert not (tmp_path / "seen.png").exists()
+    assert not (tmp_path / "seen").exists()
     if segments:
         assert "--score: for detection" in refusal([*predict, "--score", "0.1"], capsys)
     else:

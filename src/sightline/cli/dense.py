@@ -77,7 +77,7 @@ def load_dense(path: Path, card: "DenseCard", device: "torch.device") -> DenseMo
     try:
         with torch.device("meta"):  # before memory is taken: a forged card ends here
             mismatch = compare(state, make(card))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())[:240]}") from error
     if mismatch:
         raise MismatchError(f"{path}: the weights do not fit {card.head['name']} on {card.name}", mismatch)

@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     from sightline.tasks.dense.card import DenseCard
 
 
+def refuse_options(options: "Options", card: "DenseCard") -> None:
+    """Refuse what is meant for others."""
+    what = "a segmenter" if card.task == "segmentation" else "a detector"
+    classifiers = {
+        "--attention": options.attention, "--query": options.query, "--top": options.top != type(options).top,
+        "--img-size": options.img_size, "--model": options.model, "--model-args": options.model_args,
+    }  # fmt: skip
+    refuse_given(classifiers, f"for classifiers; leave it out for {what}")
+    if card.task == "segmentation":
+        refuse_given({"--score": options.score != type(options).score}, f"for detection; leave it out for {what}")
+
+
 def predict_dense(options: "Options", path: Path, card: "DenseCard", pictures: dict[Path, Path]) -> None:
     """One image after the other, printing as they come.
 
@@ -22,17 +34,8 @@ def predict_dense(options: "Options", path: Path, card: "DenseCard", pictures: d
         pictures: the images, and the file for the picture of each.
     """
     from sightline.cli.classifier import choose_device
-    from sightline.cli.predict import Options
     from sightline.tasks.classification.images import ImageError, load_image
 
-    what = "a segmenter" if card.task == "segmentation" else "a detector"
-    classifiers = {
-        "--attention": options.attention, "--query": options.query, "--top": options.top != Options.top,
-        "--img-size": options.img_size, "--model": options.model, "--model-args": options.model_args,
-    }  # fmt: skip
-    refuse_given(classifiers, f"for classifiers; leave it out for {what}")
-    if card.task == "segmentation":
-        refuse_given({"--score": options.score != Options.score}, f"for detection; leave it out for {what}")
     device = choose_device(options.device)
     loaded = load_dense(path, card, device)
     facts: list[dict[str, Any]] = []

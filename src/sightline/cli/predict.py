@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.cli.classifier import Classifier, choose_device, load_classifier, parse_sizes
 from sightline.cli.dense import find_dense
-from sightline.cli.dense_predict import predict_dense
+from sightline.cli.dense_predict import predict_dense, refuse_options
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, UsageError, option, positional, refuse_given
 from sightline.cli.query import find_query, parse_query
@@ -74,6 +74,7 @@ def run(options: Options) -> None:
         raise UsageError(f"--top: {options.top} is not a number of classes; give at least 1")
     paths = find_images(options.image)
     if (dense := find_dense(options.checkpoint)) is not None:
+        refuse_options(options, dense[1])  # before a folder is made
         return predict_dense(options, *dense, _pictures(options.out, paths, "--out"))
     refuse_given(
         {"--out": options.out != Options.out, "--score": options.score != Options.score},
