@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from sightline.cli.main import main
+from sightline.models.reader import read_metadata
+from sightline.tasks.dense.backbone import Backbone
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation
 
@@ -81,3 +85,112 @@ def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str], tm
         captured = capsys.readouterr().err
         assert message in captured
         assert captured.count("\n") == 1
+
+
+def test_eval_names_its_own_option(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = TINY[run.parent.name.rstrip("0123456789")].make_data(tmp_path / "data")
+    given = ["eval", "--checkpoint", str(run), "--data", str(data), "--workers", "0"]
+    path = next(path for path in data.rglob("0.png") if path.parent.name.startswith("val"))
+    for spoil in (lambda: path.write_bytes(b"words"), path.unlink):
+        spoil()
+        assert main(given) == 2
+        captured = capsys.readouterr().err
+        assert captured.endswith("or pass --on-error skip\n")
+        assert captured.count("\n") == 1
+
+
+def forged(run: Path, target: Path, **fields: Any) -> str:
+    """The weights of a run with other fields in the head of their card; None leaves one out."""
+    path = run / "checkpoints/best/model.safetensors"
+    metadata, tensors = read_metadata(path), load_file(path)
+    head = json.loads(metadata["head"]) | fields
+    kept = {key: value for key, value in head.items() if value is not None or key in ("anchor", "short")}
+    save_file(tensors, target, metadata | {"head": json.dumps(kept)})
+    return str(target)
+
+
+DAMAGE = [
+    {"long": None}, {"short": "x"}, {"short": 10**9}, {"name": []}, {"channels": "many"},
+    {"test": None, "score": None}, {"test": [], "nms": 5}, {"test": {"mode": "slide"}, "detections": 2.5},
+    {"test": {"mode": "whole", "stride": 0, "scales": [1.0], "flip": False}, "anchor": "wide"},
+    {"test": {"mode": "whole", "stride": None, "scales": [], "flip": False}, "score": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", DAMAGE, ids=str)
+def test_a_damaged_card_is_one_line(
+    run: Path, fields: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    weights = forged(run, tmp_path / "forged.safetensors", **fields)
+    image = next((run.parent / "data").rglob("0.png"))
+    for arguments in (
+        ["eval", "--data", str(run.parent / "data"), "--workers", "0"],
+        ["predict", str(image), "--out", str(tmp_path / "seen.png")],
+    ):
+        assert main([*arguments, "--checkpoint", weights]) == 2
+        captured = capsys.readouterr().err
+        assert captured.startswith(f"sightline: error: {weights}: its card is damaged (")
+        assert captured.count("\n") == 1
+
+
+def test_a_forged_card_takes_no_memory(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    original = Backbone.__init__
+
+    def watched(self: Any, *arguments: Any, **options: Any) -> None:
+        made.append(torch.get_default_device().type)
+        original(self, *arguments, **options)
+
+    monkeypatch.setattr(Backbone, "__init__", watched)
+    weights = forged(run, tmp_path / "forged.safetensors", channels=256)
+    assert main(["eval", "--checkpoint", weights, "--data", str(run.parent / "data")]) == 2
+    assert f"{weights}: the weights do not fit" in capsys.readouterr().err
+    assert made == ["meta"]
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The line that ends a command."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_options_of_others_are_refused(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    segments = "segmentation" in str(run)
+    image, what = str(next((run.parent / "data").rglob("0.png"))), "a segmenter" if segments else "a detector"
+    predict = ["predict", image, "--checkpoint", str(run), "--out", str(tmp_path / "seen")]
+    for command, options in (
+        (predict, {"--attention": "a.png", "--query": "class", "--top": "3", "--img-size": "64"}),
+        (["eval", "--checkpoint", str(run)], {"--img-size": "64", "--labels": "order", "--model-args": "depths=2"}),
+    ):
+        for name, value in options.items():
+            line = refusal([*command, name, value], capsys)
+            assert line == f"sightline: error: {name}: for classifiers; leave it out for {what}\n"
+    assert not (tmp_path / "seen").exists()
+    if segments:
+        assert "--score: for detection" in refusal([*predict, "--score", "0.1"], capsys)
+    else:
+        line = refusal(["eval", "--checkpoint", str(run), "--slide", "--scales", "1.0", "--flip"], capsys)
+        assert "--slide, --scales, --flip: for segmentation; leave it out for a detector" in line
+
+
+def test_commands_of_classifiers_refuse_the_weights(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    weights = str(run / "checkpoints/best/model.safetensors")
+    what = "a segmenter" if "segmentation" in str(run) else "a detector"
+    for arguments in (
+        ["convert", weights, str(tmp_path / "out.safetensors")],
+        ["analyze", "locality", "--checkpoint", weights],
+    ):
+        assert refusal(arguments, capsys).startswith(f"sightline: error: {weights}: {what}, not a classifier;")
+
+
+def test_a_folder_that_cannot_be_written_is_named_by_its_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = str(next((run.parent / "data").rglob("0.png")))
+    for target in ("/proc/x", "/proc/x.png"):
+        line = refusal(["predict", image, "--checkpoint", str(run), "--out", target], capsys)
+        assert line.startswith("sightline: error: --out: nothing can be written to /proc")

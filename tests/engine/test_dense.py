@@ -4,10 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
+from safetensors.torch import load_file
 
+from sightline.cli.main import main
 from sightline.engine.errors import RunError
 from sightline.engine.train import train
+from sightline.engine.values import ConfigError
+from sightline.tasks.classification.images import ImageError
 from tests.engine.tiny import metrics, weights
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation
@@ -55,3 +61,71 @@ def test_broken_masks_are_skipped_on_request(tmp_path: Path, capsys: pytest.Capt
     assert "skipped: " in capsys.readouterr().out
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["skipped_images"] == 1
+
+
+def without_truth(tiny: Any, root: Path) -> Path:
+    """Data whose evaluation split has nothing to score: every pixel ignored, or no objects."""
+    data: Path = tiny.make_data(root)
+    if tiny is detection:
+        detection.change(data, "val2017", annotations=list.clear)
+    for path in (data / "masks/val").glob("*.png"):
+        Image.fromarray(np.full((64, 64), 9, np.uint8)).save(path)
+    return data
+
+
+@pytest.mark.parametrize("tiny", [segmentation, detection], ids=["segmentation", "detection"])
+def test_without_a_score_the_last_weights_are_the_best(
+    tmp_path: Path, tiny: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = without_truth(tiny, tmp_path / "data")
+    folder = train(tiny.config(data, tmp_path / "run", test={"score": 0.0} if tiny is detection else {}))
+    assert folder is not None
+    done = json.loads((folder / "done.json").read_text())
+    assert done["miou" if tiny is segmentation else "box_ap"] is None
+    best, last = (load_file(folder / "checkpoints" / name / "model.safetensors") for name in ("best", "last"))
+    assert all(value.equal(last[key]) for key, value in best.items())
+    assert "NaN" not in (folder / "metrics.jsonl").read_text()
+    capsys.readouterr()
+    assert main(["eval", "--checkpoint", str(folder), "--workers", "0"]) == 0
+    assert "Nothing in these images can be scored" in capsys.readouterr().out
+
+
+def test_a_score_that_comes_late_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sightline.tasks.segmentation.metrics import SegmentationResult
+
+    scores = iter([float("nan"), 3.0, 2.0])
+    monkeypatch.setattr(SegmentationResult, "__iter__", lambda _: iter([("miou", next(scores))]))
+    data = segmentation.make_data(tmp_path / "data")
+    folder = train(segmentation.config(data, tmp_path / "run", schedule={"epochs": 3}))
+    assert folder is not None
+    done = json.loads((folder / "done.json").read_text())
+    assert (done["miou"], done["epoch"]) == (3.0, 2)
+
+
+@pytest.mark.parametrize("tiny", [segmentation, detection], ids=["segmentation", "detection"])
+def test_nothing_usable_ends_in_a_line(tmp_path: Path, tiny: Any) -> None:
+    data = tiny.make_data(tmp_path / "data")
+    folder = data / ("images/train" if tiny is segmentation else "train2017")
+    for path in folder.iterdir():
+        path.write_bytes(b"words")
+    with pytest.raises(ImageError, match=r"^no usable image to train on: .*[01]\.png.*; repair them$"):
+        train(tiny.config(data, tmp_path / "run", data={"on_error": "skip"}))
+
+
+@pytest.mark.parametrize("tiny", [segmentation, detection], ids=["segmentation", "detection"])
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"std": [0.2, 0.2]}}, "data.std: 2 numbers; give three"),
+        ({"data": {"mean": [0.5, 0.5, 0.5, 0.5]}}, "data.mean: 4 numbers; give three"),
+        ({"model": {"args": {"in_chans": 1}}}, "model.args: in_chans is 3"),
+    ],
+)
+def test_images_have_three_channels(tmp_path: Path, tiny: Any, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny.config(tmp_path, tmp_path / "run", **sections)
+
+
+def test_scales_are_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"test\.scales: it is empty"):
+        segmentation.config(tmp_path, tmp_path / "run", test={"scales": []})

@@ -39,6 +39,7 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
     Raises:
         ValueError: it cannot be read, or has no classifier.
     """
+    from sightline.cli.weights import refuse_others
     from sightline.engine.checkpoint import find_weights
     from sightline.models.reader import read_metadata
     from sightline.models.zoo import VARIANTS
@@ -48,8 +49,7 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
         raise UsageError("--checkpoint: the path is empty; give a run folder, or a file of weights")
     path = find_weights(Path(source)) if Path(source).is_dir() else Path(source)
     metadata = read_metadata(path)
-    if "sequences" in metadata:
-        raise UsageError(f"{path}: a model of sequences, not of images; `sightline eval` takes it")
+    refuse_others(path, metadata)
     try:
         card = ModelCard.from_metadata(metadata)
     except CardError as error:

@@ -62,6 +62,9 @@ def load_dense(path: Path, card: "DenseCard", device: "torch.device") -> DenseMo
     Raises:
         ValueError: the weights do not fit the card.
     """
+    import torch
+
+    from sightline.models.checkpoint import MismatchError, compare
     from sightline.models.reader import read_state
     from sightline.tasks.detection import model as detection
     from sightline.tasks.segmentation import model as segmentation
@@ -70,11 +73,16 @@ def load_dense(path: Path, card: "DenseCard", device: "torch.device") -> DenseMo
         if key.startswith(("pretrained", "checkpoint", "cache")):
             raise UsageError(f"{path}: its card asks for {key!r}, which is not of the model; write the weights again")
     make: Any = segmentation.from_card if card.task == "segmentation" else detection.from_card
+    state = read_state(path)
     try:
-        model = make(card)
-        model.load_state_dict(read_state(path))
-    except (ValueError, RuntimeError) as error:
+        with torch.device("meta"):  # before memory is taken: a forged card ends here
+            mismatch = compare(state, make(card))
+    except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())[:240]}") from error
+    if mismatch:
+        raise MismatchError(f"{path}: the weights do not fit {card.head['name']} on {card.name}", mismatch)
+    model = make(card)
+    model.load_state_dict(state)
     return DenseModel(model.eval().to(device), card, path)
 
 
@@ -88,7 +96,7 @@ def segment(loaded: DenseModel, image: "Image.Image", device: "torch.device", te
     from sightline.tasks.segmentation.transforms import fitted
 
     card = loaded.card
-    height, width = fitted(image.height, image.width, card.head.get("short"), int(card.head.get("long") or 2048))
+    height, width = fitted(image.height, image.width, card.head["short"], card.head["long"])
     pixels = to_pixels(image.resize((width, height), Image.Resampling.BILINEAR)).to(device)
     images = normalize(pixels, card.mean, card.std).unsqueeze(0)
     return predict(loaded.model, images, test, card.input_size[1:], (image.height, image.width))[0].cpu().numpy()
@@ -103,7 +111,7 @@ def detect(loaded: DenseModel, image: "Image.Image", device: "torch.device", lea
     from sightline.tasks.detection.transforms import EvalTransform
 
     card = loaded.card
-    pixels = EvalTransform(int(card.head["short"]), int(card.head["long"]))(image).to(device)
+    pixels = EvalTransform(card.head["short"], card.head["long"])(image).to(device)
     with torch.inference_mode():
         found = loaded.model([normalize(pixels, card.mean, card.std)])[0]
     kept = {key: value[found["scores"] >= least] for key, value in found.items()}
@@ -114,10 +122,9 @@ def inference_of(card: "DenseCard", slide: bool = False, scales: tuple[float, ..
     """How images are evaluated: as in training, with what the command line changes."""
     from sightline.tasks.segmentation.config import Inference
 
-    stored = card.head.get("test") or {}
-    stride = stored.get("stride")
+    stored = card.head["test"]
+    stride = stored["stride"]
     test = Inference(
-        stored.get("mode", "whole"), tuple(stride) if isinstance(stride, list) else stride,
-        tuple(stored.get("scales") or (1.0,)), bool(stored.get("flip")),
-    )  # fmt: skip
+        stored["mode"], tuple(stride) if isinstance(stride, list) else stride, tuple(stored["scales"]), stored["flip"]
+    )
     return replace(test, mode="slide" if slide else test.mode, scales=scales or test.scales, flip=flip or test.flip)

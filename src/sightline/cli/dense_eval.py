@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, inference_of, load_dense
-from sightline.cli.options import UsageError
+from sightline.cli.options import UsageError, refuse_given
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sightline.cli.eval import Options
     from sightline.tasks.dense.card import DenseCard
 
+SKIP = "--on-error skip"
 SHOWN = 20  # classes in the table; of more, those with the lowest score
 
 
@@ -22,16 +23,18 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     """Load, evaluate, print, and write eval.json where a folder is given."""
     from sightline.cli.classifier import choose_device
 
+    _refuse(options, card)
     device = choose_device(options.device)
-    data = _data(options, card)
     loaded = load_dense(path, card, device)
+    data = _data(options, card)
     score = _segmentation if card.task == "segmentation" else _detection
     result, images, broken = score(options, loaded, data, device)
     rows = result.per_class(card.classes)
     facts = {
         "checkpoint": str(path), "model": loaded.title, "parameters": loaded.parameters, "task": card.task,
         "data": images, "device": str(device), "precision": options.precision, "broken": list(broken),
-        "images": result.images, "seconds": round(result.seconds, 3), "scores": {k: round(v, 4) for k, v in result},
+        "images": result.images, "seconds": round(result.seconds, 3),
+        "scores": {k: round(v, 4) if v == v else None for k, v in result},
         "per_class": rows,
     }  # fmt: skip
     if options.json:
@@ -46,17 +49,37 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
             print(f"wrote {folder / 'eval.json'}")
 
 
+def _refuse(options: "Options", card: "DenseCard") -> None:
+    """Refuse what is meant for others."""
+    what = "a segmenter" if card.task == "segmentation" else "a detector"
+    classifiers = {
+        "--img-size": options.img_size, "--labels": options.labels != "names", "--model": options.model,
+        "--model-args": options.model_args,
+    }  # fmt: skip
+    refuse_given(classifiers, f"for classifiers; leave it out for {what}")
+    if card.task != "segmentation":
+        refuse_given(
+            {"--slide": options.slide, "--scales": options.scales, "--flip": options.flip},
+            f"for segmentation; leave it out for {what}",
+        )
+
+
 def _print(loaded: DenseModel, facts: dict[str, Any]) -> None:
     print(f"{loaded.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
     print(f"{facts['images']:,} images in {facts['data']}, {facts['device']}, {facts['seconds']:.1f} s\n")
     scores = facts["scores"]
-    show([Column(f"{name} %", right=True) for name in scores], [[f"{value:.2f}" for value in scores.values()]])
+    if any(value is not None for value in scores.values()):
+        show([Column(f"{name} %", right=True) for name in scores], [[_cell(value) for value in scores.values()]])
+    else:
+        print("Nothing in these images can be scored: no objects, or no pixels that count.")
     for message in facts["broken"]:
         print(f"skipped: {message}")
     rows = facts["per_class"]
     keys = [key for key in rows[0] if key != "class"]
     first = "iou" if "iou" in keys else keys[0]
     rows = [row for row in rows if row[first] is not None]
+    if not rows:
+        return
     if len(rows) > SHOWN:
         print(f"\nThe {SHOWN} classes with the lowest {first}, of {len(rows)}:")
         rows = sorted(rows, key=lambda row: row[first])[:SHOWN]
@@ -97,7 +120,7 @@ def _batches(options: "Options", items: Any, count: int, broken: dict[str, None]
     from sightline.tasks.dense.loading import Keys, make_loader
     from sightline.tasks.dense.reporting import Broken
 
-    keys, note = Keys(), Broken(options.on_error)
+    keys, note = Keys(), Broken(options.on_error, SKIP)
     note.messages = broken
     size = options.batch_size
     keys.keys = lambda: iter([[(i, 0) for i in range(s, min(s + size, count))] for s in range(0, count, size)])
@@ -119,7 +142,7 @@ def _segmentation(options: "Options", loaded: DenseModel, data: Any, device: "to
     from sightline.tasks.segmentation.transforms import EvalTransform
 
     card = loaded.card
-    split = open_split(data, "val")
+    split = open_split(data, "val", skip=SKIP)
     if split.classes != card.classes:
         raise UsageError(f"--data: the classes of {split.title} are not those of {loaded.path}; give the same classes")
     test = inference_of(card, options.slide, parse_scales(options.scales), options.flip)
@@ -143,7 +166,7 @@ def _detection(options: "Options", loaded: DenseModel, data: Any, device: "torch
 
     card = loaded.card
     masks = has_masks(card.head["name"])
-    split = open_split(data, "val", masks=masks)
+    split = open_split(data, "val", masks=masks, skip=SKIP)
     if split.classes != card.classes:
         raise UsageError(f"--data: the classes of {split.title} are not those of {loaded.path}; give the same classes")
     broken: dict[str, None] = {}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, detect, inference_of, load_dense, segment
+from sightline.cli.options import refuse_given
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
 
     from sightline.cli.predict import Options
     from sightline.tasks.dense.card import DenseCard
+
+
+def refuse_options(options: "Options", card: "DenseCard") -> None:
+    """Refuse what is meant for others."""
+    what = "a segmenter" if card.task == "segmentation" else "a detector"
+    classifiers = {
+        "--attention": options.attention, "--query": options.query, "--top": options.top != type(options).top,
+        "--img-size": options.img_size, "--model": options.model, "--model-args": options.model_args,
+    }  # fmt: skip
+    refuse_given(classifiers, f"for classifiers; leave it out for {what}")
+    if card.task == "segmentation":
+        refuse_given({"--score": options.score != type(options).score}, f"for detection; leave it out for {what}")
 
 
 def predict_dense(options: "Options", path: Path, card: "DenseCard", pictures: dict[Path, Path]) -> None:

@@ -11,7 +11,7 @@ from sightline.cli.classifier import parse_sizes
 from sightline.cli.dense import find_dense
 from sightline.cli.dense_eval import run_dense
 from sightline.cli.evaluation import Job, Result, evaluate_at, prepare, times
-from sightline.cli.options import Command, UsageError, option
+from sightline.cli.options import Command, UsageError, option, refuse_given
 from sightline.cli.results import check_writable, write_results
 from sightline.cli.table import Column, show
 
@@ -87,6 +87,10 @@ def run(options: Options) -> None:
         return eval_sequences.run(options, sequences)
     from sightline.tasks.classification.words import describe
 
+    refuse_given(
+        {"--slide": options.slide, "--scales": options.scales, "--flip": options.flip},
+        "for segmentation; leave it out for a classifier",
+    )
     job = prepare(options)
     card = job.classifier.card
     sizes = parse_sizes(options.img_size) if options.img_size else [card.input_size[1:]]

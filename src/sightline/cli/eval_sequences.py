@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.classifier import choose_device
-from sightline.cli.options import UsageError
+from sightline.cli.options import UsageError, refuse_given
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -90,13 +90,14 @@ def evaluate_run(
 
 def run(options: "Options", path: Path) -> None:
     """Load, evaluate, print."""
-    images = {
-        "--img-size": options.img_size, "--labels": options.labels != "names", "--model": options.model,
-        "--model-args": options.model_args, "--limit": options.limit, "--slide": options.slide,
-        "--scales": options.scales, "--flip": options.flip,
-    }  # fmt: skip
-    if given := [name for name, value in images.items() if value]:
-        raise UsageError(f"{', '.join(given)}: for images; leave it out for sequences")
+    refuse_given(
+        {
+            "--img-size": options.img_size, "--labels": options.labels != "names", "--model": options.model,
+            "--model-args": options.model_args, "--limit": options.limit, "--slide": options.slide,
+            "--scales": options.scales, "--flip": options.flip,
+        },
+        "for images; leave it out for sequences",
+    )  # fmt: skip
     data = data_of(options.checkpoint or "", path, options.data)
     found = evaluate_run(
         path, data, options.split or "test", batch_size=options.batch_size, device=options.device,

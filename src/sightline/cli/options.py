@@ -11,7 +11,7 @@ checked against their type.
 
 import re
 from argparse import Action
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_origin, get_type_hints
@@ -21,6 +21,16 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 class UsageError(ValueError):
     """Bad input; the message is one line that says what to do instead."""
+
+
+def refuse_given(options: Mapping[str, Any], why: str) -> None:
+    """Refuse options that would change nothing, by their names, where one has a value.
+
+    Raises:
+        UsageError: one of them was given.
+    """
+    if given := [name for name, value in options.items() if value]:
+        raise UsageError(f"{', '.join(given)}: {why}")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.cli.classifier import Classifier, choose_device, load_classifier, parse_sizes
 from sightline.cli.dense import find_dense
-from sightline.cli.dense_predict import predict_dense
+from sightline.cli.dense_predict import predict_dense, refuse_options
 from sightline.cli.models import parse_model_args
-from sightline.cli.options import Command, UsageError, option, positional
+from sightline.cli.options import Command, UsageError, option, positional, refuse_given
 from sightline.cli.query import find_query, parse_query
 from sightline.cli.results import check_writable
 from sightline.cli.table import Column, show
@@ -74,7 +74,12 @@ def run(options: Options) -> None:
         raise UsageError(f"--top: {options.top} is not a number of classes; give at least 1")
     paths = find_images(options.image)
     if (dense := find_dense(options.checkpoint)) is not None:
+        refuse_options(options, dense[1])  # before a folder is made
         return predict_dense(options, *dense, _pictures(options.out, paths, "--out"))
+    refuse_given(
+        {"--out": options.out != Options.out, "--score": options.score != Options.score},
+        "for segmentation and detection; leave it out for a classifier",
+    )
     query = parse_query(options.query)
     pictures = _pictures(options.attention, paths)
     device = choose_device(options.device)
@@ -144,11 +149,11 @@ def _pictures(target: str | None, paths: list[Path], name: str = "--attention") 
             raise UsageError(f"{name}: {target} is one file for {len(paths)} images; give a folder")
         if not path.parent.is_dir() or path.is_dir():
             raise UsageError(f"{name}: {target} cannot be written; is there a folder {path.parent}?")
-        check_writable(path.parent, "--attention")
+        check_writable(path.parent, name)
         return {paths[0]: path}
     if path.exists() and not path.is_dir():
         raise UsageError(f"{name}: {target} is not a folder; give a folder, or a file that ends in .png")
-    check_writable(target, "--attention")
+    check_writable(target, name)
     stems = [image.stem for image in paths]
     width = len(str(len(paths)))
     unique = len(set(stems)) == len(stems)

@@ -2,13 +2,14 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.models import check_model_args, known
+from sightline.cli.options import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,10 +35,25 @@ class Checkpoint:
         from sightline.models.checkpoint import read_metadata, read_state
         from sightline.models.identify import native_shapes
 
+        metadata = read_metadata(path)
+        refuse_others(path, metadata)
         state = read_state(path)
         with naming(path):
             family, native, shapes = native_shapes(state)
-        return cls(Path(path), state, family, native, shapes, read_metadata(path))
+        return cls(Path(path), state, family, native, shapes, metadata)
+
+
+def refuse_others(path: str | Path, metadata: Mapping[str, str]) -> None:
+    """Refuse weights that say of themselves that they are of something else than a classifier or its backbone.
+
+    Raises:
+        UsageError: names the file and the commands that take it.
+    """
+    if "sequences" in metadata:
+        raise UsageError(f"{path}: a model of sequences, not of images; `sightline eval` takes it")
+    what = {"segmentation": "a segmenter", "detection": "a detector"}.get(metadata.get("task", ""))
+    if what is not None:
+        raise UsageError(f"{path}: {what}, not a classifier; `sightline eval` and `sightline predict` take it")
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline.tasks.classification.metrics import Statistics, precision, recall, scores, statistics
+from sightline.tasks.precision import autocast
 
-AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Batches = Iterable[Any]  # of (images, labels, ...)
 
 
@@ -94,7 +94,7 @@ def evaluate_tables(
     try:
         for images, labels, *_ in loader:
             images, labels = images.to(place, non_blocking=True), labels.to(place, non_blocking=True)
-            with torch.autocast(place.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST):
+            with autocast(place, precision):
                 logits = model(images)
             for name, table in moved.items():
                 right = labels if table is None else table[labels]

@@ -24,6 +24,8 @@ def check_sense(config: Some) -> Some:
         _check_augment(config)
     if isinstance(config, Config):
         _check_distill(config)
+    if isinstance(config, SegmentationConfig | DetectionConfig):
+        _check_dense(config)
     return config
 
 
@@ -41,3 +43,13 @@ def _check_distill(config: Config) -> None:
     if distill.teacher is None and (distill.checkpoint is not None or distill.args):
         key = "checkpoint" if distill.checkpoint is not None else "args"
         raise ConfigError(f"distill.{key}: there is no teacher for it; name one with --distill.teacher")
+
+
+def _check_dense(config: SegmentationConfig | DetectionConfig) -> None:
+    for key in ("mean", "std"):
+        if len(values := getattr(config.data, key)) != 3:
+            raise ConfigError(f"data.{key}: {len(values)} numbers; give three, one for each channel of a colour image")
+    if config.model.args.get("in_chans", 3) != 3:
+        raise ConfigError("model.args: in_chans is 3 for segmentation and detection; leave it out")
+    if isinstance(config, SegmentationConfig) and not config.test.scales:
+        raise ConfigError("test.scales: it is empty; give factors such as [1.0]")

@@ -213,8 +213,8 @@ class Trainer:
             "images_per_second": round(self.rate, 1),
         }
         if self.last is not None:
-            values |= {"val_loss" if name == "loss" else name: value for name, value in self.last}
-            self._keep_best(values[self.kind.best])
+            values |= {"val_loss" if name == "loss" else name: _finite(value) for name, value in self.last}
+            self._keep_best(values.get(self.kind.best))
         if here.skipped or self.task.broken:
             values |= {"skipped_batches": here.skipped, "skipped_images": len(self.task.broken)}
         if self.folder is not None:
@@ -226,11 +226,13 @@ class Trainer:
             self.board.flush()
         self.display.say(_line(values, self.epochs, self.kind))
 
-    def _keep_best(self, score: float) -> None:
+    def _keep_best(self, score: float | None) -> None:
+        """Keep weights that are better than all before; until there is a score at all, the newest."""
         here = self.progress
-        if here.best is not None and not score > here.best:
+        if here.best is not None and (score is None or not score > here.best):
             return
-        here.best, here.best_epoch = score, here.epoch + 1
+        if score is not None:
+            here.best, here.best_epoch = score, here.epoch + 1
         weights = full_weights(self.raw if self.average is None else self.average.module)
         if self.folder is not None and self.last is not None:
             write_weights(self.folder.checkpoints / BEST / WEIGHTS, weights, self.task.card)
@@ -275,8 +277,13 @@ class Trainer:
         )
 
 
+def _finite(value: float | None) -> float | None:
+    """JSON has no other numbers, and nothing can be better than nan."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _line(values: dict[str, Any], epochs: int, kind: Kind) -> str:
     loss = values["train_loss"]
     parts = [f"epoch {values['epoch']}/{epochs}", f"loss {'-' if loss is None else format(loss, '.3f')}"]
-    parts += [f"{words} {values[key]:.2f} %" for key, words in kind.shown.items() if key in values]
+    parts += [f"{words} {values[key]:.2f} %" for key, words in kind.shown.items() if values.get(key) is not None]
     return ", ".join([*parts, f"{values['images_per_second']:,.0f} {kind.unit}/s"])

@@ -9,7 +9,8 @@ from PIL import Image
 
 from sightline.tasks.classification.images import ImageError
 from sightline.tasks.detection.config import Data
-from sightline.tasks.detection.data import decode, open_split
+from sightline.tasks.detection.data import Entry, open_split
+from sightline.tasks.detection.masks import decode
 from tests.tasks.detection.tiny import change, make_data, runs, scene
 
 
@@ -38,8 +39,10 @@ def test_run_lengths_as_list_and_text() -> None:
     assert np.array_equal(decode({"size": [17, 23], "counts": as_text["counts"]}, 17, 23), mask)
 
 
-@pytest.mark.parametrize("box", [[10, 10, 0, 20], [10, 10, 20, 0], [500, 10, 20, 20], [10, 10, -5, 20]])
-def test_degenerate_boxes_are_counted(tmp_path: Path, box: list[int]) -> None:
+@pytest.mark.parametrize(
+    "box", [[10, 10, 0, 20], [10, 10, 20, 0], [500, 10, 20, 20], [10, 10, -5, 20], [5, 5, 1e-9, 9]]
+)
+def test_degenerate_boxes_are_counted(tmp_path: Path, box: list[float]) -> None:
     root = make_data(tmp_path)
     path = change(root, annotations=lambda items: items[0].update(bbox=box))
     split = open_split(Data(path=str(root)), "train")
@@ -61,12 +64,26 @@ def test_images_without_objects(tmp_path: Path) -> None:
     assert target["masks"].shape == (0, 96, 112)
 
 
+def test_sorting_out_images_compares_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with each other would take an hour for COCO's 118,287 images."""
+    root = make_data(tmp_path, 3)
+    change(root, annotations=lambda items: items.__delitem__(slice(0, 2)))
+    compared: list[Any] = []
+    monkeypatch.setattr(Entry, "__eq__", lambda entry, other: bool(compared.append(other)))
+    assert len(open_split(Data(path=str(root)), "train")) == 2
+    assert not compared
+
+
 @pytest.mark.parametrize(
     ("lists", "message", "left"),
     [
         ({"annotations": lambda items: items[0].update(category_id=99)}, "annotation 1 is of class 99", (2, 3)),
         ({"annotations": lambda items: items[0].update(image_id=5)}, "annotation 1 is of image 5", (2, 3)),
+        ({"annotations": lambda items: items[0].update(image_id=[100])}, r"annotation 1 is of image \[100\]", (2, 3)),
+        ({"annotations": lambda items: items[0].update(category_id=[1])}, r"annotation 1 is of class \[1\]", (2, 3)),
+        ({"annotations": lambda items: items[0].update(iscrowd="no")}, "annotation 1 has iscrowd 'no'", (2, 3)),
         ({"annotations": lambda items: items[0].update(bbox=[1, 2, 3])}, "annotation 1 has the box", (2, 3)),
+        ({"annotations": lambda items: items[0].update(bbox=[1, 2, 10**400, 3])}, "annotation 1 has the box", (2, 3)),
         ({"images": lambda items: items[0].update(file_name="no.png")}, "no.png: there is no such image file", (1, 2)),
     ],
 )
@@ -120,3 +137,52 @@ def test_files_that_are_no_instances(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=str(path)):
         open_split(Data(path=str(tmp_path)), "train")
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ({"categories": lambda items: items[0].update(id="one")}, "category 'one' has no whole number as its id"),
+        ({"categories": lambda items: items[0].update(id=True)}, "category True has no whole number as its id"),
+        ({"categories": lambda items: items[0].update(id=1)}, "two times category 1;"),
+        ({"categories": lambda items: items[0].update(name=None)}, "category 7 has the name None"),
+        ({"images": lambda items: items[0].update(id=[1])}, r"image \[1\] has no whole number as its id"),
+        ({"images": lambda items: items[0].update(id=101)}, "two times image 101;"),
+        ({"images": lambda items: items[0].update(file_name=5)}, "image 100 has the file_name 5"),
+        ({"images": lambda items: items[0].update(height=None)}, "image 100 is of Nonex112 pixels"),
+        ({"images": lambda items: items[0].update(width=0)}, "image 100 is of 96x0 pixels"),
+    ],
+)
+def test_rows_that_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str) -> None:
+    path = change(make_data(tmp_path), **lists)
+    with pytest.raises(ValueError, match=f"^{path}: {message}") as error:
+        open_split(Data(path=str(tmp_path), on_error="skip"), "train")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("area", [None, "large", 10**400])
+def test_an_area_that_is_no_number_is_that_of_the_box(tmp_path: Path, area: Any) -> None:
+    change(make_data(tmp_path), annotations=lambda items: items[0].update(area=area))
+    split = open_split(Data(path=str(tmp_path)), "train")
+    first = split.ground_truth()["annotations"][0]
+    assert first["area"] == first["bbox"][2] * first["bbox"][3]
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    ["words", 5, [1, 2, 3, 4, 5, 6], {"counts": [10]}, {"size": 96, "counts": [10]}, {"size": [96, 112], "counts": "é"},
+     {"size": [96, 112], "counts": 7}, {"size": [96, 112], "counts": "5555"}],
+    ids=str,
+)  # fmt: skip
+def test_damaged_masks_to_evaluate_on_are_found_first(tmp_path: Path, segmentation: Any) -> None:
+    path = change(make_data(tmp_path), "val2017", annotations=lambda items: items[0].update(segmentation=segmentation))
+    with pytest.raises(ValueError, match=f"^{path}: annotation 1 has no mask that can be read") as error:
+        open_split(Data(path=str(tmp_path)), "val", masks=True)
+    assert "\n" not in str(error.value)
+    skipping = open_split(Data(path=str(tmp_path), on_error="skip"), "val", masks=True)
+    assert len(skipping.ground_truth()["annotations"]) == 4
+    boxes = open_split(Data(path=str(tmp_path)), "val").ground_truth(masks=False)
+    assert [item["segmentation"] for item in boxes["annotations"]] == [[]] * 5
+    change(tmp_path, annotations=lambda items: items[0].update(segmentation=segmentation))
+    with pytest.raises(ImageError, match="has no mask that can be read"):
+        open_split(Data(path=str(tmp_path)), "train", masks=True).target(0, masks=True)

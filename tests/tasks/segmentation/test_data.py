@@ -117,6 +117,22 @@ def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
         (lambda root: (root / "classes.json").unlink(), "no classes.json or classes.txt"),
         (lambda root: (root / "classes.json").write_text("{"), "cannot be read as classes"),
         (lambda root: (root / "classes.json").write_text(json.dumps({"classes": []})), "no classes; write"),
+        *(
+            (lambda root, given=given: (root / "classes.json").write_text(json.dumps(given)), "no classes; write")
+            for given in (
+                ["road", 3, "sky"],
+                ["road", " "],
+                {"0": "a", "2": "b"},
+                {"1": "a"},
+                {"a": "road"},
+                5,
+                True,
+                "road",
+                {"classes": "road"},
+                {"classes": 7},
+                {"classes": ["road"], "ignore_index": True},
+            )
+        ),
         (lambda root: (root / "images").rename(root / "pictures"), "no train split"),
         (lambda root: (root / "masks").rename(root / "gt"), "no masks beside it"),
         (lambda root: root.rename(root.parent / "away"), "there is no folder"),
@@ -127,3 +143,22 @@ def test_folders_that_cannot_be_read(tmp_path: Path, change: object, message: st
     change(root)  # type: ignore[operator]
     with pytest.raises(ValueError, match=message):
         open_split(Data(path=str(root)), "train")
+
+
+def test_classes_by_number(tmp_path: Path) -> None:
+    numbered = {str(i): f"class {i}" for i in range(11)}
+    shuffled = dict(sorted(numbered.items()))  # "10" before "2"
+    path = make_data(tmp_path) / "classes.json"
+    for given in (shuffled, {**shuffled, "ignore_index": 9}, {"classes": shuffled}):
+        path.write_text(json.dumps(given))
+        assert open_split(Data(path=str(tmp_path)), "train").classes == tuple(numbered.values())
+
+
+def test_a_line_without_a_name_is_refused(tmp_path: Path) -> None:
+    (make_data(tmp_path) / "classes.json").unlink()
+    path = tmp_path / "classes.txt"
+    path.write_text("ground\nsquare\ndisc\n\n")
+    assert open_split(Data(path=str(tmp_path), ignore=9), "train").classes == ("ground", "square", "disc")
+    path.write_text("ground\n\ndisc\n")
+    with pytest.raises(ValueError, match=f"{path}: no classes; write"):
+        open_split(Data(path=str(tmp_path), ignore=9), "train")

@@ -89,7 +89,7 @@ def make_loader(samples: Samples, keys: Keys, workers: int, pin: bool) -> DataLo
         collate_fn=collate,
         pin_memory=pin,
         persistent_workers=workers > 0,
-        worker_init_fn=_start_worker,
+        worker_init_fn=start_worker,
     )
 
 
@@ -113,7 +113,7 @@ def _posterize(image: Any, bits: int, **_: Any) -> Any:
     return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
 
 
-def _start_worker(number: int) -> None:
+def start_worker(number: int) -> None:
     """The main process decides when loading ends: a signal to the whole group must not tear its workers away."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):

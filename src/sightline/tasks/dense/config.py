@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from sightline.tasks.options import entry
 
+SKIP = "--data.on_error skip"  # what `sightline train` is told to go on without what cannot be used
+
 
 @dataclass(frozen=True)
 class DenseData:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sightline.tasks.classification.images import ImageError
-from sightline.tasks.classification.samples import Keys, _start_worker
+from sightline.tasks.classification.samples import Keys, start_worker
 from sightline.tasks.order import Key
 
 __all__ = ["AnnotationError", "Items", "Keys", "Loaded", "collate", "make_loader", "normalize"]
@@ -73,7 +73,7 @@ def make_loader(items: Items, keys: Keys, workers: int) -> DataLoader[Any]:
         num_workers=workers,
         collate_fn=collate,
         persistent_workers=workers > 0,
-        worker_init_fn=_start_worker,
+        worker_init_fn=start_worker,
     )
 
 

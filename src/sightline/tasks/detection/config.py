@@ -35,7 +35,7 @@ class Augment:
     """What happens to training images, and to boxes and masks with them."""
 
     resize: Literal["fixed", "multiscale", "jitter"] = entry(
-        "fixed", "800 / 1333; a random short side of augment.sizes; or large-scale jitter"
+        "fixed", "data.short / data.long; a random short side of augment.sizes; or large-scale jitter"
     )
     sizes: tuple[int, ...] = entry((480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800), "short sides of multiscale",
                                    least=16)  # fmt: skip

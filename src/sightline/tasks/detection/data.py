@@ -4,8 +4,6 @@
 val2017, val or test.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +15,18 @@ from PIL import Image
 from torch import Tensor
 
 from sightline.tasks.classification.images import load_image
+from sightline.tasks.dense.config import SKIP
 from sightline.tasks.dense.loading import AnnotationError
+from sightline.tasks.detection.coco import is_number, is_whole, load
 from sightline.tasks.detection.config import Data
+from sightline.tasks.detection.masks import UNREADABLE, check_mask, decode, reason
 
 SPLITS = {
     "train": ("train2017", "train"),
     "val": ("val2017", "val", "valid", "validation", "test"),
 }
 Target = dict[str, Tensor]
+LEAST = 0.01  # pixels; a box with a shorter side may have none after it is resized
 
 
 @dataclass(frozen=True)
@@ -90,27 +92,26 @@ class Split:
     def _mask(self, item: Mapping[str, Any], entry: Entry) -> np.ndarray:
         try:
             return decode(item.get("segmentation"), entry.height, entry.width)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise AnnotationError(
-                f"{self.title}: annotation {item.get('id')} of {entry.path.name} has no mask that can be read ({error})"
-            ) from error
+        except UNREADABLE as error:
+            name = f"{self.title}: annotation {item.get('id')} of {entry.path.name}"
+            raise AnnotationError(f"{name} has no mask that can be read ({reason(error)})") from error
 
-    def ground_truth(self) -> dict[str, Any]:
-        """What detections are compared with, in COCO's form."""
+    def ground_truth(self, masks: bool = True) -> dict[str, Any]:
+        """What detections are compared with, in COCO's form; with masks, or with boxes alone."""
         images = [{"id": e.number, "height": e.height, "width": e.width} for e in self.entries]
-        objects = [_complete(item, entry) for entry in self.entries for item in entry.objects]
+        objects = [_complete(item, entry, masks) for entry in self.entries for item in entry.objects]
         categories = [{"id": n, "name": c} for n, c in zip(self.categories, self.classes, strict=True)]
         numbered = [{**item, "id": number} for number, item in enumerate(objects, 1)]
         return {"images": images, "annotations": numbered, "categories": categories, "info": {}}
 
 
-def _complete(item: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
+def _complete(item: Mapping[str, Any], entry: Entry, masks: bool) -> dict[str, Any]:
     """An annotation with the fields that evaluation asks for."""
     box = [float(value) for value in item["bbox"]]
-    area = item.get("area", box[2] * box[3])
+    area = item["area"] if is_number(item.get("area")) else box[2] * box[3]
     return {
         "image_id": entry.number, "category_id": item["category_id"], "bbox": box, "area": float(area),
-        "iscrowd": int(item.get("iscrowd", 0)), "segmentation": item.get("segmentation") or [],
+        "iscrowd": int(item.get("iscrowd", 0)), "segmentation": (masks and item.get("segmentation")) or [],
     }  # fmt: skip
 
 
@@ -127,32 +128,7 @@ def clipped(boxes: Tensor, height: int, width: int) -> Tensor:
     return boxes
 
 
-def decode(segmentation: Any, height: int, width: int) -> np.ndarray:
-    """Polygons, or run lengths as a list or a string, -> (height, width) of 0 and 1.
-
-    Raises:
-        ValueError: there is no mask, or it belongs to an image of another size.
-    """
-    from faster_coco_eval import mask as tools
-
-    if isinstance(segmentation, list):
-        polygons = [[float(v) for v in polygon] for polygon in segmentation]
-        if not polygons or any(len(p) < 6 or len(p) % 2 or not all(map(math.isfinite, p)) for p in polygons):
-            raise ValueError("a polygon needs three points or more" if polygons else "there is none")
-        return tools.decode(tools.merge(tools.frPyObjects(polygons, height, width)))
-    if not isinstance(segmentation, dict):
-        raise ValueError("neither polygons nor run lengths")
-    if list(segmentation["size"]) != [height, width]:
-        raise ValueError(f"it is {segmentation['size'][0]}x{segmentation['size'][1]}, the image {height}x{width}")
-    counts = segmentation["counts"]
-    if not isinstance(counts, list):
-        return tools.decode(segmentation)
-    if not all(isinstance(v, int) and v >= 0 for v in counts) or sum(counts) != height * width:
-        raise ValueError("its run lengths do not fill the image")
-    return tools.decode(tools.frPyObjects(segmentation, height, width))
-
-
-def open_split(data: Data, which: str, classes: Split | None = None, masks: bool = False) -> Split:
+def open_split(data: Data, which: str, classes: Split | None = None, masks: bool = False, skip: str = SKIP) -> Split:
     """The training or evaluation split of a folder in COCO's form.
 
     Args:
@@ -160,6 +136,7 @@ def open_split(data: Data, which: str, classes: Split | None = None, masks: bool
         which: "train" or "val".
         classes: the training split, whose classes the other must share.
         masks: whether every object must have one.
+        skip: the option that goes on without them, for messages.
 
     Raises:
         ValueError: it cannot be read, or something in it cannot be used.
@@ -175,7 +152,7 @@ def open_split(data: Data, which: str, classes: Split | None = None, masks: bool
         raise ValueError(f"data.path: there is no folder {root}")
     given = data.train_split if which == "train" else data.val_split
     path, folder = _find(root, (given,) if given else SPLITS[which], which)
-    split = _Reading(path, folder, data, masks).split(which == "train")
+    split = _Reading(path, folder, data, masks, skip).split(which == "train")
     if classes is not None and classes.classes != split.classes:
         raise ValueError(f"{path}: its classes are not those of {classes.title}; give both the same categories")
     return split
@@ -194,17 +171,19 @@ def _find(root: Path, names: Sequence[str], which: str) -> tuple[Path, Path]:
 class _Reading:
     """A JSON file turned into a split, with a count of what was left out and why."""
 
-    def __init__(self, path: Path, folder: Path, data: Data, masks: bool) -> None:
-        self.path, self.folder, self.data, self.masks = path, folder, data, masks
+    def __init__(self, path: Path, folder: Path, data: Data, masks: bool, skip: str) -> None:
+        self.path, self.folder, self.data, self.masks, self.skip = path, folder, data, masks, skip
         self.out: dict[str, list[str]] = {}
+        self.decoded = False
 
     def split(self, training: bool) -> Split:
-        content = _load(self.path)
+        content = load(self.path)
+        self.decoded = self.masks and not training  # those of training are decoded one by one, as they are needed
         categories = sorted(content["categories"], key=lambda item: item["id"])
-        numbers = tuple(int(item["id"]) for item in categories)
+        numbers = tuple(item["id"] for item in categories)
         entries = {}
         for image in content["images"]:
-            entry = Entry(image["id"], self.folder / image["file_name"], int(image["height"]), int(image["width"]))
+            entry = Entry(image["id"], self.folder / image["file_name"], image["height"], image["width"])
             if entry.path.is_file():
                 entries[entry.number] = entry
             else:
@@ -217,69 +196,63 @@ class _Reading:
             self._take(item, entries, known, set(numbers))
         chosen = list(entries.values())
         if training and self.data.empty == "drop":
-            usable = [e for e in chosen if any(not item.get("iscrowd", 0) for item in e.objects)]
-            if len(usable) < len(chosen):
-                self.out["images without objects"] = [e.path.name for e in chosen if e not in usable]
-            chosen = usable
+            chosen = self._with_objects(chosen)
         if not chosen:
             raise ValueError(f"{self.path}: no images with objects in it")
         names = tuple(str(item["name"]) for item in categories)
         return Split(str(self.path), chosen[: self.data.limit], names, numbers, self._notes())
 
+    def _with_objects(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those with an object that is no crowd; the others are counted."""
+        usable: list[Entry] = []
+        empty: list[str] = []
+        for entry in entries:
+            if any(not item.get("iscrowd", 0) for item in entry.objects):
+                usable.append(entry)
+            else:
+                empty.append(entry.path.name)
+        if empty:
+            self.out["images without objects"] = empty
+        return usable
+
     def _take(self, item: Any, entries: Mapping[int, Entry], known: set[int], numbers: set[int]) -> None:
         """Keep an annotation with its image, or count it."""
         name = f"{self.path}: annotation {item.get('id')}"
-        if item.get("image_id") not in known:
-            return self._refuse("of no image", f"{name} is of image {item.get('image_id')}, which has no entry")
-        entry = entries.get(item["image_id"])
+        image, category = item.get("image_id"), item.get("category_id")
+        if not is_whole(image) or image not in known:
+            return self._refuse("of no image", f"{name} is of image {image}, which has no entry")
+        entry = entries.get(image)
         if entry is None:
             return None
-        if item.get("category_id") not in numbers:
-            return self._refuse(
-                "of an unknown class", f"{name} is of class {item.get('category_id')}, which is unknown"
-            )
+        if not is_whole(category) or category not in numbers:
+            return self._refuse("of an unknown class", f"{name} is of class {category}, which is unknown")
         box = item.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
+        if not isinstance(box, list) or len(box) != 4 or not all(is_number(value) for value in box):
             return self._refuse("without a box", f"{name} has the box {box!r}, not left, top, width, height")
+        if item.get("iscrowd", 0) not in (0, 1):
+            return self._refuse("neither object nor crowd", f"{name} has iscrowd {item['iscrowd']!r}, not 0 or 1")
         left, top, right, bottom = corners(box)
-        if min(right, entry.width) - max(left, 0) <= 0 or min(bottom, entry.height) - max(top, 0) <= 0:
+        if min(right, entry.width) - max(left, 0) < LEAST or min(bottom, entry.height) - max(top, 0) < LEAST:
             self.out.setdefault("boxes without width or height", []).append(
                 f"annotation {item.get('id')} of {entry.path.name}, {box}"
             )
             return None
         if self.masks and not item.get("segmentation") and not item.get("iscrowd", 0):
             raise ValueError(f"{name} has no mask; train boxes alone with --model.head retinanet or faster_rcnn")
+        if self.decoded and item.get("segmentation"):
+            try:
+                check_mask(item["segmentation"], entry.height, entry.width)
+            except UNREADABLE as error:
+                return self._refuse("without a mask to read", f"{name} has no mask that can be read ({reason(error)})")
         entry.objects.append(item)
         return None
 
     def _refuse(self, what: str, message: str) -> None:
         if self.data.on_error == "stop":
-            raise ValueError(f"{message}; mend the file, or pass --data.on_error skip")
+            raise ValueError(f"{message}; mend the file, or pass {self.skip}")
         self.out.setdefault(what, []).append(message)
 
     def _notes(self) -> tuple[str, ...]:
         return tuple(
             f"{self.path}: {len(found):,} left out: {what}, such as {found[0]}" for what, found in self.out.items()
         )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The JSON file, with the fields that every split needs."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({' '.join(str(error).split())[:120]})") from error
-    fields = {"images": ("id", "file_name", "height", "width"), "annotations": (), "categories": ("id", "name")}
-    for name, keys in fields.items():
-        rows = content.get(name) if isinstance(content, dict) else None
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and set(keys) <= row.keys() for row in rows):
-            raise ValueError(
-                f"{path}: no list {name!r} with {', '.join(keys) or 'entries'} in it; is it COCO instances?"
-            )
-    if not content["categories"] or not content["images"]:
-        raise ValueError(f"{path}: no images or no categories in it")
-    return content
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

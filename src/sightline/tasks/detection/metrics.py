@@ -63,9 +63,9 @@ def _evaluate(truth: dict[str, Any], found: list[dict[str, Any]], kind: str) -> 
 
     classes = len(truth["categories"])
     if not found:  # loadRes refuses an empty list
-        counted = [a["category_id"] for a in truth["annotations"] if not a["iscrowd"]]
+        counted = {a["category_id"] for a in truth["annotations"] if not a["iscrowd"]}
         rows = [0.0 if c["id"] in counted else float("nan") for c in truth["categories"]]
-        return [0.0] * len(NAMES), rows
+        return [0.0 if counted else float("nan")] * len(NAMES), rows
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO(truth)
         answers = known.loadRes([dict(item) for item in found])

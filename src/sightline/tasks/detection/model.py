@@ -1,7 +1,6 @@
 """Detectors of torchvision on our backbones, with a feature pyramid: RetinaNet, Faster, Mask and Cascade Mask R-CNN."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,12 +14,11 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from sightline.tasks.dense.backbone import STRIDES, Backbone, WithBackbone
-from sightline.tasks.dense.card import DenseCard
+from sightline.tasks.dense.card import DenseCard, plain
 from sightline.tasks.detection.cascade import CascadeHeads
 from sightline.tasks.detection.config import Data, Inference, Model
 from sightline.tasks.detection.data import Target
 
-HEADS = ("mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn")
 RATIOS = (0.5, 1.0, 2.0)
 LEVELS = 5
 
@@ -132,7 +130,7 @@ def build(
         "short": data.short, "long": data.long, "score": test.score, "nms": test.nms, "detections": test.detections,
     }  # fmt: skip
     card = DenseCard(
-        config.name, _plain(config.args), classes, (3, data.short, data.long), tuple(data.mean), tuple(data.std),
+        config.name, plain(config.args), classes, (3, data.short, data.long), tuple(data.mean), tuple(data.std),
         "bilinear", 1.0, "detection", head,
     )  # fmt: skip
     return Detector(config, len(classes), test), card
@@ -142,21 +140,10 @@ def from_card(card: DenseCard) -> Detector:
     """The model that a card describes, with new weights.
 
     Raises:
-        ValueError: the card does not describe one.
+        ValueError: there is no such backbone.
     """
     head = card.head
-    try:
-        config = Model(name=card.name, args=card.arguments, head=head["name"], channels=int(head["channels"]),
-                       anchor=head["anchor"])  # fmt: skip
-        if config.head not in HEADS or not 8 <= config.channels <= 8192:
-            raise ValueError(f"its head {config.head!r} of width {config.channels} is not known")
-        test = Inference(float(head["score"]), float(head["nms"]), int(head["detections"]))
-        return Detector(config, len(card.classes), test)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"its card is damaged ({error}); write the weights again") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    config = Model(
+        name=card.name, args=card.arguments, head=head["name"], channels=head["channels"], anchor=head["anchor"]
+    )
+    return Detector(config, len(card.classes), Inference(head["score"], head["nms"], head["detections"]))

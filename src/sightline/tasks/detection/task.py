@@ -19,8 +19,8 @@ from sightline.tasks.detection.metrics import DetectionResult, score
 from sightline.tasks.detection.model import build, has_masks
 from sightline.tasks.detection.transforms import EvalTransform, TrainTransform
 from sightline.tasks.order import Key, Place
+from sightline.tasks.precision import autocast
 
-AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Batch = tuple[list[Tensor], list[Target]]
 
 
@@ -73,9 +73,9 @@ class Detection:
         self.train_keys.keys = partial(self.order.keys, epoch, start)
         device = self.place.device
         for loaded in self.train_loader:
-            self._broken.note(loaded)
-            images = [normalize(p.to(device), self.data.mean, self.data.std) for p, _ in loaded.items]
-            targets = [{key: value.to(device) for key, value in target.items()} for _, target in loaded.items]
+            items = self._broken.training(loaded)
+            images = [normalize(p.to(device), self.data.mean, self.data.std) for p, _ in items]
+            targets = [{key: value.to(device) for key, value in target.items()} for _, target in items]
             yield images, targets
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -143,7 +143,7 @@ def evaluate(
     try:
         for batch in batches:
             images = [normalize(pixels.to(place), means, deviations) for _, pixels in batch]
-            with torch.autocast(place.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST):
+            with autocast(place, precision):
                 answers = model(images) if images else []
             for (index, _), image, found in zip(batch, images, answers, strict=True):
                 entry = split.entries[index]
@@ -155,7 +155,7 @@ def evaluate(
         model.train(training)
     if gather is not None:
         rows = gather(rows)
-    return score(split.ground_truth(), rows, masks, time.perf_counter() - start)
+    return score(split.ground_truth(masks), rows, masks, time.perf_counter() - start)
 
 
 class TrainReader:

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from sightline.tasks.classification.images import EXTENSIONS, load_image
+from sightline.tasks.dense.config import SKIP
 from sightline.tasks.dense.loading import AnnotationError
 from sightline.tasks.segmentation.config import Data
 
@@ -103,13 +104,14 @@ class Split:
         return image, mask
 
 
-def open_split(data: Data, which: str, labels: Labels | None = None) -> Split:
+def open_split(data: Data, which: str, labels: Labels | None = None, skip: str = SKIP) -> Split:
     """The training or evaluation split of a folder.
 
     Args:
         data: where, and what to do with images or masks that stand alone.
         which: "train" or "val".
         labels: of the training split, which the other must share.
+        skip: the option that goes on without them, for messages.
 
     Raises:
         ValueError: the folder is none that can be read, or a file stands alone.
@@ -120,7 +122,7 @@ def open_split(data: Data, which: str, labels: Labels | None = None) -> Split:
     labels = labels or read_labels(root, data, masks)
     pairs, alone = _pairs(images, masks)
     if alone and data.on_error == "stop":
-        raise ValueError(f"{alone[0]}; add or remove it, or pass --data.on_error skip")
+        raise ValueError(f"{alone[0]}; add or remove it, or pass {skip}")
     notes = (f"{images}: {len(alone):,} skipped, such as {alone[0]}",) if alone else ()
     if not pairs:
         raise ValueError(f"{images}: no images with masks in {masks}")
@@ -200,16 +202,25 @@ def _read_classes(path: Path) -> tuple[list[str], int | None]:
     """Names, and the ignored value where a JSON file gives one."""
     try:
         text = path.read_text(encoding="utf-8")
-        loaded: Any = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        loaded: Any = json.loads(text) if path.suffix == ".json" else text.rstrip().splitlines()
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as classes ({' '.join(str(error).split())[:120]})") from error
+    given = loaded.get("classes", loaded) if isinstance(loaded, dict) else loaded
     ignore = loaded.get("ignore_index") if isinstance(loaded, dict) else None
-    names = loaded.get("classes", loaded) if isinstance(loaded, dict) else loaded
-    if isinstance(names, dict):
-        names = [names[key] for key in sorted(names, key=lambda k: int(k) if str(k).isdecimal() else -1)]
-    names = [name.strip() for name in names if isinstance(name, str) and name.strip()] if names else []
-    if not names or (ignore is not None and not isinstance(ignore, int)):
+    names = _in_order(given)
+    if names is None or (ignore is not None and (not isinstance(ignore, int) or isinstance(ignore, bool))):
         raise ValueError(
             f'{path}: no classes; write {{"classes": ["road", ...], "ignore_index": 255}} or a name a line'
         )
     return names, ignore
+
+
+def _in_order(given: Any) -> list[str] | None:
+    """Names from a list, or from a mapping of the numbers 0, 1, 2, ...; None where a place has no name."""
+    if isinstance(given, dict):
+        places = {str(key): name for key, name in given.items() if key != "ignore_index"}
+        given = [places.get(str(i)) for i in range(len(places))]
+    if not isinstance(given, list) or not given:
+        return None
+    names = [name.strip() for name in given if isinstance(name, str) and name.strip()]
+    return names if len(names) == len(given) else None

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from sightline.tasks.dense.loading import normalize
+from sightline.tasks.precision import autocast
 from sightline.tasks.segmentation.config import Inference
 from sightline.tasks.segmentation.infer import predict
 from sightline.tasks.segmentation.metrics import SegmentationResult, confusion
 
-AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Item = tuple[Tensor, Tensor]  # uint8 image (3, h, w), mask (H, W)
 
 
@@ -64,7 +64,7 @@ def evaluate(
             for group in same_sizes(batch):
                 pixels = normalize(torch.stack([image for image, _ in group]).to(place), means, deviations)
                 masks = torch.stack([mask for _, mask in group]).to(place)
-                with torch.autocast(place.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST):
+                with autocast(place, precision):
                     found = predict(model, pixels, test, size, masks.shape[-2:])
                 counts += confusion(found, masks, classes)
                 images += len(group)

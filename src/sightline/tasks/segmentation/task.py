@@ -77,10 +77,9 @@ class Segmentation:
         """The parts of an epoch's updates from update `start` on, ready for the model."""
         self.train_keys.keys = partial(self.order.keys, epoch, start)
         for loaded in self.train_loader:
-            self._broken.note(loaded)
-            device = self.place.device
-            images = torch.stack([image for image, _ in loaded.items]).to(device, non_blocking=True)
-            masks = torch.stack([mask for _, mask in loaded.items]).to(device, non_blocking=True)
+            items, device = self._broken.training(loaded), self.place.device
+            images = torch.stack([image for image, _ in items]).to(device, non_blocking=True)
+            masks = torch.stack([mask for _, mask in items]).to(device, non_blocking=True)
             yield normalize(images, self.data.mean, self.data.std), masks.long()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
