@@ -97,6 +97,11 @@ def test_eval_names_its_own_option(run: Path, capsys: pytest.CaptureFixture[str]
         captured = capsys.readouterr().err
         assert captured.endswith("or pass --on-error skip\n")
         assert captured.count("\n") == 1
+    path.write_bytes(b"words")
+    assert main([*given, "--on-error", "skip", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out, parse_constant=pytest.fail)["broken"]) == 1
+    assert "skipped: " in err
 
 
 def forged(run: Path, target: Path, **fields: Any) -> str:

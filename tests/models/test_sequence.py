@@ -117,6 +117,9 @@ def test_published_sizes(name: str) -> None:
         ({"towers": 3}, "towers"),
         ({"max_length": 0}, "max_length"),
         ({"num_heads": 3}, "num_heads"),
+        ({"embed_dim": 0}, "embed_dim"),
+        ({"mlp_ratio": 0}, "mlp_ratio"),
+        ({"mlp_ratio": "x"}, "mlp_ratio"),
         ({"width": 3}, "width"),
     ],
 )

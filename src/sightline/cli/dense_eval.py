@@ -1,6 +1,8 @@
 """`sightline eval` of segmenters and detectors."""
 
 import json
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ SHOWN = 20  # classes in the table; of more, those with the lowest score
 
 def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     """Load, evaluate, print, and write eval.json where a folder is given."""
+    from sightline.cli.analyze_output import clean
     from sightline.cli.classifier import choose_device
 
     _refuse(options, card)
@@ -28,8 +31,9 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     loaded = load_dense(path, card, device)
     data = _data(options, card)
     score = _segmentation if card.task == "segmentation" else _detection
-    result, images, broken = score(options, loaded, data, device)
-    rows = result.per_class(card.classes)
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # what is skipped is no part of the JSON
+        result, images, broken = score(options, loaded, data, device)
+    rows = clean(result.per_class(card.classes))
     facts = {
         "checkpoint": str(path), "model": loaded.title, "parameters": loaded.parameters, "task": card.task,
         "data": images, "device": str(device), "precision": options.precision, "broken": list(broken),

@@ -54,6 +54,7 @@ def run(options: Options) -> None:
     names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or USUAL))
     folder = Path(options.out or f"runs/lra_{options.task}")
     configs = {name: configure(options, name, folder) for name in names}  # all of them before the first is trained
+    _rows(folder / RESULTS)  # before anything is trained
     rows = []
     for name, config in configs.items():
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
@@ -112,8 +113,9 @@ def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
         train(config, folder.name)
         peak = torch.cuda.max_memory_allocated() if on_card else None
         memory.write_text(json.dumps({"bytes": peak}) + "\n", encoding="utf-8")
-    done, lines = _read(folder / DONE), (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rates = [json.loads(line)["images_per_second"] for line in lines]
+    done, rate = _read(folder / DONE), _rate(folder / "metrics.jsonl")
+    if not all(isinstance(done.get(key), int | float) for key in ("step", "top1", "seconds")):
+        raise UsageError(f"{folder / DONE} is damaged; remove the folder of the run to train again")
     found = evaluate_run(
         folder / "checkpoints" / "best" / "model.safetensors", config.data, "test",
         batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,
@@ -124,7 +126,7 @@ def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
         "attention": name, "published_as": _published_as(name), "parameters": found.parameters, "steps": done["step"],
         "batch": config.batch.size, "seed": config.run.seed, "val": round(done["top1"], 4),
         "test": round(found.evaluation.scores["top1"], 4), "examples": found.evaluation.images,
-        "examples_per_second": sorted(rates)[len(rates) // 2], "peak_bytes": (_read(memory) or {}).get("bytes"),
+        "examples_per_second": rate, "peak_bytes": _read(memory).get("bytes"),
         "seconds": round(done["seconds"], 1), "precision": config.run.precision,
         **{key: versions.get(key) for key in ("device", "torch", "commit")},
     }  # fmt: skip
@@ -160,19 +162,41 @@ def _others(task: str, rows: list[dict[str, Any]]) -> list[list[str]]:
 
 def _keep(path: Path, task: str, rows: list[dict[str, Any]]) -> None:
     """Write the rows beside those of other mechanisms that the file has already."""
-    old = (_read(path) or {}).get("rows", [])
     names = {row["attention"] for row in rows}
-    kept = [row for row in old if isinstance(row, dict) and row.get("attention") not in names]
+    kept = [row for row in _rows(path) if row.get("attention") not in names]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # several commands may share the folder
     temporary.write_text(json.dumps({"task": task, "rows": [*kept, *rows]}, indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
-def _read(path: Path) -> Any:
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table that was written before."""
+    rows = _read(path).get("rows", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{path} is not what sightline wrote; remove it and give the command again")
+    return rows
+
+
+def _rate(path: Path) -> float:
+    """The median over the epochs of a run."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        rates = [json.loads(line)["images_per_second"] for line in path.read_text(encoding="utf-8").splitlines()]
+        return sorted(rates)[len(rates) // 2]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(f"{path} is damaged; remove the folder of the run to train again") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file of a run, or nothing where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged; remove it and give the command again") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is not what sightline wrote; remove it and give the command again")
+    return found
 
 
 COMMAND = Command(

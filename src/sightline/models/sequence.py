@@ -59,10 +59,13 @@ class SequenceEncoder(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        counts = {"num_tokens": num_tokens, "max_length": max_length, "num_classes": num_classes, "depth": depth}
+        counts = {"num_tokens": num_tokens, "max_length": max_length, "num_classes": num_classes, "depth": depth,
+                  "embed_dim": embed_dim, "num_heads": num_heads}  # fmt: skip
         for what, value in counts.items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{what}={value!r}: give a whole number, at least 1")
+        if not isinstance(mlp_ratio, int | float) or not int(embed_dim * mlp_ratio) >= 1:
+            raise ValueError(f"mlp_ratio={mlp_ratio!r}: give a number above 0, such as 2")
         if global_pool not in POOLS:
             raise ValueError(f"global_pool={global_pool!r}: give one of {', '.join(POOLS)}")
         if towers not in (1, 2):

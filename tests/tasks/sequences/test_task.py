@@ -232,6 +232,13 @@ def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [row["attention"] for row in printed["rows"]] == ["linear", "none"]
     assert main([*command, "linear", "--set", "optim.lr=1"]) == 2
     assert "optim.lr" in capsys.readouterr().err
+    for name, text in (("linear/metrics.jsonl", "{"), ("linear/done.json", "{}"), ("results.json", '{"rows": 5}')):
+        path = tmp_path / "t" / name
+        whole = path.read_text()
+        path.write_text(text)
+        assert main([*command, "linear"]) == 2
+        assert f"{name} is" in capsys.readouterr().err
+        path.write_text(whole)
 
 
 @pytest.mark.parametrize(

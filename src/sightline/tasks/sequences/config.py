@@ -22,7 +22,8 @@ class Data:
     train: int | None = entry(None, "examples to generate for training; by default as published", least=1)
     val: int | None = entry(None, "examples to generate for validation; by default as published", least=1)
     test: int | None = entry(None, "examples to generate for the test; by default as published", least=1)
-    seed: int = entry(0, "seed of the generator, and of the shuffle of published images", least=0)
+    seed: int = entry(0, "seed of the generator, and of the shuffle of published images", least=0,
+                      most=2**63 - 1)  # fmt: skip
     cache: str | None = entry(None, "folder that generated data are kept in; by default in the user's cache")
     epoch_steps: int | None = entry(
         None, "updates of an epoch, after which there is an evaluation; by default a pass over the data", least=1
