@@ -100,7 +100,9 @@ def test_eval_names_its_own_option(run: Path, capsys: pytest.CaptureFixture[str]
     path.write_bytes(b"words")
     assert main([*given, "--on-error", "skip", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert len(json.loads(out, parse_constant=pytest.fail)["broken"]) == 1
+    facts = json.loads(out, parse_constant=pytest.fail)
+    assert len(facts["broken"]) == 1
+    assert facts["images"] == len([each for each in path.parent.iterdir() if each.suffix == ".png"]) - 1
     assert "skipped: " in err
 
 

@@ -4,7 +4,7 @@
 val2017, val or test.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,11 @@ class Split:
             name = f"{self.title}: annotation {item.get('id')} of {entry.path.name}"
             raise AnnotationError(f"{name} has no mask that can be read ({reason(error)})") from error
 
-    def ground_truth(self, masks: bool = True) -> dict[str, Any]:
-        """What detections are compared with, in COCO's form; with masks, or with boxes alone."""
-        images = [{"id": e.number, "height": e.height, "width": e.width} for e in self.entries]
-        objects = [_complete(item, entry, masks) for entry in self.entries for item in entry.objects]
+    def ground_truth(self, masks: bool = True, places: Iterable[int] | None = None) -> dict[str, Any]:
+        """What detections are compared with, in COCO's form; with masks or boxes alone, of some images or of all."""
+        entries = self.entries if places is None else [self.entries[place] for place in sorted(set(places))]
+        images = [{"id": e.number, "height": e.height, "width": e.width} for e in entries]
+        objects = [_complete(item, entry, masks) for entry in entries for item in entry.objects]
         categories = [{"id": n, "name": c} for n, c in zip(self.categories, self.classes, strict=True)]
         numbered = [{**item, "id": number} for number, item in enumerate(objects, 1)]
         return {"images": images, "annotations": numbered, "categories": categories, "info": {}}

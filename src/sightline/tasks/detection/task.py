@@ -128,7 +128,7 @@ def evaluate(
 
     Args:
         model: a detector.
-        batches: lists of (place in the split, uint8 image); images that are left out count as empty answers.
+        batches: lists of (place in the split, uint8 image); images that are left out do not count.
         split: the truth.
         mean, std: of the channels.
         masks: whether masks are scored.
@@ -139,6 +139,7 @@ def evaluate(
     place, training, start = torch.device(device), model.training, time.perf_counter()
     means, deviations = tuple(mean), tuple(std)
     rows: list[dict[str, Any]] = []
+    seen: list[int] = []
     model.eval()
     try:
         for batch in batches:
@@ -146,6 +147,7 @@ def evaluate(
             with autocast(place, precision):
                 answers = model(images) if images else []
             for (index, _), image, found in zip(batch, images, answers, strict=True):
+                seen.append(index)
                 entry = split.entries[index]
                 placed = in_place(found, image.shape[-2:], entry.height, entry.width)
                 rows += to_coco(placed, entry.number, split.categories)
@@ -154,8 +156,8 @@ def evaluate(
     finally:
         model.train(training)
     if gather is not None:
-        rows = gather(rows)
-    return score(split.ground_truth(masks), rows, masks, time.perf_counter() - start)
+        rows, seen = gather(rows), gather(seen)
+    return score(split.ground_truth(masks, seen), rows, masks, time.perf_counter() - start)
 
 
 class TrainReader:
