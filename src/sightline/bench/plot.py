@@ -120,7 +120,7 @@ def _draw(panels: Sequence[Panel], footer: str, path: Path) -> None:
         else:
             axis.set_ylim(bottom=0)
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axis.set_xticks(places, [f"{place:g}" for place in places], rotation=0 if len(places) < 7 else 45)
+        axis.set_xticks(places, [f"{place:g}" for place in places], rotation=0 if len(places) < 7 else 90)
         axis.minorticks_off()
         axis.set_title(panel.title, fontsize=10)
         axis.grid(True, which="major", color="0.9")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copy
 
 import numpy as np
 import pytest
@@ -133,6 +134,10 @@ def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
                 {"classes": ["road"], "ignore_index": True},
             )
         ),
+        (
+            lambda root: copy(root / "images/train/0.png", root / "images/train/0.jpg"),
+            "0.jpg has the same name but for",
+        ),
         (lambda root: (root / "images").rename(root / "pictures"), "no train split"),
         (lambda root: (root / "masks").rename(root / "gt"), "no masks beside it"),
         (lambda root: root.rename(root.parent / "away"), "there is no folder"),
@@ -157,7 +162,7 @@ def test_classes_by_number(tmp_path: Path) -> None:
 def test_a_line_without_a_name_is_refused(tmp_path: Path) -> None:
     (make_data(tmp_path) / "classes.json").unlink()
     path = tmp_path / "classes.txt"
-    path.write_text("ground\nsquare\ndisc\n\n")
+    path.write_text("\ufeffground\nsquare\ndisc\n\n")  # with the mark that some editors begin a file with
     assert open_split(Data(path=str(tmp_path), ignore=9), "train").classes == ("ground", "square", "disc")
     path.write_text("ground\n\ndisc\n")
     with pytest.raises(ValueError, match=f"{path}: no classes; write"):

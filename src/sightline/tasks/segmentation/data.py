@@ -165,9 +165,20 @@ def _pairs(images: Path, masks: Path) -> tuple[list[tuple[Path, Path]], list[str
 
 
 def _files(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
-    """Files below a folder by their path without ending, in order."""
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in extensions and not p.name.startswith("."))
-    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(found)}
+    """Files below a folder by their path without ending, in order.
+
+    Raises:
+        ValueError: two have the same.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() not in extensions or path.name.startswith("."):
+            continue
+        name = str(path.relative_to(folder).with_suffix(""))
+        if name in found:
+            raise ValueError(f"{path}: {found[name].name} has the same name but for its ending; remove one of them")
+        found[name] = path
+    return found
 
 
 def read_labels(root: Path, data: Data, masks: Path) -> Labels:
@@ -201,7 +212,7 @@ def _ade_names(root: Path) -> tuple[list[str], int | None]:
 def _read_classes(path: Path) -> tuple[list[str], int | None]:
     """Names, and the ignored value where a JSON file gives one."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         loaded: Any = json.loads(text) if path.suffix == ".json" else text.rstrip().splitlines()
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as classes ({' '.join(str(error).split())[:120]})") from error
