@@ -3,77 +3,50 @@
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.classification.samples import close_loader
-from sightline.tasks.dense.loading import Items, Keys, make_loader, normalize
-from sightline.tasks.dense.reporting import Broken
+from sightline.tasks.dense.loading import normalize
+from sightline.tasks.dense.task import DenseTask
 from sightline.tasks.detection.config import Augment, Data, Inference, Loss, Model
 from sightline.tasks.detection.data import Split, Target, open_split
 from sightline.tasks.detection.infer import in_place, to_coco
 from sightline.tasks.detection.metrics import DetectionResult, score
 from sightline.tasks.detection.model import build, has_masks
 from sightline.tasks.detection.transforms import EvalTransform, TrainTransform
-from sightline.tasks.order import Key, Place
+from sightline.tasks.order import Place
 from sightline.tasks.precision import autocast
 
 Batch = tuple[list[Tensor], list[Target]]
 
 
-class Detection:
+class Detection(DenseTask):
     """A model, its training batches, their loss, and the images it is evaluated on.
 
     Args:
         data, model, augment, loss, test: sections of the configuration.
         place: device and share of the work.
-
-    Attributes:
-        model: in training mode on the device, not yet compiled or wrapped.
-        card: what a file of its weights says of itself.
-        order: of the training images.
-        broken: what was wrong with images that could not be used, every one once.
-        notes: what a user should know of the data, a line each.
     """
 
     def __init__(self, data: Data, model: Model, augment: Augment, loss: Loss, test: Inference, place: Place) -> None:
-        self.data, self.options, self.place = data, loss, place
         self.masks = has_masks(model.head)
         train = open_split(data, "train", masks=self.masks)
-        self.val = open_split(data, "val", train, masks=self.masks)
-        self.order = place.order(len(train))
+        super().__init__(data, place, train, open_split(data, "val", train, masks=self.masks))
+        self.options = loss
         torch.manual_seed(place.seed)
         built, self.card = build(model, data, test, train.classes, train.categories)
-        self.model: nn.Module = built.to(place.device)
-        self.notes = (*train.notes, *self.val.notes)
-        self._broken = Broken(data.on_error)
-        self.train_keys, self.eval_keys = Keys(), Keys()
-        reader = TrainReader(train, TrainTransform(data, augment), self.masks)
-        self.train_loader = make_loader(
-            Items(len(train), reader, data.on_error == "skip"), self.train_keys, data.workers
+        self.model = built.to(place.device)
+        self.start(
+            TrainReader(train, TrainTransform(data, augment), self.masks),
+            EvalReader(self.val, EvalTransform(data.short, data.long)),
         )
-        self.eval_loader = make_loader(
-            Items(len(self.val), EvalReader(self.val, EvalTransform(data.short, data.long)), False),
-            self.eval_keys, data.workers,
-        )  # fmt: skip
-
-    @property
-    def broken(self) -> dict[str, None]:
-        return self._broken.messages
-
-    def __len__(self) -> int:
-        """Images to evaluate."""
-        return len(self.val)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The parts of an epoch's updates from update `start` on, ready for the model."""
-        self.train_keys.keys = partial(self.order.keys, epoch, start)
         device = self.place.device
-        for loaded in self.train_loader:
-            items = self._broken.training(loaded)
+        for items in self.training(epoch, start):
             images = [normalize(p.to(device), self.data.mean, self.data.std) for p, _ in items]
             targets = [{key: value.to(device) for key, value in target.items()} for _, target in items]
             yield images, targets
@@ -92,22 +65,7 @@ class Detection:
 
     def evaluate(self, model: nn.Module, *, reduce: Any = None, **options: Any) -> DetectionResult:
         """Score the evaluation images, every one once over all processes."""
-        return evaluate(model, self._items(), self.val, self.data.mean, self.data.std, self.masks, **options)
-
-    def _items(self) -> Iterator[list[tuple[int, Tensor]]]:
-        self.eval_keys.keys = self._eval_keys
-        for loaded in self.eval_loader:
-            self._broken.note(loaded)
-            yield loaded.items
-
-    def _eval_keys(self) -> Iterator[list[Key]]:
-        for local in self.place.evaluation(len(self.val)):
-            yield [(index, 0) for index in local]
-
-    def close(self) -> None:
-        """End what was started to load images."""
-        close_loader(self.train_loader)
-        close_loader(self.eval_loader)
+        return evaluate(model, self.evaluation(), self.val, self.data.mean, self.data.std, self.masks, **options)
 
 
 @torch.no_grad()

@@ -3,17 +3,15 @@
 import random
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.tasks.classification.samples import close_loader
-from sightline.tasks.dense.loading import Items, Keys, Loaded, make_loader, normalize
-from sightline.tasks.dense.reporting import Broken
-from sightline.tasks.order import Key, Place
+from sightline.tasks.dense.loading import normalize
+from sightline.tasks.dense.task import DenseTask
+from sightline.tasks.order import Place
 from sightline.tasks.segmentation.config import Augment, Data, Inference, Loss, Model
 from sightline.tasks.segmentation.data import IGNORE, Split, open_split
 from sightline.tasks.segmentation.evaluate import Item, evaluate
@@ -24,26 +22,18 @@ from sightline.tasks.segmentation.transforms import EvalTransform, TrainTransfor
 Batch = tuple[Tensor, Tensor]  # images (B, 3, h, w), normalised; masks (B, h, w)
 
 
-class Segmentation:
+class Segmentation(DenseTask):
     """A model, its training batches, their loss, and the images it is evaluated on.
 
     Args:
         data, model, augment, loss, test: sections of the configuration.
         place: device and share of the work.
-
-    Attributes:
-        model: in training mode on the device, not yet compiled or wrapped.
-        card: what a file of its weights says of itself.
-        order: of the training images.
-        broken: what was wrong with images that could not be used, every one once.
-        notes: what a user should know of the data, a line each.
     """
 
     def __init__(self, data: Data, model: Model, augment: Augment, loss: Loss, test: Inference, place: Place) -> None:
-        self.data, self.options, self.test, self.place = data, loss, test, place
         train = open_split(data, "train")
-        self.val = open_split(data, "val", train.labels)
-        self.order = place.order(len(train))
+        super().__init__(data, place, train, open_split(data, "val", train.labels))
+        self.options, self.test = loss, test
         if self.order.local == 1 and (model.head == "upernet" or loss.auxiliary):
             raise ValueError(
                 f"batch.size={place.batch} gives one image a process and part, but batch norm needs two; give at least "
@@ -51,33 +41,13 @@ class Segmentation:
             )
         torch.manual_seed(place.seed)
         built, self.card = build(model, data, asdict(test), train.classes, loss.auxiliary > 0)
-        self.model: nn.Module = built.to(place.device)
-        self.notes = (*train.notes, *self.val.notes)
-        self._broken = Broken(data.on_error)
-        self.train_keys, self.eval_keys = Keys(), Keys()
-        skip = data.on_error == "skip"
-        self.train_loader = make_loader(
-            Items(len(train), Reader(train, TrainTransform(data, augment)), skip), self.train_keys, data.workers
-        )
-        self.eval_loader = make_loader(
-            Items(len(self.val), Reader(self.val, EvalTransform(data), train=False), False),
-            self.eval_keys,
-            data.workers,
-        )
-
-    @property
-    def broken(self) -> dict[str, None]:
-        return self._broken.messages
-
-    def __len__(self) -> int:
-        """Images to evaluate."""
-        return len(self.val)
+        self.model = built.to(place.device)
+        self.start(Reader(train, TrainTransform(data, augment)), Reader(self.val, EvalTransform(data), train=False))
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The parts of an epoch's updates from update `start` on, ready for the model."""
-        self.train_keys.keys = partial(self.order.keys, epoch, start)
-        for loaded in self.train_loader:
-            items, device = self._broken.training(loaded), self.place.device
+        device = self.place.device
+        for items in self.training(epoch, start):
             images = torch.stack([image for image, _ in items]).to(device, non_blocking=True)
             masks = torch.stack([mask for _, mask in items]).to(device, non_blocking=True)
             yield normalize(images, self.data.mean, self.data.std), masks.long()
@@ -100,25 +70,9 @@ class Segmentation:
     def evaluate(self, model: nn.Module, *, gather: Any = None, **options: Any) -> SegmentationResult:
         """Score the evaluation images, every one once over all processes; `options` are those of `evaluate`."""
         return evaluate(
-            model, self._items(), len(self.card.classes), self.test, self.data.size, self.data.mean, self.data.std,
+            model, self.evaluation(), len(self.card.classes), self.test, self.data.size, self.data.mean, self.data.std,
             **options,
         )  # fmt: skip
-
-    def _items(self) -> Iterator[list[Item]]:
-        self.eval_keys.keys = self._eval_keys
-        loaded: Loaded
-        for loaded in self.eval_loader:
-            self._broken.note(loaded)
-            yield loaded.items
-
-    def _eval_keys(self) -> Iterator[list[Key]]:
-        for local in self.place.evaluation(len(self.val)):
-            yield [(index, 0) for index in local]
-
-    def close(self) -> None:
-        """End what was started to load images."""
-        close_loader(self.train_loader)
-        close_loader(self.eval_loader)
 
 
 class Reader:
