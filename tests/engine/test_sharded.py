@@ -17,6 +17,7 @@ from tests.engine.warm import Warm
 def in_two(arguments: list[str], before: Any, port: int) -> list[str]:
     """Run a command in two processes of one group; what each wrote. Both must succeed."""
     shared = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared["CUDA_VISIBLE_DEVICES"] = ""  # Accelerate would put both on the one GPU of a machine
     ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     started = [Warm(arguments, before=before, environment=environment) for environment in ranks]
     written = [process.communicate() for process in started]
