@@ -10,10 +10,8 @@ import triton
 from torch import Tensor
 
 from sightline.ops.fused import backward_kernels, forward_kernels
-from sightline.ops.fused.program import INTERPRETED, Layout, Program, compile_all, program_for
+from sightline.ops.fused.program import INTERPRETED, Layout, Program, compile_all, products, program_for
 
-# How tensors are multiplied; Triton's interpreter has no products of bfloat16.
-PRODUCTS = {torch.bfloat16: "tf32" if INTERPRETED else "bf16", torch.float16: "tf32", torch.float32: "fp32"}
 SHORT = 1024  # tokens up to which one program takes the keys of a whole image
 CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up to 32 and beyond
 PARTS = 64  # chunks at most
@@ -321,7 +319,7 @@ def _flags(
     dim = q.shape[3]
     flags = {
         "D": dim, "PHI": call.phi, "LINEAR": call.linear, "RESIDUAL": residual is not None, "MASKED": mask is not None,
-        "VARLEN": cu is not None, "DOT": PRODUCTS[q.dtype], "PACKED": all(t.strides[2:] == (dim, 1) for t in tensors),
+        "VARLEN": cu is not None, "DOT": products(q.dtype), "PACKED": all(t.strides[2:] == (dim, 1) for t in tensors),
     }  # fmt: skip
     return flags, q.shape[0] if cu is None else cu.shape[0] - 1
 

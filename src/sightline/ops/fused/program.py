@@ -149,13 +149,23 @@ def _inside(tensor: Any, offset: int, dtype: torch.dtype) -> Tensor:
     return tensor.flatten().view(torch.uint8)[offset:].view(dtype)
 
 
+def products(dtype: torch.dtype) -> str:
+    """How kernels multiply tensors of a type: float32 in TF32 where torch's own products may, else in full.
+
+    Triton's interpreter has no products of bfloat16.
+    """
+    if dtype == torch.bfloat16:
+        return "tf32" if INTERPRETED else "bf16"
+    return "fp32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32" else "tf32"
+
+
 _programs: dict[Hashable, Program] = {}
 
 
 def program_for(name: str, inputs: Sequence[Tensor | None], options: tuple, plan: Callable[..., Program]) -> Program:
     """The program of a kind of call: remembered by its options and the layouts of its inputs, or planned now."""
     device = next(t.device.index for t in inputs if t is not None)
-    key = (name, device, options, *[None if t is None else _kind(t) for t in inputs])
+    key = (name, device, options, products(torch.float32), *[None if t is None else _kind(t) for t in inputs])
     program = _programs.get(key)
     if program is None:
         if len(_programs) >= REMEMBERED:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from sightline.ops.fused import weights_kernels
-from sightline.ops.fused.launch import PRODUCTS, SHORT, evenly_spaced
+from sightline.ops.fused.launch import SHORT, evenly_spaced
 from sightline.ops.fused.operator import LIBRARY, implements, on_device, register_gradient
-from sightline.ops.fused.program import Layout, Program, program_for
+from sightline.ops.fused.program import Layout, Program, products, program_for
 
 CHUNK = 512  # tokens of a chunk, where an image is longer than SHORT
 TILE = {"T": 128, "W": 64, "num_warps": 4}  # of the sum
@@ -97,7 +97,7 @@ def _backward(
 
 def _constants(dim: int, dtype: torch.dtype) -> dict[str, Any]:
     width = max(16, triton.next_power_of_2(dim))
-    return {"D": dim, "W": width, "IMAGES": IMAGES, "DOT": PRODUCTS[dtype], "num_warps": max(2, width // 16)}
+    return {"D": dim, "W": width, "IMAGES": IMAGES, "DOT": products(dtype), "num_warps": max(2, width // 16)}
 
 
 @torch.library.register_fake("sightline::local_weights", lib=LIBRARY)

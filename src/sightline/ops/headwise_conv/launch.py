@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.fused.launch import PRODUCTS, add_up
-from sightline.ops.fused.program import Layout, Program, program_for
+from sightline.ops.fused.launch import add_up
+from sightline.ops.fused.program import Layout, Program, products, program_for
 from sightline.ops.headwise_conv import kernels
 
 SIZES = (3, 5, 7, 9)  # of the filters that the kernels take
@@ -26,7 +26,7 @@ def _constants(x: Layout, size: int, width: int) -> dict[str, Any]:
         tokens, stages = 32 if channels <= 64 else 16, 2 if channels <= 64 else 1
     return {
         "D": x.shape[3], "W": channels, "X": min(tokens, max(16, triton.next_power_of_2(width))), "T": tokens,
-        "K": size, "DOT": PRODUCTS[x.dtype], "num_warps": 4, "num_stages": stages,
+        "K": size, "DOT": products(x.dtype), "num_warps": 4, "num_stages": stages,
     }  # fmt: skip
 
 

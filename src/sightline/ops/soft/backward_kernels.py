@@ -45,7 +45,7 @@ def pull_tokens(
         qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
         vt = rows(v, t0, last, v_sn, v_sd, D, T, W)
         gt = rows(g, t0, last, g_sn, g_sd, D, T, W)
-        weights = gaussian(qt, landmarks, half_square(qt, scale), half, scale, DOT)  # T M
+        weights = gaussian(qt, landmarks, half_square(qt, scale, DOT), half, scale, DOT)  # T M
         if MASKED:
             ok = shown(mask, t0, last, T)[:, None]
             vt = tl.where(ok, vt, 0.0).to(v.dtype.element_ty)
@@ -112,7 +112,7 @@ def backward_mix(
     image, head = row // H, row % H
     marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
     landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
-    half = half_square(landmarks, 1.0)
+    half = half_square(landmarks, 1.0, DOT)
     if WHOLE:
         q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
         g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
@@ -146,7 +146,7 @@ def backward_tokens(
         mask += tl.cast(image, tl.int64) * tokens
     landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
     d_landmarks = pull_tokens(
-        q, v, g, dq, dv, mask, landmarks, half_square(landmarks, 1.0), tl.load(small(mixed, row * M, 0, M, W)),
+        q, v, g, dq, dv, mask, landmarks, half_square(landmarks, 1.0, DOT), tl.load(small(mixed, row * M, 0, M, W)),
         tl.load(small(mixed_grad, row * M, 0, M, W)), q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, dq_sn, dv_sn, part * chunk,
         tl.minimum(part * chunk + chunk, n), scale, D, W, M, T, MASKED, DOT, True,
     )

@@ -39,7 +39,7 @@ def sum_tokens(
         if MASKED:
             ok = shown(mask, t0, last, T)[:, None]
             qt, vt = tl.where(ok, qt, 0.0).to(q.dtype.element_ty), tl.where(ok, vt, 0.0).to(v.dtype.element_ty)
-        weights = gaussian(landmarks, qt, half, half_square(qt, scale), scale, DOT)  # M T
+        weights = gaussian(landmarks, qt, half, half_square(qt, scale, DOT), scale, DOT)  # M T
         total = times_tokens(weights, vt, DOT, total)
     return total
 
@@ -52,7 +52,7 @@ def write_tokens(
     """out = P Y of the tokens first <= t < last."""
     for t0 in range(first, last, T):
         qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
-        weights = gaussian(qt, landmarks, half_square(qt, scale), half, scale, DOT)  # T M
+        weights = gaussian(qt, landmarks, half_square(qt, scale, DOT), half, scale, DOT)  # T M
         store_rows(out, times_small(weights, mixed, DOT), t0, last, o_sn, D, T, W)
 
 
@@ -78,7 +78,7 @@ def forward_sums(
         piece -= 1
     first = tl.maximum(piece, 0) % blocks * M
     landmarks = rows(marks, first, count, l_sn, l_sd, D, M, W)
-    half = half_square(landmarks, 1.0)
+    half = half_square(landmarks, 1.0, DOT)
     if piece < 0:
         if INVERT:
             inverse = core_of(landmarks, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
@@ -132,16 +132,16 @@ def forward_write(
         landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
         y = tl.load(small(mixed, row * M, 0, M, W))
         write_tokens(
-            q, out, landmarks, half_square(landmarks, 1.0), y, q_sn, q_sd, o_sn, first, last, scale, D, W, T, DOT
+            q, out, landmarks, half_square(landmarks, 1.0, DOT), y, q_sn, q_sd, o_sn, first, last, scale, D, W, T, DOT
         )
     else:
         for t0 in range(first, last, T):
             qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
-            half_q = half_square(qt, scale)
+            half_q = half_square(qt, scale, DOT)
             acc = tl.zeros((T, W), tl.float32)
             for block in range(blocks):
                 landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
                 y = tl.load(small(mixed, tl.cast(row, tl.int64) * blocks * M, block * M, M, W))
-                weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0), scale, DOT)
+                weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0, DOT), scale, DOT)
                 acc += times_small(weights, y, DOT)
             store_rows(out, acc, t0, last, o_sn, D, T, W)

@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from sightline.ops.fused.launch import PRODUCTS, in_order, without
-from sightline.ops.fused.program import INTERPRETED, Layout, Program, compile_all, program_for
+from sightline.ops.fused.launch import in_order, without
+from sightline.ops.fused.program import INTERPRETED, Layout, Program, compile_all, products, program_for
 from sightline.ops.soft import backward_kernels, forward_kernels, matrix_kernels
 from sightline.ops.soft.newton import RIDGE, STEP, steps_in
 
@@ -183,7 +183,7 @@ class _Work:
     @property
     def flags(self) -> dict[str, Any]:
         """Constants that most kernels have."""
-        return {"D": self.q.shape[3], "VARLEN": self.cu is not None, "DOT": PRODUCTS[self.q.dtype]}
+        return {"D": self.q.shape[3], "VARLEN": self.cu is not None, "DOT": products(self.q.dtype)}
 
     def buffer(self, *shape: int) -> Layout:
         return self.program.buffer(shape, torch.float32)
@@ -366,8 +366,9 @@ def _compile_ahead(
     They are compiled in parallel, so that no later size has to wait.
     """
     cut = _Work(Program(6), q, landmarks, cu, cu_landmarks, call).cut
-    key = (torch.cuda.current_device(), q.dtype, q.shape[3], cut.width, cut.block, cut.blocks > 1, call.normalized,
-           mask is None, cu is None, save, *(t.strides[3] == 1 for t in (q, v, landmarks)))  # fmt: skip
+    kind = (q.dtype, products(q.dtype), q.shape[3], call.normalized, mask is None, cu is None, save)
+    steps = (t.strides[3] == 1 for t in (q, v, landmarks))
+    key = (torch.cuda.current_device(), *kind, cut.width, cut.block, cut.blocks > 1, *steps)
     if key in _compiled:
         return
     _compiled.add(key)

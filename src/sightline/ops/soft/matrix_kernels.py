@@ -126,7 +126,7 @@ def backward_queries(
         gt = rows(g, t0, last, g_sn, g_sd, D, T, W)
         if MASKED:
             vt = tl.where(shown(mask, t0, last, T)[:, None], vt, 0.0).to(v.dtype.element_ty)
-        half_q = half_square(qt, scale)
+        half_q = half_square(qt, scale, DOT)
         d_q = tl.zeros((T, W), tl.float32)
         d_v = tl.zeros((T, W), tl.float32)
         total = tl.zeros((T,), tl.float32)
@@ -134,7 +134,7 @@ def backward_queries(
             landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
             y = tl.load(small(mixed, base, block * M, M, W))
             dz = tl.load(small(mixed_grad, base, block * M, M, W))
-            weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0), scale, DOT)
+            weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0, DOT), scale, DOT)
             d_v += times_small(weights, dz, DOT)
             pull = tokens_times(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
             pull = weights * tokens_times(vt, tl.trans(dz), DOT, pull)
@@ -164,7 +164,7 @@ def backward_landmarks(
     landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
     base = tl.cast(row, tl.int64) * blocks * M
     d_landmarks = pull_tokens(
-        q, v, g, q, v, mask, landmarks, half_square(landmarks, 1.0), tl.load(small(mixed, base, block * M, M, W)),
+        q, v, g, q, v, mask, landmarks, half_square(landmarks, 1.0, DOT), tl.load(small(mixed, base, block * M, M, W)),
         tl.load(small(mixed_grad, base, block * M, M, W)), q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, 0, 0, part * chunk,
         tl.minimum(part * chunk + chunk, n), scale, D, W, M, T, MASKED, DOT, False,
     )

@@ -53,15 +53,25 @@ def shown(mask, first, last, T: tl.constexpr):
 
 
 @triton.jit
-def half_square(x, scale):
+def as_multiplied(x, DOT: tl.constexpr):
+    """x as products take it: float32 is rounded to TF32's ten bits, so that products and squares are of one number."""
+    if DOT == "tf32" and x.dtype == tl.float32:
+        return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    else:
+        return x
+
+
+@triton.jit
+def half_square(x, scale, DOT: tl.constexpr):
     """c |scale x|^2 / 2 of every row."""
-    x = x.to(tl.float32) * scale
+    x = as_multiplied(x, DOT).to(tl.float32) * scale
     return tl.sum(x * x, 1) * (0.5 * LOG2E)
 
 
 @triton.jit
 def gaussian(a, b, half_a, half_b, scale, DOT: tl.constexpr):
     """exp(-|a_i - b_j|^2 / 2) of the rows of a and b, one of them yet to be multiplied by `scale`."""
+    a, b = as_multiplied(a, DOT), as_multiplied(b, DOT)
     score = dot(operand(a, DOT), tl.trans(operand(b, DOT)), DOT) * (scale * LOG2E)
     return tl.exp2(tl.minimum(score - half_a[:, None] - half_b[None, :], 0.0))
 
@@ -109,10 +119,19 @@ def tokens_times(x, y, DOT: tl.constexpr, acc):
 
 
 @triton.jit
+def _gram(a, b, DOT: tl.constexpr):
+    """Products between landmarks, with all digits of float32."""
+    if a.dtype == tl.float32:
+        return dot(a, tl.trans(b), "fp32")
+    else:
+        return dot(operand(a, DOT), tl.trans(operand(b, DOT)), DOT)
+
+
+@triton.jit
 def squares(x, M: tl.constexpr, DOT: tl.constexpr):
     """|x_i|^2 of a block of landmarks, summed as the products of `between` are."""
     i = tl.arange(0, M)
-    product = dot(operand(x, DOT), tl.trans(operand(x, DOT)), DOT)
+    product = _gram(x, x, DOT)
     return tl.sum(tl.where(i[:, None] == i[None, :], product, 0.0), 1)
 
 
@@ -120,7 +139,7 @@ def squares(x, M: tl.constexpr, DOT: tl.constexpr):
 def between(a, b, square_a, square_b, first_a, first_b, m, M: tl.constexpr, DOT: tl.constexpr):
     """A between two blocks of landmarks (M, M): exactly one on the diagonal, zero beyond the m landmarks."""
     i, j = first_a + tl.arange(0, M)[:, None], first_b + tl.arange(0, M)[None, :]
-    product = dot(operand(a, DOT), tl.trans(operand(b, DOT)), DOT)
+    product = _gram(a, b, DOT)
     distance = tl.maximum(square_a[:, None] + square_b[None, :] - 2.0 * product, 0.0)
     values = tl.where(i == j, 1.0, tl.exp2(distance * (-0.5 * LOG2E)))
     return tl.where((i < m) & (j < m), values, 0.0)
