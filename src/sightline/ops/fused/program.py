@@ -8,7 +8,7 @@ sizes that have not come yet can be compiled from plans too (`compile_all`).
 import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +92,10 @@ class Program:
         self._own = [self._buffers[slot - self.inputs] for slot in self.results]
         self._scratch = end
 
-    def compile(self) -> list[Any]:
+    def compile(self) -> None:
         """Compile what will be launched, without data or launches."""
-        return [launch.compile() for launch in self._launches]
+        for launch in self._launches:
+            launch.compile()
 
 
 class _Launch:
@@ -137,9 +138,9 @@ class _Launch:
             values[place] = addresses[slot] + offset
         self.compiled(*self.grid, stream, *self.head, *values)
 
-    def compile(self) -> Any:
+    def compile(self) -> None:
         stand_ins = (torch.empty(1, dtype=a.dtype, device="meta") if isinstance(a, Layout) else a for a in self.args)
-        return self.kernel.warmup(*stand_ins, grid=self.grid, **self.constants)
+        self.kernel.warmup(*stand_ins, grid=self.grid, **self.constants)
 
 
 def _inside(tensor: Any, offset: int, dtype: torch.dtype) -> Tensor:
@@ -190,18 +191,33 @@ def forget() -> None:
 
 
 def compile_all(programs: Iterable[Program]) -> None:
-    """Compile the kernels of several programs in parallel and bring them onto the current device."""
-    device = torch.cuda.current_device()
+    """Compile the kernels of several programs in parallel and bring them onto the current device.
+
+    What fails here fails again, and says why, when it is called.
+    """
     with ThreadPoolExecutor(THREADS) as pool:
-        with AsyncCompileMode(pool):
-            kernels = [kernel for program in programs for kernel in program.compile()]
-        list(pool.map(lambda kernel: _load(kernel, device), kernels))
+        loader = _Loader(pool, torch.cuda.current_device())
+        with AsyncCompileMode(loader, ignore_errors=True):
+            for program in programs:
+                program.compile()
 
 
-def _load(kernel: Any, device: int) -> None:
-    """Bring a compiled kernel onto the device; asking for its launcher does that. New threads start on device 0."""
-    with torch.cuda.device(device):
-        (kernel.result() if hasattr(kernel, "result") else kernel)[(1, 1, 1)]
+@dataclass(frozen=True)
+class _Loader:
+    """Threads that compile and load: the C compiler that Triton calls for launchers works while others compile."""
+
+    pool: ThreadPoolExecutor
+    device: int
+
+    def submit(self, compile: Callable[[], Any]) -> Future:
+        return self.pool.submit(self._load, compile)
+
+    def _load(self, compile: Callable[[], Any]) -> Any:
+        """Compile a kernel and bring it onto the device, which asking for its launcher does."""
+        kernel = compile()
+        with torch.cuda.device(self.device):  # new threads start on device 0
+            kernel[(1, 1, 1)]
+        return kernel
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
