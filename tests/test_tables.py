@@ -9,9 +9,8 @@ import pytest
 import torch
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "docs"))
-sys.path.insert(0, str(ROOT / "results" / "dense"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results" / "dense"))
 
 import collect
 import measure_sequences

@@ -69,8 +69,8 @@ def cost_section(path: Path) -> str:
     made = json.loads(path.read_text())
     versions, rows = made["versions"], made["rows"]
     head = (
-        f"{made_on(versions)}, autocast to bfloat16, random weights. *ms* is the time of a call, *MiB* the peak of what "
-        "torch holds without the model. Forward is of one image, a training step is forward and backward of two. "
+        f"{made_on(versions)}, autocast to bfloat16, random weights. *ms* is the time of a call, *MiB* the peak of "
+        "what torch holds without the model. Forward is of one image, a training step is forward and backward of two. "
         f"`{versions['command']}`; data: [{path.name}](../results/dense/{path.name})."
     )
     parts = ["### Time and memory by image size", head]
@@ -79,7 +79,7 @@ def cost_section(path: Path) -> str:
     if detector := [row for row in rows if row["head"] == "mask_rcnn"]:
         size = f"{detector[0]['height']} x {detector[0]['width']}"
         lines = [[_name(row), row["attention"], *_cells(row)] for row in detector]
-        parts += [f"Mask R-CNN, 80 classes, forward at {size}; untrained, it finds nothing that would get a mask:",
+        parts += [f"Mask R-CNN, 80 classes, forward at {size} with no box kept, and so without the head of the masks:",
                   table(("backbone", "attention", "ms", "MiB"), lines)]  # fmt: skip
     return "\n\n".join(parts)
 
