@@ -1,0 +1,71 @@
+"""Results on the Long Range Arena: accuracy, speed and memory by mechanism."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sightline.bench.report import table
+from sightline.engine.settings import load_recipe
+from sightline.tasks.sequences.published import PUBLISHED
+from tables.words import made_on
+
+TITLES = {"listops": "ListOps", "image": "Image", "pathfinder": "Pathfinder"}
+NOTES = {"pathfinder": " The images are generated as above; the published figures are of others."}
+HEADER = ("mechanism", "updates", "val %", "test %", "published %", "training, examples/s", "inference, examples/s",
+          "training, MiB", "inference, MiB")  # fmt: skip
+
+
+def sequences_section(folder: Path, machine: str) -> str:
+    """A table a task whose results are in the folder; nothing where there are none."""
+    paths = {task: folder / f"{task}-{machine}.json" for task in TITLES}
+    found = {task: path for task, path in paths.items() if path.exists()}
+    if not found:
+        return ""
+    measured = folder / f"speed-{machine}.json"
+    speed = json.loads(measured.read_text()) if measured.exists() else None
+    parts = ["## What came out"]
+    if speed:
+        parts.append(_about(speed["versions"], measured))
+    return "\n\n".join([*parts, *(_task(task, path, speed) for task, path in found.items())])
+
+
+def _about(versions: dict[str, Any], path: Path) -> str:
+    return (
+        f"Speed and memory: {made_on(versions)}, alone on the card, plain calls at the recipe's batch, autocast to "
+        "bfloat16; memory is the peak of what torch holds without the model. "
+        f"`{versions['command']}`; data: [{path.name}](../results/sequences/{path.name})."
+    )
+
+
+def _task(task: str, path: Path, speed: dict[str, Any] | None) -> str:
+    rows = json.loads(path.read_text())["rows"]
+    recipe = load_recipe(f"lra_{task}")
+    whole, batch = recipe["schedule"]["epochs"] * recipe["data"]["epoch_steps"], recipe["batch"]["size"]
+    sizes, seeds = (", ".join(map(str, sorted({row[key] for row in rows}))) for key in ("batch", "seed"))
+    compressed = ", its schedule compressed to fewer here" if any(row["steps"] < whole for row in rows) else ""
+    machines = "; ".join(dict.fromkeys(made_on(row) for row in rows))
+    text = (
+        f"{machines}. The recipe has {whole:,} updates of {batch} examples{compressed}; batch {sizes}, seed {seeds}, "
+        f"tested on {rows[0]['examples']:,} examples with the weights that were best in validation."
+        f"{NOTES.get(task, '')} Data: [{path.name}](../results/sequences/{path.name})."
+    )
+    fast = {row["attention"]: row for row in speed["rows"] if row["task"] == task} if speed else {}
+    lines = [_line(row, task, fast.get(row["attention"])) for row in rows]
+    shown = {row["published_as"] for row in rows}
+    others = [
+        [name, "", "", "", f"{scores[task]:.1f}", "", "", "", ""]
+        for name, scores in PUBLISHED.items()
+        if name not in shown
+    ]
+    return "\n\n".join([f"### {TITLES[task]}", text, table(HEADER, [*lines, *others])])
+
+
+def _line(row: dict[str, Any], task: str, fast: dict[str, Any] | None) -> list[str]:
+    known = "" if row["published_as"] is None else f"{PUBLISHED[row['published_as']][task]:.1f}"
+    modes = [fast[mode] if fast else {} for mode in ("train", "forward")]
+    costs = [_number(mode.get(key)) for key in ("examples_per_second", "peak_mib") for mode in modes]
+    return [f"`{row['attention']}`", f"{row['steps']:,}", f"{row['val']:.2f}", f"{row['test']:.2f}", known, *costs]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

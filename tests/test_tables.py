@@ -1,0 +1,145 @@
+"""Result files as they are gathered, measured and shown in the documentation, on made-up ones."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results" / "dense"))
+
+import collect
+import measure_sequences
+from make_tables import with_block
+from measuring import Budget, measure
+from tables.dense import cost_section, runs_section
+from tables.sequences import sequences_section
+
+CPU = torch.device("cpu")
+VERSIONS = {"device": "1 x cuda (CARD)", "torch": "2.0", "timm": "1.0", "commit": "0123456789", "command": "a command"}
+
+
+def write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def cells(page: str, start: str) -> list[str]:
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that was tested on one split, with its best validation in the first of two epochs."""
+    run = tmp_path / "runs" / "small"
+    write(run / "done.json", {"box_ap": 3.0, "epoch": 1, "step": 20, "seconds": 9.87})
+    write(run / "versions.json", {**VERSIONS, "command": "sightline train --config bccd --data d"})
+    config = {"model": {"head": "retinanet", "name": "inline_swin_tiny", "args": {"attention": "softmax"}},
+              "schedule": {"epochs": 2}, "run": {"seed": 0}}  # fmt: skip
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = [{"epoch": 1, "step": 10, "lr": 0.1, "box_ap": 3.0}, {"epoch": 2, "step": 20, "lr": 0.1, "box_ap": 1.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(run / "eval-train2017" / "eval.json", {"images": 5, "scores": {"box_ap": 80.0}})
+    write(tmp_path / "runs" / "unfinished" / "versions.json", VERSIONS)
+    return run
+
+
+def test_dense_runs_are_gathered_with_their_own_validation(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = run.parents[1] / "runs.json"
+    monkeypatch.setattr(sys, "argv", ["collect.py", str(run.parent), "--out", str(out), "--note", "Mind this."])
+    collect.main()
+    tested, trained = json.loads(out.read_text())["rows"]
+    assert (tested["split"], tested["from"], tested["images"], tested["box_ap"]) == (
+        "train2017",
+        "sightline eval",
+        5,
+        80,
+    )
+    assert (trained["split"], trained["from"], trained["box_ap"]) == ("val", "training", 3.0)
+    assert "lr" not in trained
+    assert (trained["recipe"], trained["epochs"], trained["recipe_epochs"], trained["steps"]) == ("bccd", 2, 150, 20)
+    page = runs_section(out)
+    assert "CARD, torch 2.0, timm 1.0, commit 0123456" in page
+    assert "Mind this." in page
+    shown = ["`small`", "retinanet", "inline_swin_tiny, softmax", "20", "2 of 150", "1", "80.00", "3.00\\*"]
+    assert cells(page, "`small`") == shown  # no column for a test split and for masks, which there are not
+
+
+def test_cost_of_dense_models_tells_how_memory_grows(tmp_path: Path) -> None:
+    facts = {"backbone": "b", "head": "upernet", "attention": "own", "mode": "forward"}
+    rows = [
+        {**facts, "height": 512, "width": 512, "ms": 1.0, "peak_mib": 100.0},
+        {**facts, "height": 2048, "width": 2048, "ms": 20.0, "peak_mib": 2400.0},
+        {**facts, "height": 512, "width": 512, "attention": "softmax", "ms": 2.0, "peak_mib": None},
+        {**facts, "height": 2048, "width": 2048, "attention": "softmax", "ms": None, "peak_mib": None,
+         "error": "out of memory"},
+        {**facts, "height": 800, "width": 1280, "head": "mask_rcnn", "ms": 5.0, "peak_mib": 7.0},
+    ]  # fmt: skip
+    page = cost_section(write(tmp_path / "cost.json", {"versions": VERSIONS, "rows": rows}))
+    assert "| `b` | own | forward | 1.0 | 100 | 20.0 | 2,400 | 1.50 |" in page
+    assert "| `b` | softmax | forward | 2.0 | - | out of memory | - | - |" in page
+    assert "| `b` | own | 5.0 | 7 |" in page
+
+
+def test_sequences_have_accuracy_and_speed_of_every_task_that_was_run(tmp_path: Path) -> None:
+    facts = {**VERSIONS, "steps": 100, "batch": 32, "seed": 0, "val": 30.0, "test": 31.0, "examples": 2000}
+    rows = [{**facts, "attention": name, "published_as": known}
+            for name, known in (("softmax", "Transformer"), ("inline", None))]  # fmt: skip
+    write(tmp_path / "listops-card.json", {"task": "listops", "rows": rows})
+    assert cells(sequences_section(tmp_path, "card"), "`inline`")[4:] == ["", "-", "-", "-", "-"]
+    modes = {"train": {"examples_per_second": 1000.0, "peak_mib": 10.0},
+             "forward": {"examples_per_second": 3000.0, "peak_mib": 2.0}}  # fmt: skip
+    speed = [{"task": "listops", "attention": "softmax", **modes}, {"task": "image", "attention": "inline", **modes}]
+    write(tmp_path / "speed-card.json", {"versions": VERSIONS, "rows": speed})
+    page = sequences_section(tmp_path, "card")
+    assert cells(page, "`softmax`")[1:] == ["100", "30.00", "31.00", "37.1", "1,000", "3,000", "10", "2"]
+    assert cells(page, "`inline`")[4:] == ["", "-", "-", "-", "-"]
+    assert cells(page, "Linformer")[4] == "37.3"
+    assert "5,000 updates of 32 examples, its schedule compressed" in page
+    assert "Pathfinder" not in page
+
+
+def test_results_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    assert runs_section(tmp_path / "none.json") == cost_section(tmp_path / "none.json") == ""
+    assert sequences_section(tmp_path, "card") == ""
+    assert with_block("a\n<!-- x -->\nold\n<!-- /x -->\nb", "x", "new") == "a\n<!-- x -->\nnew\n<!-- /x -->\nb"
+
+
+def test_a_case_is_timed_once_however_little_time_there_is() -> None:
+    calls: list[int] = []
+    found = measure(lambda: calls.append(1), CPU, 0.0, warm=3)
+    assert len(calls) == 4
+    assert found["ms"] > 0
+    assert measure(lambda: calls.append(1), CPU, None)["error"] == "no time left"
+    assert len(calls) == 4
+
+    def too_large() -> None:
+        raise torch.OutOfMemoryError
+
+    assert measure(too_large, CPU, 1.0)["error"] == "out of memory"
+
+
+def test_a_budget_is_shared_evenly() -> None:
+    assert Budget(4, seconds=1.0, total=100.0).share() == 1.0
+    assert Budget(4, seconds=1.0, total=2.0).share() == pytest.approx(0.5, abs=0.1)
+    assert Budget(4, seconds=1.0, total=-1.0).share() is None
+
+
+def test_sequences_are_measured_as_long_as_the_real_ones() -> None:
+    lengths = torch.cat([(ids != 0).sum(1) for ids, _ in measure_sequences.batches("listops", 16, CPU)])
+    assert 501 <= lengths.min() < 700
+    assert 1800 < lengths.max() <= 1999
+    assert {ids.shape for ids, _ in measure_sequences.batches("image", 2, CPU)} == {(2, 1024)}
+
+
+def test_a_mechanism_is_measured_in_both_modes() -> None:
+    examples = measure_sequences.batches("image", 1, CPU)[:1]
+    row = measure_sequences.row_of("image", "inline", examples, 0.1, Budget(2, 0.0, 60.0))
+    assert row["attention"] == "inline"
+    assert all(row[mode]["examples_per_second"] > 0 for mode in ("train", "forward"))
