@@ -88,7 +88,7 @@ def test_cost_of_dense_models_tells_how_memory_grows(tmp_path: Path) -> None:
 
 
 def test_sequences_have_accuracy_and_speed_of_every_task_that_was_run(tmp_path: Path) -> None:
-    facts = {**VERSIONS, "steps": 100, "batch": 32, "seed": 0, "val": 30.0, "test": 31.0, "examples": 2000}
+    facts = {**VERSIONS, "steps": 100, "batch": 32, "lr": 1e-4, "seed": 0, "val": 30.0, "test": 31.0, "examples": 2000}
     rows = [{**facts, "attention": name, "published_as": known}
             for name, known in (("softmax", "Transformer"), ("inline", None))]  # fmt: skip
     write(tmp_path / "listops-card.json", {"task": "listops", "rows": rows})

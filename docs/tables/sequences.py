@@ -43,9 +43,11 @@ def _task(task: str, path: Path, speed: dict[str, Any] | None) -> str:
     whole, batch = recipe["schedule"]["epochs"] * recipe["data"]["epoch_steps"], recipe["batch"]["size"]
     sizes, seeds = (", ".join(map(str, sorted({row[key] for row in rows}))) for key in ("batch", "seed"))
     compressed = ", its schedule compressed to fewer here" if any(row["steps"] < whole for row in rows) else ""
+    rates = ", ".join(f"{rate:g}" for rate in sorted({row["lr"] for row in rows}))
     machines = "; ".join(dict.fromkeys(made_on(row) for row in rows))
     text = (
-        f"{machines}. The recipe has {whole:,} updates of {batch} examples{compressed}; batch {sizes}, seed {seeds}, "
+        f"{machines}. The recipe has {whole:,} updates of {batch} examples{compressed}; batch {sizes}, learning "
+        f"rate {rates} (the recipe's is {recipe['optim']['lr']:g}), seed {seeds}, "
         f"tested on {rows[0]['examples']:,} examples with the weights that were best in validation."
         f"{NOTES.get(task, '')} Data: [{path.name}](../results/sequences/{path.name})."
     )

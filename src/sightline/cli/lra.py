@@ -124,7 +124,7 @@ def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
     versions = _read(folder / "versions.json")
     return {
         "attention": name, "published_as": _published_as(name), "parameters": found.parameters, "steps": done["step"],
-        "batch": config.batch.size, "seed": config.run.seed, "val": round(done["top1"], 4),
+        "batch": config.batch.size, "lr": config.optim.lr, "seed": config.run.seed, "val": round(done["top1"], 4),
         "test": round(found.evaluation.scores["top1"], 4), "examples": found.evaluation.images,
         "examples_per_second": rate, "peak_bytes": _read(memory).get("bytes"),
         "seconds": round(done["seconds"], 1), "precision": config.run.precision,
