@@ -35,7 +35,7 @@ def measure(call: Callable[[], Any], device: torch.device, seconds: float | None
     Args:
         call: what is measured.
         device: where it runs; memory is None on a CPU.
-        seconds: about how long, with the `warm` calls before, though one call is always timed; None for not at all.
+        seconds: about how long, with the `warm` calls before, though some calls are always timed; None for not at all.
         warm: calls before the first that counts.
     """
     if seconds is None:
@@ -47,8 +47,8 @@ def measure(call: Callable[[], Any], device: torch.device, seconds: float | None
         _reset_peak(device)
         first = _timed(call, device, 1)
         left = seconds - (time.perf_counter() - start)
-        calls = int(max(left, 0) / first / ROUNDS)
-        times = [_timed(call, device, calls) / calls for _ in range(ROUNDS)] if calls else [first]
+        calls = max(1, int(left / first / ROUNDS))
+        times = [_timed(call, device, calls) / calls for _ in range(ROUNDS)]
     except torch.OutOfMemoryError:
         return {**NOTHING, "error": "out of memory"}
     return {"ms": 1e3 * sorted(times)[len(times) // 2], "peak_mib": _peak(device, before)}
@@ -61,7 +61,6 @@ def write(path: str | None, script: str, rows: list[dict[str, Any]], device: tor
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     made = {**versions(name), "command": " ".join(["python", f"docs/{Path(script).name}", *sys.argv[1:]])}
     Path(path).write_text(json.dumps({"versions": made, **facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path}")
 
 
 def _timed(call: Callable[[], Any], device: torch.device, calls: int) -> float:

@@ -71,8 +71,8 @@ def cost_section(path: Path) -> str:
     head = (
         f"{made_on(versions)}, autocast to bfloat16, random weights. *ms* is the time of a call, *MiB* the peak of "
         "what torch holds without the model. Forward is of one image, a training step is forward and backward of two. "
-        f"`{versions['command']}`; data: [{path.name}](../results/dense/{path.name})."
-    )
+        f"`{versions['command']}`; data: [{path.name}](../results/dense/{path.name}). {made.get('note', '')}"
+    ).rstrip()
     parts = ["### Time and memory by image size", head]
     if upernet := [row for row in rows if row["head"] == "upernet"]:
         parts += ["UPerNet, 150 classes:", _by_size(upernet)]
@@ -112,9 +112,10 @@ def _cells(row: dict[str, Any] | None) -> list[str]:
     """Milliseconds and MiB."""
     if row is None:
         return [NONE, NONE]
-    if row["ms"] is None:
+    if "error" in row:
         return [row["error"], NONE]
-    return [f"{row['ms']:.1f}", NONE if row["peak_mib"] is None else f"{row['peak_mib']:,.0f}"]
+    ms, memory = row["ms"], row["peak_mib"]
+    return [NONE if ms is None else f"{ms:.1f}", NONE if memory is None else f"{memory:,.0f}"]
 
 
 def _growth(line: dict[tuple[int, int], dict[str, Any]], small: int, large: int) -> str:
