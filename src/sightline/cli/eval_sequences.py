@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.classifier import choose_device
 from sightline.cli.options import UsageError, refuse_given
+from sightline.cli.results import write_facts
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -116,11 +117,9 @@ def run(options: "Options", path: Path) -> None:
         cells = [found.task, found.split, f"{found.evaluation.images:,}", *numbers, f"{scores['loss']:.4f}"]
         show(SCORES, [[*cells, f"{rate:,.0f}"]])
     if options.out is not None:
-        folder = Path(options.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "eval.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        written = write_facts(Path(options.out), facts)
         if not options.json:
-            print(f"wrote {folder / 'eval.json'}")
+            print(f"wrote {written}")
 
 
 def data_of(checkpoint: str, path: Path, given: str | None) -> "Data":
