@@ -123,14 +123,15 @@ def run(options: "Options", path: Path) -> None:
 
 
 def data_of(checkpoint: str, path: Path, given: str | None) -> "Data":
-    """The data of the run; another folder where one is given, and alone for a file of weights."""
+    """The data of the run that the weights lie in, of another folder where one is given; else as published."""
     from sightline.engine.settings import TASK, load_recipe, resolve
     from sightline.models.reader import read_metadata
     from sightline.tasks.sequences.card import SequenceCard
     from sightline.tasks.sequences.config import Data
 
-    config = Path(checkpoint) / "config.yaml"
-    if config.is_file():
+    runs = (Path(checkpoint), *path.resolve().parents[2:3])  # RUN/checkpoints/last/model.safetensors
+    config = next((run / "config.yaml" for run in runs if (run / "config.yaml").is_file()), None)
+    if config is not None:
         recipe = load_recipe(str(config))
         data: Data = resolve({TASK: "sequences", "data": recipe.get("data") or {}}).data
         return data if given is None else replace(data, path=given)

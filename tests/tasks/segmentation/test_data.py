@@ -20,7 +20,8 @@ def save_mask(path: Path, values: np.ndarray) -> None:
 
 
 def test_folders_with_classes(tmp_path: Path) -> None:
-    split = open_split(Data(path=str(make_data(tmp_path))), "train")
+    (make_data(tmp_path) / "images/train/folder.png").mkdir()
+    split = open_split(Data(path=str(tmp_path)), "train")
     assert split.classes == CLASSES
     image, mask = split.read(1)
     picture, values = scene(1)

@@ -173,7 +173,7 @@ def _files(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in extensions or path.name.startswith("."):
+        if path.suffix.lower() not in extensions or path.name.startswith(".") or path.is_dir():
             continue
         name = str(path.relative_to(folder).with_suffix(""))
         if name in found:
