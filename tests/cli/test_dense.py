@@ -1,6 +1,8 @@
 """`sightline train`, `eval` and `predict` of segmenters and detectors: a short run, its scores and its pictures."""
 
 import json
+import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +203,75 @@ def test_a_folder_that_cannot_be_written_is_named_by_its_option(run: Path, capsy
     for target in ("/proc/x", "/proc/x.png"):
         line = refusal(["predict", image, "--checkpoint", str(run), "--out", target], capsys)
         assert line.startswith("sightline: error: --out: nothing can be written to /proc")
+
+
+def test_a_picture_that_does_not_fit_on_the_disk(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    image = str(next((run.parent / "data").rglob("0.png")))
+    target = tmp_path / "0.png"
+    target.write_bytes(b"one of another day")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+    try:
+        line = refusal(["predict", image, "--checkpoint", str(run), "--out", str(tmp_path)], capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    wanted = f"{target}: could not be written (file too large); make room, or give another place with --out"
+    assert line == f"sightline: error: {wanted}\n"
+    assert target.read_bytes() == b"one of another day"
+    assert [path.name for path in tmp_path.iterdir()] == ["0.png"]
+
+
+def test_pictures_take_no_image_away(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    image = tmp_path / "photo.png"
+    image.write_bytes(next((run.parent / "data").rglob("0.png")).read_bytes())
+    for target in (tmp_path, image, tmp_path / "x" / ".."):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        line = refusal(["predict", str(image), "--checkpoint", str(run), "--out", str(target)], capsys)
+        assert "photo.png is one of the images and would be lost; give another place" in line
+    with Image.open(image) as kept:
+        assert kept.size in ((64, 64), (112, 96))
+
+
+def test_scores_are_shares(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    image = str(next((run.parent / "data").rglob("0.png")))
+    command = ["predict", image, "--checkpoint", str(run), "--out", str(tmp_path / "seen")]
+    for score in ("-0.5", "50"):
+        line = refusal([*command, "--score", score], capsys)
+        assert (
+            "--score: for detection" in line if "segmentation" in str(run) else f"--score: {score} is no score" in line
+        )
+
+
+def test_weights_of_any_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last ones too, by their folder; on the images that they were trained on."""
+    split = "train" if "segmentation" in str(run) else "train2017"
+    more = ["--data", str(run.parent / "data"), "--split", split, "--workers", "0", "--json"]
+    for name in ("best", "last"):
+        assert main(["eval", "--checkpoint", str(run / "checkpoints" / name), *more]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["checkpoint"] == str(run / "checkpoints" / name / "model.safetensors")
+        assert split in facts["data"]
+
+
+def test_a_configuration_of_another_task(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    task = "detection" if "segmentation" in str(run) else "segmentation"
+    for other in (task, "classification"):
+        (folder / "config.yaml").write_text(f"task: {other}\n")
+        line = refusal(["eval", "--checkpoint", str(folder), "--data", str(run.parent / "data")], capsys)
+        assert f"config.yaml: of {other}, but the weights are of" in line
+
+
+def test_skipped_images_are_told_once(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = TINY[run.parent.name.rstrip("0123456789")].make_data(tmp_path / "data")
+    paths = [
+        path for path in data.rglob("*.png") if path.parent.name in ("val", "val2017") and "masks" not in str(path)
+    ]
+    for path in paths:
+        path.write_bytes(b"words")
+    given = ["--checkpoint", str(run), "--data", str(data), "--workers", "0", "--on-error", "skip"]
+    assert main(["eval", *given]) == 0
+    out = capsys.readouterr().out
+    assert out.count("skipped: ") == len(paths) == 2
+    assert "No image could be used." in out

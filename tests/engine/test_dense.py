@@ -1,6 +1,7 @@
 """A dense run that is stopped goes on to the same weights, bit by bit; broken images are skipped on request."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,10 @@ def test_without_a_score_the_last_weights_are_the_best(
     best, last = (load_file(folder / "checkpoints" / name / "model.safetensors") for name in ("best", "last"))
     assert all(value.equal(last[key]) for key, value in best.items())
     assert "NaN" not in (folder / "metrics.jsonl").read_text()
-    capsys.readouterr()
+    out = capsys.readouterr().out
+    assert out.count("nothing to score") == 2
+    words = "mIoU" if tiny is segmentation else "box AP"
+    assert f"no {words}, since nothing to evaluate could be scored: checkpoints/best has the last weights; in " in out
     assert main(["eval", "--checkpoint", str(folder), "--workers", "0"]) == 0
     assert "Nothing in these images can be scored" in capsys.readouterr().out
 
@@ -129,3 +133,102 @@ def test_images_have_three_channels(tmp_path: Path, tiny: Any, sections: dict[st
 def test_scales_are_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"test\.scales: it is empty"):
         segmentation.config(tmp_path, tmp_path / "run", test={"scales": []})
+
+
+@pytest.mark.parametrize("tiny", [segmentation, detection], ids=["segmentation", "detection"])
+def test_images_to_evaluate_that_are_all_broken(tmp_path: Path, tiny: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tiny.make_data(tmp_path / "data")
+    for path in (data / ("images/val" if tiny is segmentation else "val2017")).iterdir():
+        path.write_bytes(b"words")
+    folder = train(tiny.config(data, tmp_path / "run", data={"on_error": "skip"}, run={"report": True}))
+    assert folder is not None
+    out = capsys.readouterr().out
+    assert "skipped: 0 batches, 2 unreadable images" in out
+    assert "checkpoints/best has the last weights" in out
+    assert (folder / "checkpoints/best/model.safetensors").is_file()
+    assert (folder / "report.html").is_file()
+
+
+@pytest.fixture(scope="module", params=[segmentation, detection], ids=["segmentation", "detection"])
+def unfinished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A kind of run, and a folder with `data` and a `run` on them that has an epoch to go."""
+    tiny, root = request.param, tmp_path_factory.mktemp("unfinished")
+    data = tiny.make_data(root / "data", 3)
+    sections = {"run": {"max_steps": 1}, **more_of(tiny)}
+    folder = train(tiny.config(data, root / "run", **sections))
+    assert folder is not None
+    (folder / "done.json").unlink()
+    return tiny, root
+
+
+def more_of(tiny: Any) -> dict[str, Any]:
+    return {"model": {"head": "cascade_mask_rcnn"}, "batch": {"size": 1}} if tiny is detection else {}
+
+
+def other_classes(tiny: Any, data: Path) -> None:
+    if tiny is segmentation:
+        path = data / "classes.json"
+        content = json.loads(path.read_text())
+        content["classes"].append("more")
+        path.write_text(json.dumps(content))
+        return
+    for split in ("train2017", "val2017"):
+        detection.change(data, split, categories=lambda rows: rows.append({"id": 9, "name": "more"}))
+
+
+def test_other_data_do_not_go_on(unfinished: tuple[Any, Path], tmp_path: Path) -> None:
+    tiny, root = unfinished
+    more, classes = tiny.make_data(tmp_path / "more", 4), tiny.make_data(tmp_path / "classes", 3)
+    other_classes(tiny, classes)
+    before = weights(root / "run")
+    for data, message in (
+        (more, "4 training images, but .* was trained on 3; give the same data"),
+        (classes, "the classes are not those that .* was trained on; give the same data"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(tiny.config(data, root / "run", **more_of(tiny)))
+    assert weights(root / "run") == before
+
+
+def test_another_model_does_not_go_on(unfinished: tuple[Any, Path]) -> None:
+    tiny, root = unfinished
+    head = "semantic_fpn" if tiny is segmentation else "mask_rcnn"
+    for sections, keys in (
+        ({"model": {"head": head}}, "model.head"),
+        ({"model": {"name": "inline_swin_tiny", "args": {}}}, "model.name, model.args"),
+    ):
+        given = more_of(tiny) | sections
+        with pytest.raises(ConfigError, match=f"was started with another {keys}"):
+            train(tiny.config(root / "data", root / "run", **given))
+
+
+def test_a_configuration_that_is_no_text(unfinished: tuple[Any, Path], tmp_path: Path) -> None:
+    tiny, root = unfinished
+    shutil.copytree(root / "run", tmp_path / "run")
+    (tmp_path / "run/config.yaml").write_bytes(b"\xff\xfe: [")
+    with pytest.raises(ConfigError, match="another configuration, which cannot be read"):
+        train(tiny.config(root / "data", tmp_path / "run", **more_of(tiny)))
+
+
+def test_a_cascade_from_training_to_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Polygons, run lengths and a crowd; an image without objects and one with a crowd alone."""
+    data = detection.make_data(tmp_path / "data", 4)
+
+    def thin(rows: list[dict[str, Any]]) -> None:
+        rows[:] = [row for row in rows if row["image_id"] != 101]
+        for row in rows:
+            row["iscrowd"] = int(row["iscrowd"] or row["image_id"] == 102)
+
+    for split in ("train2017", "val2017"):
+        detection.change(data, split, annotations=thin)
+    sections = {"data": {**detection.RECIPE["data"], "empty": "keep"}, "test": {"score": 0.0}, **more_of(detection)}
+    folder = train(detection.config(data, tmp_path / "run", **sections))
+    assert folder is not None
+    capsys.readouterr()
+    assert main(["eval", "--checkpoint", str(folder), "--workers", "0", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["images"] == 4
+    assert {"box_ap", "mask_ap"} <= facts["scores"].keys()
+    given = [str(data / "val2017"), "--checkpoint", str(folder), "--out", str(tmp_path / "seen"), "--score", "0"]
+    assert main(["predict", *given]) == 0
+    assert len(list((tmp_path / "seen").glob("*.png"))) == 4

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, inference_of, load_dense
 from sightline.cli.options import UsageError, refuse_given
+from sightline.cli.results import write_facts
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -46,11 +47,9 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     else:
         _print(loaded, facts)
     if options.out is not None:
-        folder = Path(options.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "eval.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        written = write_facts(Path(options.out), facts)
         if not options.json:
-            print(f"wrote {folder / 'eval.json'}")
+            print(f"wrote {written}")
 
 
 def _refuse(options: "Options", card: "DenseCard") -> None:
@@ -72,12 +71,12 @@ def _print(loaded: DenseModel, facts: dict[str, Any]) -> None:
     print(f"{loaded.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
     print(f"{facts['images']:,} images in {facts['data']}, {facts['device']}, {facts['seconds']:.1f} s\n")
     scores = facts["scores"]
-    if any(value is not None for value in scores.values()):
+    if not facts["images"]:
+        print("No image could be used.")
+    elif any(value is not None for value in scores.values()):
         show([Column(f"{name} %", right=True) for name in scores], [[_cell(value) for value in scores.values()]])
     else:
         print("Nothing in these images can be scored: no objects, or no pixels that count.")
-    for message in facts["broken"]:
-        print(f"skipped: {message}")
     rows = facts["per_class"]
     keys = [key for key in rows[0] if key != "class"]
     first = "iou" if "iou" in keys else keys[0]
@@ -104,7 +103,10 @@ def _data(options: "Options", card: "DenseCard") -> Any:
 
     config = Path(options.checkpoint or "") / "config.yaml"
     if config.is_file():
-        data = resolve(load_recipe(str(config))).data
+        run = resolve(load_recipe(str(config)))
+        if run.task != card.task:
+            raise UsageError(f"{config}: of {run.task}, but the weights are of {card.task}; give the file of weights")
+        data = run.data
     elif options.data is None:
         raise UsageError("--data: say which images; only a run folder knows its own")
     else:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, detect, inference_of, load_dense, segment
-from sightline.cli.options import refuse_given
+from sightline.cli.options import UsageError, refuse_given
+from sightline.cli.results import write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,8 @@ def refuse_options(options: "Options", card: "DenseCard") -> None:
     refuse_given(classifiers, f"for classifiers; leave it out for {what}")
     if card.task == "segmentation":
         refuse_given({"--score": options.score != type(options).score}, f"for detection; leave it out for {what}")
+    if not 0 <= options.score <= 1:
+        raise UsageError(f"--score: {options.score:g} is no score; give 0 to 1")
 
 
 def predict_dense(options: "Options", path: Path, card: "DenseCard", pictures: dict[Path, Path]) -> None:
@@ -48,7 +51,7 @@ def predict_dense(options: "Options", path: Path, card: "DenseCard", pictures: d
             facts.append({"file": str(source), "error": str(error)})
         else:
             picture, found = _look(loaded, image, device, options.score)
-            picture.save(target)
+            write_whole(target, picture.save)
             facts.append({"file": str(source), "found": found, "picture": str(target)})
         if not options.json:
             _print(facts[-1], card.task)

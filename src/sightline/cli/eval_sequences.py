@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.classifier import choose_device
 from sightline.cli.options import UsageError, refuse_given
+from sightline.cli.results import write_facts
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -116,22 +117,21 @@ def run(options: "Options", path: Path) -> None:
         cells = [found.task, found.split, f"{found.evaluation.images:,}", *numbers, f"{scores['loss']:.4f}"]
         show(SCORES, [[*cells, f"{rate:,.0f}"]])
     if options.out is not None:
-        folder = Path(options.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "eval.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        written = write_facts(Path(options.out), facts)
         if not options.json:
-            print(f"wrote {folder / 'eval.json'}")
+            print(f"wrote {written}")
 
 
 def data_of(checkpoint: str, path: Path, given: str | None) -> "Data":
-    """The data of the run; another folder where one is given, and alone for a file of weights."""
+    """The data of the run that the weights lie in, of another folder where one is given; else as published."""
     from sightline.engine.settings import TASK, load_recipe, resolve
     from sightline.models.reader import read_metadata
     from sightline.tasks.sequences.card import SequenceCard
     from sightline.tasks.sequences.config import Data
 
-    config = Path(checkpoint) / "config.yaml"
-    if config.is_file():
+    runs = (Path(checkpoint), *path.resolve().parents[2:3])  # RUN/checkpoints/last/model.safetensors
+    config = next((run / "config.yaml" for run in runs if (run / "config.yaml").is_file()), None)
+    if config is not None:
         recipe = load_recipe(str(config))
         data: Data = resolve({TASK: "sequences", "data": recipe.get("data") or {}}).data
         return data if given is None else replace(data, path=given)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cli.options import Command, UsageError, nearest, option, positional
+from sightline.cli.results import check_writable
 from sightline.cli.table import Column, show
 
 COLUMNS = (
@@ -19,6 +20,8 @@ COLUMNS = (
 )  # fmt: skip
 USUAL = ("softmax", "linear", "inline", "soft", "soft_norm", "nystromformer(landmarks=128,kernel=35)")
 RESULTS = "results.json"
+OWN = {"model.attention": "--attention", "run.folder": "--out"}  # keys that have an option of this command
+MOST = 10**9  # updates of a run
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,10 @@ def run(options: Options) -> None:
         remedy = nearest(options.task, TASKS, f"give one of {', '.join(TASKS)}")
         raise UsageError(f"no task {options.task!r}; {remedy}")
     names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or USUAL))
-    folder = Path(options.out or f"runs/lra_{options.task}")
+    folder = Path(f"runs/lra_{options.task}" if options.out is None else options.out)
     configs = {name: configure(options, name, folder) for name in names}  # all of them before the first is trained
-    _rows(folder / RESULTS)  # before anything is trained
+    check_writable(folder if options.out is None else options.out, "--out")  # before anything is trained
+    _rows(folder / RESULTS)
     rows = []
     for name, config in configs.items():
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
@@ -78,14 +82,16 @@ def configure(options: Options, name: str, folder: Path) -> Any:
         key, equals, value = text.partition("=")
         if not equals or "." not in key:
             raise UsageError(f"--set: {text!r} is not KEY=VALUE; write, for example, batch.size=64")
+        if key.strip() in OWN:
+            raise UsageError(f"--set: {key.strip()} follows from {OWN[key.strip()]}; give that instead")
         settings[key.strip()] = value
     slug = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
     settings |= {"model.attention": json.dumps(name), "run.folder": json.dumps(str(folder / slug))}
     if options.data is not None:
         settings["data.path"] = json.dumps(options.data)
     if options.steps is not None:
-        if options.steps < 1:
-            raise UsageError(f"--steps: {options.steps} is not a number of updates; give at least 1")
+        if not 1 <= options.steps <= MOST:
+            raise UsageError(f"--steps: {options.steps} is not a number of updates; give 1 to {MOST:,}")
         schedule = resolve(recipe, settings).schedule
         most = min(schedule.epochs, options.steps)
         epochs = next(count for count in range(most, 0, -1) if options.steps % count == 0)
@@ -121,12 +127,14 @@ def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
         batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,
         precision=config.run.precision,
     )  # fmt: skip
-    versions = _read(folder / "versions.json")
+    versions, peak = _read(folder / "versions.json"), _read(memory).get("bytes")
+    if not isinstance(peak, int | None):
+        raise UsageError(f"{memory} is damaged; remove it and give the command again")
     return {
         "attention": name, "published_as": _published_as(name), "parameters": found.parameters, "steps": done["step"],
         "batch": config.batch.size, "lr": config.optim.lr, "seed": config.run.seed, "val": round(done["top1"], 4),
         "test": round(found.evaluation.scores["top1"], 4), "examples": found.evaluation.images,
-        "examples_per_second": rate, "peak_bytes": _read(memory).get("bytes"),
+        "examples_per_second": rate, "peak_bytes": peak,
         "seconds": round(done["seconds"], 1), "precision": config.run.precision,
         **{key: versions.get(key) for key in ("device", "torch", "commit")},
     }  # fmt: skip
@@ -180,7 +188,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _rate(path: Path) -> float:
     """The median over the epochs of a run."""
     try:
-        rates = [json.loads(line)["images_per_second"] for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = path.read_text(encoding="utf-8").splitlines()
+        rates = [float(json.loads(line)["images_per_second"]) for line in lines]
         return sorted(rates)[len(rates) // 2]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UsageError(f"{path} is damaged; remove the folder of the run to train again") from error

@@ -13,7 +13,7 @@ from sightline.cli.dense_predict import predict_dense, refuse_options
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, UsageError, option, positional, refuse_given
 from sightline.cli.query import find_query, parse_query
-from sightline.cli.results import check_writable
+from sightline.cli.results import check_writable, write_whole
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -150,17 +150,27 @@ def _pictures(target: str | None, paths: list[Path], name: str = "--attention") 
         if not path.parent.is_dir() or path.is_dir():
             raise UsageError(f"{name}: {target} cannot be written; is there a folder {path.parent}?")
         check_writable(path.parent, name)
-        return {paths[0]: path}
+        return _beside({paths[0]: path}, name)
     if path.exists() and not path.is_dir():
         raise UsageError(f"{name}: {target} is not a folder; give a folder, or a file that ends in .png")
     check_writable(target, name)
     stems = [image.stem for image in paths]
     width = len(str(len(paths)))
     unique = len(set(stems)) == len(stems)
-    return {
+    pictures = {
         image: path / (f"{image.stem}.png" if unique else f"{i:0{width}d}-{image.stem}.png")
         for i, image in enumerate(paths, 1)
     }
+    return _beside(pictures, name)
+
+
+def _beside(pictures: dict[Path, Path], name: str) -> dict[Path, Path]:
+    """The same pictures, refused where one would take the place of an image that is looked at."""
+    images = {image.resolve() for image in pictures}
+    for target in pictures.values():
+        if target.resolve() in images:
+            raise UsageError(f"{name}: {target} is one of the images and would be lost; give another place")
+    return pictures
 
 
 def check_attention(classifier: Classifier, query: "Query | Patch") -> None:
@@ -212,7 +222,8 @@ def draw(
 
     title = title if query is not None else f"{title} (class token)"
     maps = telling_maps(classifier.model, image, query)
-    attention_figure([(title, shown(image, card), maps)]).savefig(path, dpi=110, bbox_inches="tight")
+    figure = attention_figure([(title, shown(image, card), maps)])
+    write_whole(path, lambda target: figure.savefig(target, dpi=110, bbox_inches="tight"), "--attention")
 
 
 def _fact(probability: float, index: int, names: list[str] | None) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""Files that commands write: whether a folder can take them, and those of `sightline eval --out`."""
+"""Files that commands write: whether a folder can take them, whole ones, and those of `sightline eval --out`."""
 
+import contextlib
 import csv
 import json
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,44 @@ def check_writable(folder: str | Path, name: str) -> None:
         raise UsageError(f"{name}: nothing can be written to {folder} ({why}); give another folder") from error
 
 
+def write_whole(path: Path, write: Callable[[Path], Any], name: str = "--out") -> None:
+    """Write a file under a temporary name and rename it: there is a whole file, or what was there before.
+
+    Args:
+        write: writes to the path that it is given, which has the same ending.
+        name: of the option that gives the folder.
+
+    Raises:
+        UsageError: there is no room, or no permission.
+    """
+    temporary = path.with_name(f".{os.getpid()}.tmp{path.suffix}")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"{path}: could not be written ({why}); make room, or give another place with {name}"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def write_facts(folder: Path, facts: dict[str, Any]) -> Path:
+    """eval.json with everything."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(facts, indent=1) + "\n"
+    write_whole(folder / "eval.json", lambda path: path.write_text(text, encoding="utf-8"))
+    return folder / "eval.json"
+
+
 def write_results(folder: Path, facts: dict[str, Any]) -> None:
     """eval.json with everything; for every size a table of classes and the confusion matrix as a picture."""
     from sightline.engine.report.figures import confusion_figure
     from sightline.engine.report.record import Record
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "eval.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_facts(folder, facts)
     for result in facts["results"]:
         size = times(result["img_size"])
         if result["per_class"]:

@@ -54,13 +54,13 @@ def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: Any
 
 
 def find_weights(folder: Path) -> Path:
-    """The best weights in a run folder, else the last ones.
+    """The best weights in a run folder, else the last ones; those of a folder in its `checkpoints`.
 
     Raises:
         ValueError: there are none.
     """
-    for name in (BEST, LAST, PREVIOUS):
-        path = folder / "checkpoints" / name / WEIGHTS
+    for place in (".", *(f"checkpoints/{name}" for name in (BEST, LAST, PREVIOUS))):
+        path = folder / place / WEIGHTS
         if path.is_file():
             return path
     raise ValueError(f"{folder}: no weights in it; give a file, or a run folder with checkpoints/best/{WEIGHTS}")

@@ -138,7 +138,7 @@ def differences(path: Path, config: AnyConfig) -> list[str]:
     """The keys in which a configuration differs from the one that a run folder was started with."""
     try:
         stored = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):  # not text, or not YAML
         return ["configuration, which cannot be read"]
     now = to_dict(config)
     if not isinstance(stored, dict):

@@ -164,5 +164,7 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> None:
     if here.skipped or trainer.task.broken:
         print(f"skipped: {here.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
     words = trainer.kind.shown[best]
-    reached = "" if here.best is None else f"best {words} {here.best:.2f} % (epoch {here.best_epoch}) "
-    print(f"{reached}in {clock(here.seconds)}; everything is in {folder.path}", flush=True)
+    reached = f"no {words}, since nothing to evaluate could be scored: checkpoints/best has the last weights;"
+    if here.best is not None:
+        reached = f"best {words} {here.best:.2f} % (epoch {here.best_epoch})"
+    print(f"{reached} in {clock(here.seconds)}; everything is in {folder.path}", flush=True)

@@ -224,7 +224,7 @@ class Trainer:
                 if name not in ("epoch", "step") and value is not None:
                     self.board.add_scalar(name, value, here.step)
             self.board.flush()
-        self.display.say(_line(values, self.epochs, self.kind))
+        self.display.say(_line(values, self.epochs, self.kind, self.last is not None))
 
     def _keep_best(self, score: float | None) -> None:
         """Keep weights that are better than all before; until there is a score at all, the newest."""
@@ -282,8 +282,10 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _line(values: dict[str, Any], epochs: int, kind: Kind) -> str:
+def _line(values: dict[str, Any], epochs: int, kind: Kind, evaluated: bool) -> str:
     loss = values["train_loss"]
     parts = [f"epoch {values['epoch']}/{epochs}", f"loss {'-' if loss is None else format(loss, '.3f')}"]
     parts += [f"{words} {values[key]:.2f} %" for key, words in kind.shown.items() if values.get(key) is not None]
+    if evaluated and values.get(kind.best) is None:
+        parts.append("nothing to score")
     return ", ".join([*parts, f"{values['images_per_second']:,.0f} {kind.unit}/s"])

@@ -113,6 +113,7 @@ def test_an_image_of_another_size(tmp_path: Path) -> None:
         ({"size": [5, 5], "counts": [25]}, "it is 5x5"),
         ({"size": [96, 112], "counts": [5]}, "do not fill the image"),
         ("words", "neither polygons nor run lengths"),
+        ([[0, 0, 1e12, 0, 1e12, 1e12]], r"a polygon reaches to 1e\+12"),  # drawn, it would take all memory
     ],
 )
 def test_masks_that_cannot_be_read(tmp_path: Path, segmentation: Any, message: str) -> None:
@@ -151,6 +152,7 @@ def test_files_that_are_no_instances(tmp_path: Path, text: str) -> None:
         ({"images": lambda items: items[0].update(file_name=5)}, "image 100 has the file_name 5"),
         ({"images": lambda items: items[0].update(height=None)}, "image 100 is of Nonex112 pixels"),
         ({"images": lambda items: items[0].update(width=0)}, "image 100 is of 96x0 pixels"),
+        ({"images": lambda items: items[0].update(width=10**9)}, "image 100 of 96x1000000000 pixels is larger"),
     ],
 )
 def test_rows_that_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str) -> None:
@@ -186,3 +188,26 @@ def test_damaged_masks_to_evaluate_on_are_found_first(tmp_path: Path, segmentati
     change(tmp_path, annotations=lambda items: items[0].update(segmentation=segmentation))
     with pytest.raises(ImageError, match="has no mask that can be read"):
         open_split(Data(path=str(tmp_path)), "train", masks=True).target(0, masks=True)
+
+
+def test_a_byte_order_mark(tmp_path: Path) -> None:
+    path = make_data(tmp_path) / "annotations/instances_train2017.json"
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(open_split(Data(path=str(tmp_path)), "train")) == 2
+
+
+def test_a_file_none_of_whose_images_is_there(tmp_path: Path) -> None:
+    for path in (make_data(tmp_path) / "val2017").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=f"none of its images is in {tmp_path / 'val2017'}"):
+        open_split(Data(path=str(tmp_path), on_error="skip"), "val")
+
+
+@pytest.mark.parametrize("turn", [5, 6, 7, 8])
+def test_boxes_say_how_an_image_lies(tmp_path: Path, turn: int) -> None:
+    """An entry of EXIF turns it, but the annotations are of 96 x 112 pixels, as they are stored."""
+    entry = Image.Exif()
+    entry[0x0112] = turn
+    Image.fromarray(scene(0)[0]).save(make_data(tmp_path) / "train2017/0.png", exif=entry)
+    found = open_split(Data(path=str(tmp_path)), "train").image(0)
+    assert np.array_equal(np.asarray(found), scene(0)[0])

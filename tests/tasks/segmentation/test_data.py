@@ -6,7 +6,7 @@ from shutil import copy
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from sightline.tasks.classification.images import ImageError
 from sightline.tasks.segmentation.config import Data
@@ -20,7 +20,8 @@ def save_mask(path: Path, values: np.ndarray) -> None:
 
 
 def test_folders_with_classes(tmp_path: Path) -> None:
-    split = open_split(Data(path=str(make_data(tmp_path))), "train")
+    (make_data(tmp_path) / "images/train/folder.png").mkdir()
+    split = open_split(Data(path=str(tmp_path)), "train")
     assert split.classes == CLASSES
     image, mask = split.read(1)
     picture, values = scene(1)
@@ -167,3 +168,18 @@ def test_a_line_without_a_name_is_refused(tmp_path: Path) -> None:
     path.write_text("ground\n\ndisc\n")
     with pytest.raises(ValueError, match=f"{path}: no classes; write"):
         open_split(Data(path=str(tmp_path), ignore=9), "train")
+
+
+@pytest.mark.parametrize("turn", [5, 6, 7, 8])
+def test_the_mask_says_how_an_image_lies(tmp_path: Path, turn: int) -> None:
+    """As it is stored, or upright as an entry of EXIF says: whichever has the size of the mask."""
+    entry = Image.Exif()
+    entry[0x0112] = turn
+    root = make_data(tmp_path, height=64, width=80)
+    stored = Image.open(root / "images/train/0.png")
+    stored.save(root / "images/train/0.png", exif=entry)
+    split = open_split(Data(path=str(root)), "train")
+    assert np.array_equal(np.asarray(split.read(0)[0]), scene(0, height=64, width=80)[0])
+    upright = ImageOps.exif_transpose(Image.open(root / "images/train/0.png"))
+    save_mask(root / "masks/train/0.png", np.zeros((80, 64)))
+    assert np.array_equal(np.asarray(split.read(0)[0]), np.asarray(upright))

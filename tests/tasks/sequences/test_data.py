@@ -1,10 +1,14 @@
 """Token sets, their batches and their files; readers of texts, pairs and images; splits."""
 
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from sightline.tasks.sequences import images, store, texts
 from sightline.tasks.sequences.config import Data
@@ -227,3 +231,65 @@ def test_folders_that_hold_something_else(tmp_path: Path, name: str) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(DataError, match=r"give|takes"):
             open_splits(Data(name=name), str(path), quiet)  # type: ignore[arg-type]
+
+
+FORGED: list[tuple[str, Callable[[np.ndarray], np.ndarray], str]] = [
+    ("labels", lambda labels: labels + 20, "label 2[0-9] is not one of 0 to 9"),
+    ("labels", lambda labels: labels - 20, "label -[0-9]+ is not one of 0 to 9"),
+    ("values", lambda values: values + np.uint8(100), "token 11[0-9] is not one of 0 to 14"),
+    ("ends", lambda ends: ends[:, None], "its arrays are of other shapes"),
+]
+
+
+@pytest.mark.parametrize(("key", "forge", "message"), FORGED)
+def test_a_cache_of_another_task_is_made_again(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    forge: Callable[[np.ndarray], np.ndarray],
+    message: str,
+) -> None:
+    config = Data(train=4, val=2, test=2, cache=str(tmp_path))
+    right = open_splits(config, None, quiet)["train"]
+    (path,) = tmp_path.iterdir()
+    arrays = load_file(path)
+    save_file({**arrays, key: np.ascontiguousarray(forge(arrays[key]))}, path)
+    found = open_splits(config, None, quiet)["train"]
+    assert found.values.tobytes() == right.values.tobytes()
+    assert found.labels.tolist() == right.labels.tolist()
+    assert re.search(rf"damaged \({message}.*made again", capsys.readouterr().out)
+
+
+def test_a_cache_of_fewer_examples_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_splits(Data(train=4, val=2, test=2, cache=str(tmp_path)), None, quiet)
+    (path,) = tmp_path.iterdir()
+    path.rename(tmp_path / path.name.replace("4-2-2", "6-2-2"))
+    assert len(open_splits(Data(train=6, val=2, test=2, cache=str(tmp_path)), None, quiet)["train"]) == 6
+    assert "8 examples instead of 10); made again" in capsys.readouterr().out
+
+
+def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
+    path = tmp_path / "set.safetensors"
+    old, fresh, other = (tmp_path / name for name in (f".{path.name}.1.tmp", f".{path.name}.2.tmp", ".other.3.tmp"))
+    for left in (old, fresh, other):
+        left.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    os.utime(other, (0, 0))
+    store.save(path, TokenSet.pack(ROWS, [0, 1, 2, 3], 100))
+    assert {item.name for item in tmp_path.iterdir()} == {path.name, fresh.name, other.name}
+
+
+def test_files_from_another_editor(tmp_path: Path) -> None:
+    """A byte order mark, line ends of Windows and empty lines at the end."""
+    for split in ("train", "eval", "test"):
+        text = "1.0\tA\tB\tone\ttwo\r\n0\tC\tD\t\tthree\r\n\r\n"
+        (tmp_path / f"new_aan_pairs.{split}.tsv").write_bytes(text.encode("utf-8-sig"))
+    for split in ("train", "val", "test"):
+        (tmp_path / f"basic_{split}.tsv").write_bytes("Source\tTarget\r\n[MAX 1 2 ]\t2\r\n\r\n".encode("utf-8-sig"))
+    assert open_splits(Data(name="retrieval"), str(tmp_path), quiet)["val"].labels.tolist() == [1, 0]
+    assert open_splits(Data(name="listops"), str(tmp_path), quiet)["val"].labels.tolist() == [2]
+
+
+def test_a_path_without_a_name() -> None:
+    with pytest.raises(DataError, match="--data: the path is empty; listops takes a folder"):
+        open_splits(Data(), "", quiet)

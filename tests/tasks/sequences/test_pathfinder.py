@@ -1,6 +1,11 @@
 """Pathfinder: what is connected is found again from the pixels, by a search of its own."""
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +13,7 @@ from PIL import Image
 
 from sightline.tasks.sequences import pathfinder
 from sightline.tasks.sequences.errors import DataError
+from tests.engine.tiny import ENVIRONMENT
 
 COUNT = 500
 
@@ -132,3 +138,25 @@ def test_other_folders(tmp_path: Path) -> None:
     np.save(tmp_path / "metadata" / "0.npy", np.arange(3))
     with pytest.raises(DataError, match="not the text"):
         pathfinder.read(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are found in /proc")
+def test_processes_that_draw_end_with_the_one_that_started_them() -> None:
+    text = "from sightline.tasks.sequences import pathfinder; pathfinder.generate(10**6, 0, workers=2)"
+    started = subprocess.Popen([sys.executable, "-c", text], env=ENVIRONMENT)
+    listed = Path(f"/proc/{started.pid}/task/{started.pid}/children")
+    try:
+        children = wait_for(lambda: len(found := listed.read_text().split()) == 2 and found)
+    finally:
+        started.kill()
+        started.wait()
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What a condition gives once it holds."""
+    for _ in range(600):
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it never came true")

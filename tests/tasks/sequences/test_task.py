@@ -232,7 +232,11 @@ def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [row["attention"] for row in printed["rows"]] == ["linear", "none"]
     assert main([*command, "linear", "--set", "optim.lr=1"]) == 2
     assert "optim.lr" in capsys.readouterr().err
-    for name, text in (("linear/metrics.jsonl", "{"), ("linear/done.json", "{}"), ("results.json", '{"rows": 5}')):
+    damage = (
+        ("linear/metrics.jsonl", "{"), ("linear/metrics.jsonl", '{"images_per_second": "fast"}'),
+        ("linear/done.json", "{}"), ("linear/memory.json", '{"bytes": "many"}'), ("results.json", '{"rows": 5}'),
+    )  # fmt: skip
+    for name, text in damage:
         path = tmp_path / "t" / name
         whole = path.read_text()
         path.write_text(text)
@@ -248,7 +252,12 @@ def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["lra", "text", "--attention", "softmax"], "text is not generated; give --data PATH"),
         (["lra", "listops", "--attention", "sofmax"], "did you mean 'softmax'"),
         (["lra", "listops", "--steps", "0"], "--steps"),
+        (["lra", "listops", "--steps", "9" * 20], "--steps"),
         (["lra", "listops", "--set", "lr"], "KEY=VALUE"),
+        (["lra", "listops", "--set", "model.attention=linear"], "model.attention follows from --attention"),
+        (["lra", "listops", "--set", "run.folder=x"], "run.folder follows from --out"),
+        (["lra", "listops", "--out", ""], "--out: the path is empty"),
+        (["lra", "listops", "--out", "/dev/null"], "--out: nothing can be written to /dev/null"),
         (["lra", "listops", "--set", "optim.rl=1"], "optim.rl"),
         (["train", "--config", "lra_image"], "image is not generated"),
     ],
@@ -305,3 +314,23 @@ def test_the_rate_rises_and_falls_in_lines(cache: str, tmp_path: Path) -> None:
     assert rates[10] == max(rates) == pytest.approx(1e-4)
     assert np.diff(rates[:10]) == pytest.approx(9.6e-6)
     assert np.diff(rates[10:]) == pytest.approx(-1e-4 / 40)
+
+
+def test_weights_that_are_gone_or_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    with pytest.raises((ValueError, OSError), match=r"model\.safetensors") as error:
+        load(path)
+    assert "not the weights of a model of sequences" not in str(error.value)
+    path.write_bytes(b"\x40" + bytes(7) + b"{")
+    with pytest.raises(ValueError, match=r"model\.safetensors") as error:
+        load(path)
+    assert "not the weights of a model of sequences" not in str(error.value)
+
+
+def test_weights_in_a_run_know_their_data(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other sizes would generate other examples, some of which were trained on."""
+    train(configure(cache, tmp_path / "run"))
+    for name in ("checkpoints/last", "checkpoints/best/model.safetensors"):
+        capsys.readouterr()
+        assert main(["eval", "--checkpoint", str(tmp_path / "run" / name), "--device", "cpu", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["examples"] == 20

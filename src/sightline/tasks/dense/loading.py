@@ -3,21 +3,44 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import ExifTags, Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sightline.tasks.classification.images import ImageError
+from sightline.tasks.classification.images import ImageError, load_image
 from sightline.tasks.classification.samples import Keys, start_worker
 from sightline.tasks.order import Key
 
-__all__ = ["AnnotationError", "Items", "Keys", "Loaded", "collate", "make_loader", "normalize"]
+__all__ = ["AnnotationError", "Items", "Keys", "Loaded", "collate", "load_annotated", "make_loader", "normalize"]
+
+# From upright back to how pixels are stored, by the EXIF entries that turn an image on its side.
+BACK = {
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
 
 
 class AnnotationError(ImageError):
     """An annotation that cannot be used; the message is one line that begins with its file."""
+
+
+def load_annotated(path: Path, height: int, width: int) -> Image.Image:
+    """The RGB image that annotations for `height` x `width` pixels belong to.
+
+    That is the upright one, unless its EXIF entry lays it on its side and only the pixels as stored have that size.
+    """
+    image = load_image(path)
+    if height == width or (image.width, image.height) != (height, width):
+        return image
+    with Image.open(path) as file:
+        turn = file.getexif().get(ExifTags.Base.Orientation)
+    return image.transpose(BACK[turn]) if turn in BACK else image
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """COCO's JSON file of instances, read as data and checked."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+MOST = 2**28  # pixels of an image; what is larger is not decoded
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -13,7 +16,7 @@ def load(path: Path) -> dict[str, Any]:
         ValueError: it cannot be read, or a field is missing or of the wrong type.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON ({' '.join(str(error).split())[:120]})") from error
     fields = {"images": ("id", "file_name", "height", "width"), "annotations": (), "categories": ("id", "name")}
@@ -47,6 +50,11 @@ def _check_rows(path: Path, what: str, rows: Sequence[Mapping[str, Any]]) -> Non
         if not all(is_whole(side) and side > 0 for side in sides):
             size = "x".join(map(_short, sides))
             raise ValueError(f"{path}: {what} {number} is of {size} pixels (height x width); mend the file")
+        if math.prod(sides) > MOST:
+            raise ValueError(
+                f"{path}: {what} {number} of {'x'.join(map(str, sides))} pixels is larger than any that is read; "
+                f"mend the file"
+            )
 
 
 def _short(value: Any) -> str:

@@ -14,9 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sightline.tasks.classification.images import load_image
 from sightline.tasks.dense.config import SKIP
-from sightline.tasks.dense.loading import AnnotationError
+from sightline.tasks.dense.loading import AnnotationError, load_annotated
 from sightline.tasks.detection.coco import is_number, is_whole, load
 from sightline.tasks.detection.config import Data
 from sightline.tasks.detection.masks import UNREADABLE, check_mask, decode, reason
@@ -68,7 +67,7 @@ class Split:
             ImageError: it cannot be read, or has another size than the file says.
         """
         entry = self.entries[index]
-        image = load_image(entry.path)
+        image = load_annotated(entry.path, entry.height, entry.width)
         if (image.height, image.width) != (entry.height, entry.width):
             raise AnnotationError(
                 f"{entry.path}: {image.height}x{image.width} pixels, but {self.title} says {entry.height}x{entry.width}"
@@ -150,7 +149,7 @@ def open_split(data: Data, which: str, classes: Split | None = None, masks: bool
         raise ValueError("data.path: say where the images are; give --data FOLDER")
     root = Path(data.path)
     if not root.is_dir():
-        raise ValueError(f"data.path: there is no folder {root}")
+        raise ValueError(f"data.path: there is no folder {root}; give the folder of annotations/")
     given = data.train_split if which == "train" else data.val_split
     path, folder = _find(root, (given,) if given else SPLITS[which], which)
     split = _Reading(path, folder, data, masks, skip).split(which == "train")
@@ -198,6 +197,8 @@ class _Reading:
         chosen = list(entries.values())
         if training and self.data.empty == "drop":
             chosen = self._with_objects(chosen)
+        if not entries:
+            raise ValueError(f"{self.path}: none of its images is in {self.folder}")
         if not chosen:
             raise ValueError(f"{self.path}: no images with objects in it")
         names = tuple(str(item["name"]) for item in categories)

@@ -7,6 +7,7 @@ import numpy as np
 
 from sightline.tasks.detection.coco import is_whole
 
+REACH = 10**6  # pixels from a corner of the image to the furthest point of a polygon that is still drawn
 UNREADABLE = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError)  # what damaged masks raise
 
 
@@ -38,6 +39,8 @@ def check_mask(segmentation: Any, height: int, width: int) -> None:
         polygons = [[float(v) for v in polygon] for polygon in segmentation]
         if not polygons or any(len(p) < 6 or len(p) % 2 or not all(map(math.isfinite, p)) for p in polygons):
             raise ValueError("a polygon needs three points or more" if polygons else "there is none")
+        if (furthest := max(abs(v) for p in polygons for v in p)) > REACH:  # drawing takes memory by the length
+            raise ValueError(f"a polygon reaches to {furthest:.3g}")
         return
     if not isinstance(segmentation, dict):
         raise ValueError("neither polygons nor run lengths")

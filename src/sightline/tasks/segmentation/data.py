@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sightline.tasks.classification.images import EXTENSIONS, load_image
+from sightline.tasks.classification.images import EXTENSIONS
 from sightline.tasks.dense.config import SKIP
-from sightline.tasks.dense.loading import AnnotationError
+from sightline.tasks.dense.loading import AnnotationError, load_annotated
 from sightline.tasks.segmentation.config import Data
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
@@ -96,7 +96,8 @@ class Split:
             ImageError: one of them cannot be used, or they differ in size.
         """
         image_path, mask_path = self.files[index]
-        image, mask = load_image(image_path), self.labels.read(mask_path)
+        mask = self.labels.read(mask_path)
+        image = load_annotated(image_path, *mask.shape)
         if (image.height, image.width) != mask.shape:
             raise AnnotationError(
                 f"{mask_path}: a mask of {mask.shape[0]}x{mask.shape[1]} for an image of {image.height}x{image.width}"
@@ -134,7 +135,7 @@ def _root(path: str | None) -> Path:
         raise ValueError("data.path: say where the images are; give --data FOLDER")
     root = Path(path)
     if not root.is_dir():
-        raise ValueError(f"data.path: there is no folder {root}")
+        raise ValueError(f"data.path: there is no folder {root}; give the folder of images/ and masks/")
     inside = root / ADE_FOLDER
     return inside if inside.is_dir() else root
 
@@ -172,7 +173,7 @@ def _files(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in extensions or path.name.startswith("."):
+        if path.suffix.lower() not in extensions or path.name.startswith(".") or path.is_dir():
             continue
         name = str(path.relative_to(folder).with_suffix(""))
         if name in found:

@@ -67,6 +67,8 @@ def open_splits(config: Data, path: str | None, note: Note, splits: tuple[str, .
         DataError: there is no such data, or it is damaged.
     """
     kind = KINDS[config.name]
+    if path is not None and not path.strip():
+        raise DataError(f"--data: the path is empty; {config.name} takes {kind.files}")
     if path is None:
         if kind.sizes is None:
             raise DataError(f"{config.name} is not generated; give --data PATH: {kind.files}")
@@ -109,12 +111,21 @@ def _generated(config: Data, kind: Kind, note: Note, splits: tuple[str, ...]) ->
     name = f"{config.name}-{VERSION}-{config.seed}-{'-'.join(map(str, sizes))}.safetensors"
     folder = Path(config.cache) if config.cache else default_cache()
     tell = partial(note, f"{config.name}, examples generated")
-    whole = cached(folder / name, lambda: generate(sum(sizes), config.seed, tell))
+    check = partial(_check, kind, sum(sizes))
+    whole = cached(folder / name, lambda: generate(sum(sizes), config.seed, tell), check)
     ends = np.cumsum([0, *sizes]).tolist()
-    if len(whole) != ends[-1]:
-        raise DataError(f"{folder / name}: {len(whole):,} examples instead of {ends[-1]:,}; remove it")
     found = {split: whole.part(a, b) for split, a, b in zip(SPLITS, ends[:-1], ends[1:], strict=True)}
     return {split: found[split] for split in splits}
+
+
+def _check(kind: Kind, count: int, tokens: TokenSet) -> None:
+    """Refuse a set that is of other sizes, or has tokens or labels that the task does not have."""
+    if len(tokens) != count:
+        raise DataError(f"{len(tokens):,} examples instead of {count:,}")
+    if len(tokens.values) and int(tokens.values.max()) >= kind.tokens:
+        raise DataError(f"token {int(tokens.values.max())} is not one of 0 to {kind.tokens - 1}")
+    if wrong := set(np.unique(tokens.labels).tolist()) - set(range(len(kind.classes))):
+        raise DataError(f"label {min(wrong)} is not one of 0 to {len(kind.classes) - 1}")
 
 
 def _listops(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:

@@ -129,14 +129,19 @@ def _fold(level: Level, size: np.ndarray, answer: np.ndarray) -> tuple[np.ndarra
 
 
 def read(path: Path, length: int) -> TokenSet:
-    """A file as published, `basic_train.tsv` for example: Source and Target, with or without round brackets."""
+    """A file as published, `basic_train.tsv` for example: Source and Target, with or without round brackets.
+
+    Empty lines are left alone.
+    """
     numbers = {symbol: i for i, symbol in enumerate(SYMBOLS)}
     sequences, labels = [], []
     try:
-        with path.open(encoding="utf-8", errors="strict") as file:
+        with path.open(encoding="utf-8-sig", errors="strict") as file:
             if file.readline().rstrip("\n").split("\t") != ["Source", "Target"]:
                 raise DataError(f"{path}: the first line is not 'Source<TAB>Target'; give the files as published")
             for number, line in enumerate(file, 2):
+                if not line.strip("\n"):
+                    continue
                 source, tab, target = line.rstrip("\n").partition("\t")
                 if not tab or target not in numbers or len(target) != 1:
                     raise DataError(f"{path}, line {number}: the label {target!r} is not a digit")

@@ -59,6 +59,7 @@ def load(path: Path) -> tuple[SequenceEncoder, SequenceCard]:
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     if card is None:
+        read_state(path)  # what is missing or damaged is told there
         raise DataError(f"{path}: not the weights of a model of sequences; give a run folder of `sightline lra`")
     with torch.device("meta"):  # before memory is taken: a forged card ends here
         _check(path, create_sequence_model(card.name, **card.arguments), read_state(path))

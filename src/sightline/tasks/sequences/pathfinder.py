@@ -6,14 +6,17 @@ differ in nothing else: room for discs is kept at every end. Dashes of a path ar
 different paths always more, so that the pixels alone tell what is connected.
 """
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 
+from sightline.tasks.classification.samples import start_worker
 from sightline.tasks.order import derive
 from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.images import grey
@@ -63,8 +66,21 @@ def _drawn(seed: int, numbers: range, workers: int | None) -> Iterator[tuple[np.
     if workers == 1:
         yield from map(one, numbers)
         return
-    with ProcessPoolExecutor(min(workers, len(numbers))) as pool:
+    with ProcessPoolExecutor(min(workers, len(numbers)), initializer=_follow) as pool:
         yield from pool.map(one, numbers)
+
+
+def _follow() -> None:
+    """A process that draws ends with the one that started it, however that ends, and not by signals of its own."""
+    start_worker(0)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _draw_number(seed: int, images: int, number: int) -> tuple[np.ndarray, np.ndarray]:

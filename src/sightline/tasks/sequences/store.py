@@ -1,17 +1,22 @@
 """Token sets on the disk: one safetensors file, written beside and renamed, checked when it is read."""
 
+import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import safetensors
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+from safetensors.numpy import save as to_bytes
 
 from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
 
 KEYS = ("values", "ends", "labels")
+Check = Callable[[TokenSet], None]
+STALE = 3600.0  # seconds after which a file that was never renamed is of a process that was killed
 
 
 def default_cache() -> Path:
@@ -19,14 +24,17 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline" / "sequences"
 
 
-def cached(path: Path, make: Callable[[], TokenSet]) -> TokenSet:
+def cached(path: Path, make: Callable[[], TokenSet], check: Check | None = None) -> TokenSet:
     """The set in a file; where there is none, or a damaged one, it is made and written.
 
     A cache that cannot be written is said, and the set used all the same.
+
+    Args:
+        check: raises ValueError where a set that was read is not what `make` would give.
     """
     if path.is_file():
         try:
-            return load(path)
+            return load(path, check)
         except DataError as error:
             print(f"{error}; made again", flush=True)
     made = make()
@@ -40,19 +48,28 @@ def cached(path: Path, make: Callable[[], TokenSet]) -> TokenSet:
 def save(path: Path, tokens: TokenSet) -> None:
     """Write under a temporary name of this process and rename: readers never see half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file({key: np.ascontiguousarray(getattr(tokens, key)) for key in KEYS}, temporary)
-        with temporary.open("r+b") as file:
+        with temporary.open("wb") as file:  # its own writer would use a name that nobody sweeps
+            file.write(to_bytes({key: np.ascontiguousarray(getattr(tokens, key)) for key in KEYS}))
+            file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except safetensors.SafetensorError as error:
-        raise OSError(str(error)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def load(path: Path) -> TokenSet:
+def _sweep(path: Path) -> None:
+    """Remove what processes that were killed left beside a file."""
+    for left in path.parent.iterdir():
+        if left.name.startswith(f".{path.name}.") and left.suffix == ".tmp":
+            with contextlib.suppress(OSError):  # another process may do the same
+                if time.time() - left.stat().st_mtime > STALE:
+                    left.unlink()
+
+
+def load(path: Path, check: Check | None = None) -> TokenSet:
     """Read a set of one tower.
 
     Raises:
@@ -63,6 +80,11 @@ def load(path: Path) -> TokenSet:
         values, ends, labels = (found[key] for key in KEYS)
         if (values.dtype, ends.dtype, labels.dtype) != (np.uint8, np.int64, np.int64):
             raise ValueError("its numbers are of other kinds")
-        return TokenSet(values, ends, labels)
-    except (OSError, KeyError, ValueError, IndexError, safetensors.SafetensorError) as error:
+        if {values.ndim, ends.ndim, labels.ndim} != {1}:
+            raise ValueError("its arrays are of other shapes")
+        tokens = TokenSet(values, ends, labels)
+        if check is not None:
+            check(tokens)
+        return tokens
+    except (OSError, KeyError, TypeError, ValueError, IndexError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: damaged ({' '.join(str(error).split())[:80]})") from error

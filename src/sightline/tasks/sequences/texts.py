@@ -1,5 +1,6 @@
 """Text and Retrieval as bytes: IMDb from its raw folder, and the pairs of the ACL Anthology Network as published."""
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from sightline.tasks.sequences.errors import DataError
@@ -27,11 +28,17 @@ def read_imdb(folder: Path, split: str, length: int) -> TokenSet:
 
 
 def read_pairs(path: Path, length: int) -> TokenSet:
-    """A file such as new_aan_pairs.train.tsv: label, two names and two texts a line, separated by tabs."""
+    """A file such as new_aan_pairs.train.tsv: label, two names and two texts a line, separated by tabs.
+
+    Empty lines are left alone.
+    """
     sequences, labels = [], []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            fields = line.rstrip(b"\r\n").split(b"\t")
+            line = (line.removeprefix(BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
+            if not line:
+                continue
+            fields = line.split(b"\t")
             if len(fields) != 5:
                 raise DataError(f"{path}, line {number}: {len(fields)} fields; expected label, two names, two texts")
             if fields[0] not in (b"0", b"1", b"0.0", b"1.0"):
