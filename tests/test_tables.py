@@ -111,13 +111,13 @@ def test_results_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     assert with_block("a\n<!-- x -->\nold\n<!-- /x -->\nb", "x", "new") == "a\n<!-- x -->\nnew\n<!-- /x -->\nb"
 
 
-def test_a_case_is_timed_once_however_little_time_there_is() -> None:
+def test_a_case_is_timed_however_little_time_there_is() -> None:
     calls: list[int] = []
     found = measure(lambda: calls.append(1), CPU, 0.0, warm=3)
-    assert len(calls) == 4
+    assert len(calls) == 7  # three to be warm, one to know how long it takes, three that count
     assert found["ms"] > 0
     assert measure(lambda: calls.append(1), CPU, None)["error"] == "no time left"
-    assert len(calls) == 4
+    assert len(calls) == 7
 
     def too_large() -> None:
         raise torch.OutOfMemoryError

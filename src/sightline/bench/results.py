@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -17,8 +16,9 @@ from typing import Any
 
 import torch
 
+from sightline.bench.source import source_commit
+
 OK, REFUSED, NO_MEMORY, FAILED = "ok", "refused", "out of memory", "failed"
-COMMIT_VARIABLE = "SIGHTLINE_COMMIT"  # names the commit where the package runs outside of its repository
 
 
 @dataclass
@@ -144,10 +144,10 @@ def file_stem(what: str, dtypes: Sequence[str], about: dict[str, Any]) -> str:
 
 def describe_run(command: str, device: torch.device) -> dict[str, Any]:
     """What must be known to measure again: commit, command, versions, machine."""
-    commit, clean = _commit()
+    commit, clean = source_commit()
     return {
         "command": command,
-        "commit": commit,
+        "commit": commit or "unknown",
         "clean": clean,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "card": card_name(device),
@@ -173,19 +173,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _commit() -> tuple[str, bool | None]:
-    """The commit of the source tree, and whether it was unchanged; "unknown" where there is no repository."""
-    if given := os.environ.get(COMMIT_VARIABLE):
-        return given, None
-    here = Path(__file__).resolve().parent
-    commands = (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", "."))
-    answers = []
-    for command in commands:
-        try:
-            done = subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return "unknown", None
-        answers.append(done.stdout.strip())
-    return answers[0], not answers[1]

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,10 +156,11 @@ def versions(device: str) -> dict[str, Any]:
     import torch
 
     from sightline import __version__
+    from sightline.bench.source import source_commit
 
     return {
         "sightline": __version__,
-        "commit": _commit(),
+        "commit": source_commit()[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": timm.__version__,
@@ -168,19 +168,6 @@ def versions(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "command": " ".join(["sightline", *sys.argv[1:]]),
     }
-
-
-def _commit() -> str | None:
-    """The commit of the source tree that runs, where it is one."""
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
-        tracked = subprocess.run(
-            ["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, timeout=5
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 == tracked.returncode else None
 
 
 def write(path: Path, text: str) -> None:
