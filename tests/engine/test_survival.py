@@ -58,6 +58,33 @@ def wait_for(process: Warm, out: Path, step: int) -> bool:
     return True
 
 
+def slowly(reached: Path) -> None:
+    """Make reading the data last."""
+    from sightline.engine import train as engine
+
+    class Slow:
+        def make(self, *_: object) -> None:
+            reached.touch()
+            time.sleep(100)
+
+    engine.kind_of = lambda config: Slow()  # type: ignore[assignment,return-value]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stops_at_once_while_data_are_read(place: Path, tmp_path: Path, number: signal.Signals) -> None:
+    reached = tmp_path / "reached"
+    process = Warm(arguments(place, tmp_path / "run"), before=partial(slowly, reached))
+    deadline = time.monotonic() + 60
+    while not reached.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    _, errors = process.communicate(20)
+    assert process.returncode == 75
+    assert errors == f"sightline: stopped by {number.name} while data were read; give the same command again\n"
+
+
 def same_as_uninterrupted(place: Path, out: Path) -> None:
     assert weights(out) == weights(place / "whole")
     assert metrics(out) == metrics(place / "whole")

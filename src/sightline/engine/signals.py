@@ -1,6 +1,6 @@
 """What asks a run to stop: signals, and a reader of its output that went away.
 
-Both are noted at once and acted on after the update that is under way.
+Both are noted at once and acted on after the update that is under way; before the first, there is none to wait for.
 """
 
 import os
@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from sightline.engine.errors import Stopped
+
 STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 
 
@@ -20,6 +22,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: str | None = None
         self._before: dict[int, Any] = {}
+        self._waiting = True  # for the end of an update
 
     def __enter__(self) -> "StopSignals":
         for name in STOPPING:
@@ -35,10 +38,21 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within it, a signal raises `Stopped`: data are read or made, and there is nothing to save."""
+        self._waiting = False
+        try:
+            yield
+        finally:
+            self._waiting = True
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
+        if not self._waiting:
+            raise Stopped(f"stopped by {self.received} while data were read; give the same command again")
 
 
 class _Outlet:

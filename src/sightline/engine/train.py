@@ -61,7 +61,8 @@ def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signal
     task = None
     try:
         wait(accelerator.device)
-        task = kind_of(config).make(config, _place(config, accelerator), _note)
+        with signals.at_once():
+            task = kind_of(config).make(config, _place(config, accelerator), _note)
         board = _board(config, folder)
         trainer = Trainer(config, task, accelerator, folder, signals, board)
         _introduce(trainer, path)
