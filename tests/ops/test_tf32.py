@@ -49,6 +49,12 @@ def test_matches_the_reference_to_ten_bits(function: Any, made: Any, options: di
     compare(function, made(), CUT_OFF, **options)
 
 
+def test_large_means_do_not_cancel(tf32: None) -> None:
+    """Tokens are shifted before they are cut off: on the card, means of 30 would leave no right digit otherwise."""
+    q, k, v = (t.detach() for t in tokens(2, COUNT, 2, 16))
+    compare(inline, [x.requires_grad_() for x in (q, k + 30, v + 30)], CUT_OFF, residual=False)
+
+
 @pytest.mark.parametrize(("function", "made", "options"), CASES if GPU else CASES[2:4])
 def test_rounds_where_torch_may_and_nowhere_else(function: Any, made: Any, options: dict[str, Any]) -> None:
     """The interpreter rounds nothing by itself, so that on a CPU the points of SOFT alone are rounded."""

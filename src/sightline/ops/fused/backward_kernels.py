@@ -268,7 +268,7 @@ def backward_queries(
 ):
     """dq and, as one row (H, D, D), (H, D) of `edges`, the sums over one chunk of queries."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = DOT == "fp32" and not LINEAR
+    SHIFT: tl.constexpr = q.dtype.element_ty == tl.float32 and not LINEAR
     head, dim, channel, live = channels_of(group, D, GROUP, W)
     q, n = image_of(q, cu, image, tokens, q_sb, q_sn, VARLEN)
     g, _ = image_of(g, cu, image, tokens, g_sb, g_sn, VARLEN)
@@ -297,7 +297,7 @@ def backward_keys(
 ):
     """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = DOT == "fp32" and not LINEAR
+    SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
     head, dim, channel, live = channels_of(group, D, GROUP, W)
     k, n = image_of(k, cu, image, tokens, k_sb, k_sn, VARLEN)
     v, _ = image_of(v, cu, image, tokens, v_sb, v_sn, VARLEN)

@@ -224,7 +224,7 @@ def forward_short(
 ):
     """Everything for one image and group of heads in one program."""
     group, image = tl.program_id(0), tl.program_id(1)
-    SHIFT: tl.constexpr = DOT == "fp32" and not LINEAR
+    SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
     head, dim, channel, live = channels_of(group, D, GROUP, W)
     q, n_q = image_of(q, cu, image, tokens_q, q_sb, q_sn, VARLEN)
     k, n_k = image_of(k, cu, image, tokens_k, k_sb, k_sn, VARLEN)
@@ -270,7 +270,7 @@ def forward_partial(
 ):
     """Sums over one chunk of keys."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = DOT == "fp32" and not LINEAR
+    SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
     head, dim, channel, live = channels_of(group, D, GROUP, W)
     k, n = image_of(k, cu, image, tokens, k_sb, k_sn, VARLEN)
     v, _ = image_of(v, cu, image, tokens, v_sb, v_sn, VARLEN)
@@ -312,7 +312,7 @@ def forward_write(
 ):
     """The output of one chunk: of tokens, or with the residual of grid rows in a strip of X columns."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = DOT == "fp32" and not LINEAR
+    SHIFT: tl.constexpr = q.dtype.element_ty == tl.float32 and not LINEAR
     head, dim, channel, live = channels_of(group, D, GROUP, W)
     q, n = image_of(q, cu, image, tokens, q_sb, q_sn, VARLEN)
     out, _ = image_of(out, cu, image, tokens, o_sb, o_sn, VARLEN)
