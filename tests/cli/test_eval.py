@@ -79,7 +79,7 @@ def test_the_limit_of_a_run_is_told(tmp_path: Path, capsys: CAPTURE) -> None:
     config.write_text(config.read_text().replace("size:", "limit: 2\n  size:"))
     whole = evaluate(capsys, "--checkpoint", str(tmp_path / "run"))
     assert whole["results"][0]["images"] == 12
-    assert "The run used the first 2 images of every class (data.limit); here all count" in whole["notes"][0]
+    assert "The run used the first 2 images of every class (data.limit); all are evaluated here" in whole["notes"][0]
     part = evaluate(capsys, "--checkpoint", str(tmp_path / "run"), "--limit", "2")
     assert part["results"][0]["images"] == 6
     assert part["notes"] == []

@@ -38,6 +38,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--optm.lr", "1"], "no key 'optm.lr' in the configuration; did you mean 'optim.lr'?"),
         (["--optim.lrr=1"], "no key 'optim.lrr' in the configuration; did you mean 'optim.lr'?"),
         (["--confg", "quick"], "did you mean 'config'?"),
+        (["--task", "segmentation"], "task: a recipe says what is trained; choose one with --config"),
         (["--config", "imagenete"], "no recipe 'imagenete'; did you mean 'imagenette'?"),
         (["--config", "imagenette"], "the recipe imagenette needs data of its own; give --data PATH"),
         (["--optim.lr", "fast"], "optim.lr: 'fast' is not a number"),
@@ -222,6 +223,7 @@ def test_a_run_and_its_last_line(
         assert "epoch 2/2, update 4/4: " in shown
         assert "images/s, loss" in shown
         assert shown.splitlines()[-1].endswith(f"everything is in {folder}")
+        assert ("runs/tiny holds another run, or one that is complete; this is" in shown) == (folder != "runs/tiny")
         for name in ("report.html", "curves.png", "confusion.png", "metrics.jsonl", "config.yaml", "versions.json"):
             assert (tmp_path / folder / name).stat().st_size > 0
         assert list((tmp_path / folder / "attention").glob("*.png"))

@@ -145,3 +145,12 @@ def test_many_classes(folder: Path) -> None:
     words = Page(write_report(folder).read_text(encoding="utf-8")).words
     assert "The 50 classes with the lowest accuracy" in words
     assert "class 8 (5)" in words
+
+
+def test_segmentation_counts_pixels_and_names_its_head(folder: Path) -> None:
+    config = {"task": "segmentation", "model": {"name": "inline_pvt_tiny", "head": "upernet"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    words = Page(write_report(folder).read_text(encoding="utf-8")).words
+    assert "upernet on inline_pvt_tiny" in words
+    assert "pixelsaccuracyprecisionIoU" in words
+    assert "b250.0 %100.0 %50.0 %" in words.replace("\n", "")  # of two pixels one was found, and no other taken for it

@@ -135,3 +135,16 @@ def test_wrong_names_and_shapes() -> None:
         encoder()(ids(33, length=33))
     with pytest.raises(ValueError, match="batch, 2, tokens"):
         encoder(towers=2)(ids(3, length=3))
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (torch.tensor([[1, 16]]), "ids from 1 to 16"),
+        (torch.tensor([[-1, 2]]), "ids from -1 to 2"),
+        (torch.ones(1, 2), "float32"),
+    ],
+)
+def test_what_is_no_id_is_refused(ids: torch.Tensor, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"{reason}.*give whole numbers, 1 to 15, and 0 for padding"):
+        create_sequence_model("lra_listops")(ids)

@@ -99,8 +99,8 @@ def _limits(data: "Data", options: "Options") -> list[str]:
     if data.limit is None or options.limit is not None:
         return []
     return [
-        f"The run used the first {data.limit} images of every class (data.limit); here all count, as without "
-        f"--limit {data.limit}."
+        f"The run used the first {data.limit} images of every class (data.limit); all are evaluated here. Give "
+        f"--limit {data.limit} to repeat its choice."
     ]
 
 

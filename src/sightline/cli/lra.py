@@ -38,7 +38,7 @@ class Options:
         "nystromformer", default=(), metavar="NAME",
     )  # fmt: skip
     data: str | None = option("folder with the files as published; listops and pathfinder do without", metavar="PATH")
-    out: str | None = option("folder for the runs and results.json; by default runs/lra_TASK", metavar="FOLDER")
+    out: str | None = option("folder for the runs and results.json; by default runs/lra/TASK", metavar="FOLDER")
     steps: int | None = option("updates in all, the schedule compressed to them; by default as published", metavar="N")
     set: tuple[str, ...] = option(
         "a key of the configuration, as in batch.size=64; may be repeated", default=(), metavar="KEY=VALUE"
@@ -55,7 +55,7 @@ def run(options: Options) -> None:
         remedy = nearest(options.task, TASKS, f"give one of {', '.join(TASKS)}")
         raise UsageError(f"no task {options.task!r}; {remedy}")
     names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or USUAL))
-    folder = Path(f"runs/lra_{options.task}" if options.out is None else options.out)
+    folder = Path(f"runs/lra/{options.task}" if options.out is None else options.out)
     configs = {name: configure(options, name, folder) for name in names}  # all of them before the first is trained
     check_writable(folder if options.out is None else options.out, "--out")  # before anything is trained
     _rows(folder / RESULTS)

@@ -172,6 +172,8 @@ def _nearest_key(name: str, where: str, hints: Mapping[str, Any]) -> str:
 
 def unknown_key(name: str, others: Iterable[str] = ()) -> str:
     """The message for a key, as on a command line, that neither the configuration nor `others` have."""
+    if name == TASK:
+        return "task: a recipe says what is trained; choose one with --config"
     close = get_close_matches(name, [*others, *(key for key, _ in entries())], 1, cutoff=0.5)
     remedy = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sections())}"
     return f"no key {name!r} in the configuration; {remedy}"

@@ -34,6 +34,8 @@ def train(config: AnyConfig, name: str = "run") -> Path | None:
         RunError: the run could not go on, or was asked to stop.
     """
     path, going_on = choose(config, name)
+    if config.run.folder is None and path.name != name and not going_on and rank() == 0:
+        print(f"{path.with_name(name)} holds another run, or one that is complete; this is {path}", flush=True)
     accelerator = make_accelerator(config.run)
     try:
         with StopSignals() as signals, listening(signals), peers():
@@ -142,6 +144,8 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     millions = sum(p.numel() for p in trainer.raw.parameters()) / 1e6
     size = "x".join(map(str, task.card.input_size))
     words = describe(task.card.name, task.card.arguments)
+    if head := getattr(task.card, "head", None):
+        words = f"{head['name']} on {words}"
     trainer.display.say(f"{words}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
     trainer.display.say(
         f"{task.order.images:,} training {trainer.kind.unit}, {len(task):,} to evaluate, {_device(trainer.accelerator)}"

@@ -117,6 +117,7 @@ class SequenceEncoder(nn.Module):
             ids = nn.functional.pad(ids, (0, 1), value=PAD)
         if ids.shape[1] > self.max_length:
             raise ValueError(f"{ids.shape[1]} tokens for a model of max_length={self.max_length}; cut the sequences")
+        self._check(ids)
         mask = ids != PAD if self.masked else None
         x = self.embed(ids) + self.pos_embed[:, : ids.shape[1]]
         prefix = 0
@@ -130,6 +131,16 @@ class SequenceEncoder(nn.Module):
             else:
                 x = block(x, (1, ids.shape[1]), prefix, mask)
         return self._pool(self.norm(x), mask)
+
+    def _check(self, ids: Tensor) -> None:
+        """Refuse what is no id. Those on a GPU are left to it: to look at them would be to wait for it."""
+        known = f"give whole numbers, 1 to {self.num_tokens}, and 0 for padding"
+        if ids.is_floating_point():
+            raise ValueError(f"ids are {ids.dtype}; {known}")
+        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+            least, most = int(ids.min()), int(ids.max())
+            if least < 0 or most > self.num_tokens:
+                raise ValueError(f"ids from {least} to {most}; {known}")
 
     def _pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.global_pool == "token":

@@ -211,3 +211,9 @@ def test_boxes_say_how_an_image_lies(tmp_path: Path, turn: int) -> None:
     Image.fromarray(scene(0)[0]).save(make_data(tmp_path) / "train2017/0.png", exif=entry)
     found = open_split(Data(path=str(tmp_path)), "train").image(0)
     assert np.array_equal(np.asarray(found), scene(0)[0])
+
+
+def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    root = make_data(tmp_path)
+    with pytest.raises(ValueError, match=r"no 'tset' split; expected .*; there are train2017, val2017$"):
+        open_split(Data(path=str(root), val_split="tset"), "val")

@@ -183,3 +183,9 @@ def test_the_mask_says_how_an_image_lies(tmp_path: Path, turn: int) -> None:
     upright = ImageOps.exif_transpose(Image.open(root / "images/train/0.png"))
     save_mask(root / "masks/train/0.png", np.zeros((80, 64)))
     assert np.array_equal(np.asarray(split.read(0)[0]), np.asarray(upright))
+
+
+def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    root = make_data(tmp_path / "data")
+    with pytest.raises(ValueError, match=r"no 'tset' split; expected .*; there are train, val$"):
+        open_split(Data(path=str(root), val_split="tset"), "val")

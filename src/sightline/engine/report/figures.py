@@ -23,7 +23,7 @@ def curves_figure(record: Record) -> "Figure | None":
     """Loss, accuracy and learning rate by epoch; None where nothing was measured."""
     panels: list[tuple[str, dict[str, str]]] = [
         ("loss", LOSSES),
-        ("accuracy, %", ACCURACIES),
+        ("score, %", ACCURACIES),
         ("learning rate", {"lr": ""}),
     ]
     panels = [(title, keys) for title, keys in panels if any(record.series(key)[0] for key in keys)]
@@ -41,7 +41,7 @@ def curves_figure(record: Record) -> "Figure | None":
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.3)
-        if len(axis.lines) > 1 or keys is LOSSES:
+        if any(keys.values()):
             axis.legend(fontsize=8, frameon=False)
     return figure
 

@@ -81,7 +81,8 @@ def _model(section: Mapping[str, Any]) -> str:
     args = section.get("args")
     if section.get("attention") and isinstance(args, Mapping):  # a key of its own for sequences
         args = {**args, "attention": section["attention"]}
-    return describe(str(section.get("name", "?")), args)
+    words = describe(str(section.get("name", "?")), args)
+    return f"{section['head']} on {words}" if section.get("head") else words
 
 
 def _cards(record: Record, best: Mapping[str, Any]) -> str:
@@ -105,15 +106,19 @@ def _classes(record: Record) -> str:
     order = np.argsort(right / np.maximum(images, 1), kind="stable")
     shown = order[:MAX_CLASSES] if len(order) > MAX_CLASSES else range(len(order))
     names = record.classes if len(record.classes) == len(counts) else [str(i) for i in range(len(counts))]
+    by_pixel = record.task == "segmentation"
     rows = []
     for i in shown:
         others = counts[i].copy()
         others[i] = 0
         most = f"{escape(names[int(others.argmax())])} ({others.max():.0f})" if others.max() else ""
-        numbers = (f"{images[i]:.0f}", _share(right[i], images[i]), _share(right[i], chosen[i]))
+        numbers = [f"{images[i]:,.0f}", _share(right[i], images[i]), _share(right[i], chosen[i])]
+        if by_pixel:
+            numbers.append(_share(right[i], images[i] + chosen[i] - right[i]))
         cells = "".join(f"<td class=n>{number}</td>" for number in numbers)
         rows.append(f"<tr><td>{escape(names[i])}</td>{cells}<td>{most}</td></tr>")
-    head = f"<tr><th>class</th><th class=n>{record.unit}</th><th class=n>accuracy</th><th class=n>precision</th>"
+    titles = ["pixels" if by_pixel else record.unit, "accuracy", "precision", *(["IoU"] if by_pixel else [])]
+    head = "<tr><th>class</th>" + "".join(f"<th class=n>{title}</th>" for title in titles)
     note = f"<figcaption>The {MAX_CLASSES} classes with the lowest accuracy.</figcaption>"
     return (
         f"<div class=wide><table>{head}<th>most often taken for</th></tr>{''.join(rows)}</table>"

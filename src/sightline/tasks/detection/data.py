@@ -144,7 +144,7 @@ def open_split(data: Data, which: str, classes: Split | None = None, masks: bool
     try:
         import faster_coco_eval  # noqa: F401
     except ImportError as error:
-        raise ValueError('detection needs faster-coco-eval: pip install "sightline[dense]"') from error
+        raise ValueError("detection needs faster-coco-eval: pip install faster-coco-eval") from error
     if data.path is None or not data.path.strip():
         raise ValueError("data.path: say where the images are; give --data FOLDER")
     root = Path(data.path)
@@ -165,7 +165,10 @@ def _find(root: Path, names: Sequence[str], which: str) -> tuple[Path, Path]:
         if path.is_file():
             folders = (root / name, root / "images" / name, root / "images", root)
             return path, next(folder for folder in folders if folder.is_dir())
-    raise ValueError(f"{root}: no {which} split; expected {root / 'annotations' / f'instances_{names[0]}.json'}")
+    there = sorted(path.stem.removeprefix("instances_") for path in root.glob("annotations/instances_*.json"))
+    has = f"; there are {', '.join(there)}" if there else ""
+    what = which if len(names) > 1 else repr(names[0])
+    raise ValueError(f"{root}: no {what} split; expected {root / 'annotations' / f'instances_{names[0]}.json'}{has}")
 
 
 class _Reading:

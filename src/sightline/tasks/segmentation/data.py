@@ -66,7 +66,7 @@ class Labels:
             strange = int(values[~known][0])
             raise AnnotationError(
                 f"{path}: class {strange} at one pixel or more, but there are {len(self.classes)} classes from "
-                f"{self.first} on and {self.ignore} is ignored; mend the mask, or give data.ignore"
+                f"{self.first} on and {self.ignore} is ignored; mend the classes file or the mask, or give data.ignore"
             )
         mask = values - self.first
         mask[(values == self.ignore) | (values < self.first)] = IGNORE
@@ -152,8 +152,11 @@ def _folders(root: Path, names: Sequence[str], which: str) -> tuple[Path, Path]:
                 if found is None:
                     raise ValueError(f"{images}: no masks beside it; expected them in {beside[0]}")
                 return images, found
+    there = sorted({path.name for kind in IMAGES for path in (root / kind).glob("*") if path.is_dir()})
+    has = f"; there are {', '.join(there)}" if there else ""
+    what = which if len(names) > 1 else repr(names[0])
     raise ValueError(
-        f"{root}: no {which} split; expected {root / IMAGES[0] / names[0]} and {root / MASKS[0] / names[0]}"
+        f"{root}: no {what} split; expected {root / IMAGES[0] / names[0]} and {root / MASKS[0] / names[0]}{has}"
     )
 
 

@@ -61,7 +61,9 @@ def _decoder(config: Model, channels: tuple[int, ...]) -> tuple[nn.Module, int]:
         from segmentation_models_pytorch.decoders.fpn.decoder import FPNDecoder
         from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
     except ImportError as error:
-        raise ValueError('segmentation needs segmentation_models_pytorch: pip install "sightline[dense]"') from error
+        raise ValueError(
+            "segmentation needs segmentation_models_pytorch: pip install segmentation_models_pytorch"
+        ) from error
     every = [3, 3, *channels]
     if config.head == "upernet":
         return UPerNetDecoder(every, 5, config.channels), config.channels
