@@ -154,3 +154,13 @@ def test_segmentation_counts_pixels_and_names_its_head(folder: Path) -> None:
     assert "upernet on inline_pvt_tiny" in words
     assert "pixelsaccuracyprecisionIoU" in words
     assert "b250.0 %100.0 %50.0 %" in words.replace("\n", "")  # of two pixels one was found, and no other taken for it
+
+
+def test_detection_has_a_table_of_classes(folder: Path) -> None:
+    config = {"task": "detection", "model": {"name": "inline_pvt_tiny", "head": "retinanet"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "confusion.json").unlink()
+    scores = [{"class": "<b>", "box_ap": 50.0}, {"class": "cell", "box_ap": 12.5}, {"class": "none", "box_ap": None}]
+    (folder / "per_class.json").write_text(json.dumps(scores))
+    words = Page(write_report(folder).read_text(encoding="utf-8")).words
+    assert "classbox APnone-cell12.50 %<b>50.00 %" in words

@@ -60,6 +60,8 @@ def render(record: Record, figures: Mapping[str, Path], attention: Sequence[Path
         parts.append("<h2>Classes</h2>")
         matrix = _figure(figures["confusion"], "confusion matrix") if "confusion" in figures else ""
         parts.append(f'<div class="two">{matrix}{_classes(record)}</div>')
+    elif record.found:
+        parts += ["<h2>Classes</h2>", _found(record.found)]
     if attention:
         caption = (
             "Attention of the query in the ring, mean over heads, as a multiple of even attention; every map has "
@@ -111,7 +113,8 @@ def _classes(record: Record) -> str:
     for i in shown:
         others = counts[i].copy()
         others[i] = 0
-        most = f"{escape(names[int(others.argmax())])} ({others.max():.0f})" if others.max() else ""
+        often = _share(others.max(), images[i]) if by_pixel else f"{others.max():.0f}"
+        most = f"{escape(names[int(others.argmax())])} ({often})" if others.max() else ""
         numbers = [f"{images[i]:,.0f}", _share(right[i], images[i]), _share(right[i], chosen[i])]
         if by_pixel:
             numbers.append(_share(right[i], images[i] + chosen[i] - right[i]))
@@ -124,6 +127,21 @@ def _classes(record: Record) -> str:
         f"<div class=wide><table>{head}<th>most often taken for</th></tr>{''.join(rows)}</table>"
         f"{note if len(order) > MAX_CLASSES else ''}</div>"
     )
+
+
+def _found(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Scores of a detector by class, the lowest first."""
+    keys = [key for key in ("box_ap", "mask_ap") if key in rows[0]]
+    order = sorted(rows, key=lambda row: -1.0 if row["box_ap"] is None else row["box_ap"])
+    body = "".join(
+        f"<tr><td>{escape(str(row.get('class')))}</td>"
+        + "".join(f"<td class=n>{_percent(row.get(key)) or '-'}</td>" for key in keys)
+        + "</tr>"
+        for row in order[:MAX_CLASSES]
+    )
+    head = "<tr><th>class</th>" + "".join(f"<th class=n>{DENSE[key]}</th>" for key in keys) + "</tr>"
+    note = f"<figcaption>The {MAX_CLASSES} classes with the lowest box AP.</figcaption>"
+    return f"<div class=wide><table>{head}{body}</table>{note if len(rows) > MAX_CLASSES else ''}</div>"
 
 
 def _share(part: float, whole: float) -> str:

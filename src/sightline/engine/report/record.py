@@ -1,7 +1,7 @@
 """What a run wrote about itself, read back for its report."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ class Record:
         rows: of the metrics, in the order of epochs.
         classes: names, in the order of the labels.
         confusion: counts, a row for every true class; None where the run wrote none.
+        found: scores by class of a detector, `class` and the metrics in percent.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Record:
     rows: list[dict[str, Any]]
     classes: list[str]
     confusion: list[list[int]] | None
+    found: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def task(self) -> str:
@@ -76,6 +78,7 @@ def read_record(folder: Path) -> Record:
         _rows(folder / "metrics.jsonl"),
         [str(name) for name in _json(folder / "classes.json", [])],
         confusion if isinstance(confusion, list) and confusion else None,
+        [row for row in _json(folder / "per_class.json", []) if isinstance(row, dict) and "box_ap" in row],
     )
 
 
