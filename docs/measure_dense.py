@@ -9,13 +9,12 @@ no box of Mask R-CNN is kept, so that its masks are left out. Memory is the peak
 there before.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from measuring import Budget, measure, write
+from measuring import Budget, measure, options_of, write
 
 import sightline  # noqa: F401  (registers the models)
 from sightline.tasks.detection import config as detection
@@ -75,13 +74,9 @@ def _call(model: Any, x: Any, mode: str) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="JSON file; by default only printed")
-    parser.add_argument("--device", default="cuda")
+    parser = options_of(__doc__, seconds=1.0, total=60.0)
     parser.add_argument("--backbones", default=",".join(BACKBONES))
     parser.add_argument("--sizes", default="512,1024,2048,512x2048", help="sides of squares, or height x width")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for a case, with its first call")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds in all; a case gets its share of the rest")
     options = parser.parse_args()
     device, names = torch.device(options.device), options.backbones.split(",")
     sides = [[int(part) for part in text.split("x")] for text in options.sizes.split(",")]

@@ -9,7 +9,6 @@ backward and fused AdamW; inference is autocast too. Both are plain calls, alone
 torch holds, without the model.
 """
 
-import argparse
 import itertools
 import json
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import Budget, measure, write
+from measuring import Budget, measure, options_of, write
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -89,14 +88,10 @@ def row_of(task: str, attention: str, examples: list[Batch], drop: float, budget
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="JSON file; by default only printed")
-    parser.add_argument("--device", default="cuda")
+    parser = options_of(__doc__, seconds=1.2, total=48.0)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--attention", action="append", help="mechanism; may be repeated; by default six")
     parser.add_argument("--batch", type=int, help="by default that of the recipe")
-    parser.add_argument("--seconds", type=float, default=1.2, help="for a mode of a mechanism, with its first calls")
-    parser.add_argument("--budget", type=float, default=48.0, help="seconds in all; a mode gets its share of the rest")
     options = parser.parse_args()
     device, tasks, names = torch.device(options.device), options.tasks.split(","), options.attention or USUAL
     budget = Budget(2 * len(tasks) * len(names), options.seconds, options.budget)

@@ -1,5 +1,6 @@
 """What the scripts that measure share: timing by plain calls, peak memory, a budget of time, and who measured what."""
 
+import argparse
 import json
 import sys
 import time
@@ -13,6 +14,16 @@ from sightline.engine.run_folder import versions
 
 ROUNDS = 3
 NOTHING = {"ms": None, "peak_mib": None}
+
+
+def options_of(about: str | None, seconds: float, total: float) -> argparse.ArgumentParser:
+    """The options that all scripts have: where, how long for a case and in all."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="JSON file; by default only printed")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=seconds, help="for a case, with its first calls")
+    parser.add_argument("--budget", type=float, default=total, help="seconds in all; a case gets its share of the rest")
+    return parser
 
 
 class Budget:

@@ -125,10 +125,12 @@ def test_a_case_is_timed_however_little_time_there_is() -> None:
     assert measure(too_large, CPU, 1.0)["error"] == "out of memory"
 
 
-def test_a_budget_is_shared_evenly() -> None:
+def test_a_budget_is_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 0.0, 0.0, 1.5, 1.5, 2.5])
+    monkeypatch.setattr("measuring.time.perf_counter", lambda: next(clock))
     assert Budget(4, seconds=1.0, total=100.0).share() == 1.0
-    assert Budget(4, seconds=1.0, total=2.0).share() == pytest.approx(0.5, abs=0.1)
-    assert Budget(4, seconds=1.0, total=-1.0).share() is None
+    budget = Budget(4, seconds=1.0, total=2.0)
+    assert [budget.share() for _ in range(4)] == [0.5, 0.5 / 3, 0.5 / 2, None]
 
 
 def test_sequences_are_measured_as_long_as_the_real_ones() -> None:

@@ -164,3 +164,6 @@ def test_detection_has_a_table_of_classes(folder: Path) -> None:
     (folder / "per_class.json").write_text(json.dumps(scores))
     words = Page(write_report(folder).read_text(encoding="utf-8")).words
     assert "classbox APnone-cell12.50 %<b>50.00 %" in words
+    for damaged in ("7", '{"a": 1}', '[3, {"box_ap": "high", "class": "x"}]'):
+        (folder / "per_class.json").write_text(damaged)
+        assert "retinanet on" in Page(write_report(folder).read_text(encoding="utf-8")).words

@@ -142,6 +142,15 @@ def test_no_short_cut_passes_by_a_hook(part: str) -> None:
     assert seen == [part]
 
 
+@pytest.mark.parametrize("hook", ["register_full_backward_pre_hook", "register_full_backward_hook"])
+def test_hooks_on_gradients_see_the_core_too(hook: str) -> None:
+    layer, x = attention("inline"), tokens((9, 8)).requires_grad_()
+    seen: list[str] = []
+    getattr(layer.core, hook)(lambda *_: seen.append(hook))
+    layer(x, (9, 8)).sum().backward()
+    assert seen == [hook]
+
+
 @pytest.mark.parametrize("phi", ["identity", "relu", "leaky_relu", "elu1", "exp", "relu_affine"])
 @pytest.mark.parametrize("mechanism", ["linear", "inline"])
 def test_feature_maps(mechanism: str, phi: str) -> None:

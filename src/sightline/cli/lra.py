@@ -1,7 +1,6 @@
 """`sightline lra`: one task of the Long Range Arena with several mechanisms, beside what was published."""
 
 import json
-import os
 import re
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cli.options import Command, UsageError, nearest, option, positional
-from sightline.cli.results import check_writable
+from sightline.cli.results import check_writable, write_whole
 from sightline.cli.table import Column, show
 
 COLUMNS = (
@@ -172,9 +171,8 @@ def _keep(path: Path, task: str, rows: list[dict[str, Any]]) -> None:
     """Write the rows beside those of other mechanisms that the file has already."""
     names = {row["attention"] for row in rows}
     kept = [row for row in _rows(path) if row.get("attention") not in names]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # several commands may share the folder
-    temporary.write_text(json.dumps({"task": task, "rows": [*kept, *rows]}, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    text = json.dumps({"task": task, "rows": [*kept, *rows]}, indent=1) + "\n"
+    write_whole(path, lambda target: target.write_text(text, encoding="utf-8"))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -128,7 +128,8 @@ class Core(nn.Module):
 
 def hooked(module: nn.Module) -> bool:
     """Whether somebody waits for a module to be called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    return bool(before or after or module._backward_pre_hooks or module._backward_hooks)
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

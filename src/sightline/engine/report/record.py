@@ -78,8 +78,15 @@ def read_record(folder: Path) -> Record:
         _rows(folder / "metrics.jsonl"),
         [str(name) for name in _json(folder / "classes.json", [])],
         confusion if isinstance(confusion, list) and confusion else None,
-        [row for row in _json(folder / "per_class.json", []) if isinstance(row, dict) and "box_ap" in row],
+        _found(_json(folder / "per_class.json", [])),
     )
+
+
+def _found(rows: Any) -> list[dict[str, Any]]:
+    """The rows of a detector, with a number or None for every score."""
+    rows = rows if isinstance(rows, list) else []
+    kept = [row for row in rows if isinstance(row, dict) and "box_ap" in row]
+    return [{k: v if k == "class" or _is_number(v) else None for k, v in row.items()} for row in kept]
 
 
 def _json(path: Path, otherwise: Any) -> Any:
