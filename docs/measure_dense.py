@@ -1,11 +1,12 @@
 """What dense models cost: time and peak memory by image size, beside a softmax twin of the same backbone.
 
-    python docs/measure_dense.py --out cost.json                        # on a GPU, about a minute
+    python docs/measure_dense.py --out cost.json                        # on a GPU, about two minutes
     python docs/measure_dense.py --device cpu --sizes 64 --seconds 0    # a look at whether it runs
 
 UPerNet with 150 classes is measured at squares and at 512 x 2048, Mask R-CNN with 80 at 800 x 1280: forward of one
-image in evaluation mode and, for UPerNet at squares, forward and backward of two. Weights are random, and
-no box of Mask R-CNN is kept, so that its masks are left out. Memory is the peak of what torch holds, without what was
+image in evaluation mode and, for UPerNet at squares, forward and backward of two. SOFT++ is measured with landmarks 32
+pixels apart, as published, and with 49 of them at any size. Weights are random, and no box of Mask R-CNN is kept, so
+that its masks are left out. Memory is the peak of what torch holds, without what was
 there before.
 """
 
@@ -23,14 +24,15 @@ from sightline.tasks.segmentation import config as segmentation
 from sightline.tasks.segmentation.model import Segmenter
 
 BACKBONES = ("inline_swin_tiny", "inline_pvt_tiny", "inline_deit_tiny", "soft_norm_tiny")
+OTHERS = {"soft_norm_tiny": ("soft_norm(landmarks=49)",)}  # attention besides the backbone's own and softmax
 DETECTION = (800, 1280)
 
 
 def cases(name: str, sizes: list[tuple[int, int]], device: torch.device) -> Iterator[tuple[dict[str, Any], Any]]:
     """What is measured for a backbone, and the call that does it."""
-    for twin in (False, True):
-        args = {"attention": "softmax"} if twin else {}
-        facts = {"backbone": name, "attention": "softmax" if twin else "own"}
+    for attention in _attentions(name):
+        args = {} if attention == "own" else {"attention": attention}
+        facts = {"backbone": name, "attention": attention}
         segmenter = Segmenter(segmentation.Model(name=name, args=args), 150).to(device)
         for height, width in sizes:
             for mode in _modes(height, width):
@@ -47,6 +49,10 @@ def cases(name: str, sizes: list[tuple[int, int]], device: torch.device) -> Iter
             {**facts, "head": "mask_rcnn", "height": height, "width": width, "mode": "forward"},
             _call(detector, [image], "forward"),
         )
+
+
+def _attentions(name: str) -> tuple[str, ...]:
+    return "own", *OTHERS.get(name, ()), "softmax"
 
 
 def _modes(height: int, width: int) -> tuple[str, ...]:
@@ -74,14 +80,14 @@ def _call(model: Any, x: Any, mode: str) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = options_of(__doc__, seconds=1.0, total=60.0)
+    parser = options_of(__doc__, seconds=1.0, total=120.0)
     parser.add_argument("--backbones", default=",".join(BACKBONES))
     parser.add_argument("--sizes", default="512,1024,2048,512x2048", help="sides of squares, or height x width")
     options = parser.parse_args()
     device, names = torch.device(options.device), options.backbones.split(",")
     sides = [[int(part) for part in text.split("x")] for text in options.sizes.split(",")]
     sizes = [(side[0], side[-1]) for side in sides]
-    count = 2 * len(names) * (sum(len(_modes(*size)) for size in sizes) + 1)
+    count = sum(len(_attentions(name)) for name in names) * (sum(len(_modes(*size)) for size in sizes) + 1)
     budget = Budget(count, options.seconds, options.budget)
     torch.manual_seed(0)
     rows = []

@@ -82,7 +82,7 @@ def test_no_gradient_nothing_kept() -> None:
         (4, 4, 2, torch.float32, "head dim is 4 "),
         (16, 8, 2, torch.float32, "v has head dim 8 but q has 16"),
         (16, 16, 2, torch.float64, "dtypes are torch.float64"),
-        (8, 8, 1025, torch.float32, "there are 1025 landmarks"),
+        (8, 8, 4097, torch.float32, "there are 4097 landmarks"),
     ],
 )
 def test_what_the_kernels_do_not_take(dim: int, value_dim: int, m: int, dtype: torch.dtype, reason: str) -> None:

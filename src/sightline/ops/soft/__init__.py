@@ -13,10 +13,10 @@ from sightline.ops.checks import (
 )
 from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.soft import reference
+from sightline.ops.soft.newton import LANDMARKS
 from sightline.ops.soft.reference import newton_residual
 
 NAME = "soft_attention"
-LANDMARKS = 1024  # that the kernels take
 IMPLEMENTATIONS = {"torch": reference.soft_attention}
 if AVAILABLE:
     from sightline.ops.soft import triton
@@ -56,7 +56,7 @@ def soft_attention(
         cu_seqlens, cu_landmarks: packed form: q and v are (1, total, heads, head_dim), landmarks (1, total
             landmarks, heads, head_dim), and these are the cumulative lengths [0, n1, n1 + n2, ...] of each.
         backend: "auto", "triton" or "torch"; see `sightline.backend`. The kernels take head dims 8 to 128, the same
-            for q and v, and up to 1,024 landmarks; their memory is O(N d) where the reference's is O(N m).
+            for q and v, and up to 4,096 landmarks; their memory is O(N d) where the reference's is O(N m).
 
     Returns:
         (batch, tokens, heads, head_dim of v), in the dtype of q; the m x m part is always in float32.

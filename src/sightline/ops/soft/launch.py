@@ -11,12 +11,13 @@ from torch import Tensor
 from sightline.ops.fused.launch import in_order, without
 from sightline.ops.fused.program import INTERPRETED, Layout, Program, compile_all, products, program_for
 from sightline.ops.soft import backward_kernels, forward_kernels, matrix_kernels
-from sightline.ops.soft.newton import RIDGE, STEP, steps_in
+from sightline.ops.soft.newton import LANDMARKS, RIDGE, STEP, steps_in
 
 SHORT = 1024  # tokens up to which an image is one chunk
 CHUNK = 512  # tokens of a chunk at least
 PARTS = 64  # chunks at most
 BLOCK = 64  # landmarks up to which one program inverts, and of a block beyond
+NEWTON = {"P": 128, "K": BLOCK, "MOST": LANDMARKS, "num_warps": 8, "num_stages": 3}  # tiles of the products beyond
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def _backward(
         assert partial is not None
         sums_grad = work.buffer(*sums.shape)
         _add(work, partial, sums_grad)
-        _multiply(work, core, sums_grad, mixed_grad, turn=True)
+        _multiply(work, core, sums_grad, mixed_grad)
         blocks = padded // cut.pairs["M"]
         work.launch(
             matrix_kernels.backward_matrix, (rows, blocks),
@@ -320,19 +321,22 @@ def _invert(work: _Work, core: Layout, degrees: Layout) -> None:
     """Writes the inverse between more than 64 landmarks, and the row sums of A; matrix products throughout."""
     steps, factor, ridge, _ = work.call.inverse
     cut, landmarks = work.cut, work.landmarks
-    matrix, error, spare = (work.buffer(*core.shape) for _ in range(3))
+    rows, size, _ = core.shape
+    matrix, error, *iterates = (work.program.buffer((rows, 2, size, size), torch.float16) for _ in range(4))
     work.launch(
-        matrix_kernels.matrix, (work.rows, cut.blocks),
+        matrix_kernels.matrix, (rows, cut.blocks),
         (landmarks, work.cu_landmarks, matrix, degrees, *landmarks.strides, work.q.shape[2], landmarks.shape[1],
          cut.blocks, ridge),
         {**work.flags, **cut.matrix},
     )  # fmt: skip
+    grid = (rows * triton.cdiv(size, NEWTON["P"]) ** 2,)
+    last = "scaled" if work.call.normalized else "last"
     iterate = matrix
-    for left in reversed(range(steps)):
-        _multiply(work, iterate, matrix, error, "error", degrees, factor)
-        after = spare if left % 2 else core  # the last step writes `core`
-        kind = "step" if left else "scaled" if work.call.normalized else "last"
-        _multiply(work, error, iterate, after, kind, degrees, factor)
+    for step in range(steps):
+        after, kind = (iterates[step % 2], "step") if step < steps - 1 else (core, last)
+        for a, b, out, what in ((iterate, matrix, error, "error"), (error, iterate, after, kind)):
+            args = (a, b, out, degrees, size // BLOCK, factor, step)
+            work.launch(matrix_kernels.newton_product, grid, args, {**NEWTON, "KIND": what})
         iterate = after
 
 
@@ -342,15 +346,13 @@ def _add(work: _Work, partial: Layout, out: Layout) -> None:
     work.launch(matrix_kernels.add_chunks, (work.rows, cut.blocks), (partial, out, cut.parts, cut.blocks), cut.matrix)
 
 
-def _multiply(
-    work: _Work, a: Layout, b: Layout, out: Layout, kind: str = "plain", degrees: Layout | None = None,
-    factor: float = 0.0, turn: bool = False,
-) -> None:  # fmt: skip
+def _multiply(work: _Work, a: Layout, b: Layout, out: Layout) -> None:
+    """a b for symmetric matrices a between the landmarks."""
     rows, size, columns = b.shape
     wide = min(64, columns)
     work.launch(
-        matrix_kernels.multiply, (rows, work.cut.blocks, columns // wide), (a, b, out, degrees, size, columns, factor),
-        {"M": work.cut.block, "P": wide, "K": 32, "KIND": kind, "TURN": turn, "num_warps": 4, "num_stages": 3},
+        matrix_kernels.multiply, (rows, work.cut.blocks, columns // wide), (a, b, out, size, columns),
+        {"M": work.cut.block, "P": wide, "K": 32, "num_warps": 4, "num_stages": 3},
     )  # fmt: skip
 
 

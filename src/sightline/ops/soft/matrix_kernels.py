@@ -1,8 +1,11 @@
 """Kernels for more than 64 landmarks: their matrix and its products in blocks of M, where one program cannot hold it.
 
-Padded matrices as in `forward_kernels`: K and A are (images, heads, blocks * M, blocks * M). Products split float32
-numbers for the tensor cores (tf32x3), as an image's inverse must not depend on what else is in the batch: a library's
-batched product chooses its order of summation by the number of matrices.
+Padded matrices as in `forward_kernels`: K is (images, heads, blocks * M, blocks * M). While A is inverted, matrices are
+(images, heads, 2, blocks * M, blocks * M) in float16: a number is the sum of two, which take as many bytes as a
+float32, have 22 bits, and are multiplied by three products at full speed of the tensor cores. Products are our own, as
+an image's inverse must not depend on what else is in the batch: a library's batched product chooses its order of
+summation by the number of matrices. All these matrices are symmetric but for rounding; to compute one half and mirror
+it is as right for 20 steps, and wrong for 30.
 """
 
 import triton
@@ -24,27 +27,38 @@ from sightline.ops.soft.tiles import (
     tokens_times,
 )
 
+ONE = tl.constexpr(16384.0)  # what a one is in float16, whose numbers end at 65,504 and lose digits below 0.0001
+
+
+@triton.jit
+def store_pair(out, place, size, value, ok):
+    """Write float32 numbers as the sums of two float16."""
+    upper = value.to(tl.float16)
+    tl.store(out + place, upper, mask=ok)
+    tl.store(out + size * size + place, (value - upper.to(tl.float32)).to(tl.float16), mask=ok)
+
 
 @triton.jit(do_not_specialize=["H", "m", "blocks", "ridge"])
 def matrix(
     marks, cu_l, out, sums, l_sb, l_sn, l_sh, l_sd, H, m, blocks, ridge, D: tl.constexpr, W: tl.constexpr,
     M: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
-    """A block of rows of A + ridge I, and the row sums of A."""
+    """A block of rows of A + ridge I, ONE times and as pairs, and the row sums of A."""
     row, block = tl.program_id(0), tl.program_id(1)
     marks, count = head_of(marks, cu_l, row // H, row % H, m, l_sb, l_sn, l_sh, VARLEN)
     a = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
     square = squares(a, M, DOT)
     size = blocks * M
     i, c = tl.arange(0, M)[:, None], tl.arange(0, M)[None, :]
-    out += (tl.cast(row, tl.int64) * size + block * M) * size
+    out += tl.cast(row, tl.int64) * 2 * size * size
     total = tl.zeros((M,), tl.float32)
     for other in range(blocks):
         b = rows(marks, other * M, count, l_sn, l_sd, D, M, W)
         values = between(a, b, square, squares(b, M, DOT), block * M, other * M, count, M, DOT)
         total += tl.sum(values, 1)
         own = (block * M + i == other * M + c) & (block * M + i < count)
-        tl.store(out + i * size + other * M + c, tl.where(own, values + ridge, values))
+        values = tl.where(own, values + ridge, values) * ONE
+        store_pair(out, (block * M + i) * size + other * M + c, size, values, True)
     tl.store(sums + tl.cast(row, tl.int64) * size + block * M + tl.arange(0, M), total)
 
 
@@ -59,45 +73,81 @@ def add_chunks(partial, sums, parts, blocks, W: tl.constexpr, M: tl.constexpr):
     tl.store(small(sums, base, block * M, M, W), total)
 
 
-@triton.jit(do_not_specialize=["size", "columns", "factor"])
-def multiply(
-    a, b, out, degrees, size, columns, factor, M: tl.constexpr, P: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr,
-    TURN: tl.constexpr,
-):
-    """A tile of a product of (size, size) and (size, columns); TURN transposes a.
+@triton.jit
+def iterate_scale(step, norm, factor):
+    """What Newton's iterate X / u is multiplied by, a power of two; u = factor / norm^2, and X = u A before step 0.
 
-    KIND "plain": a b, "error": I - u a b, "step": b + a b, "last": u (b + a b), "scaled": that between D^-1/2.
-    `degrees` are the row sums D of A, and u = factor / ||A||_1^2.
+    A step at most doubles the eigenvalues of X, and after k steps they are at most (2^k u)^(1/2) / u: the elements are
+    below 2 ONE.
     """
-    ROUND: tl.constexpr = KIND == "last" or KIND == "scaled"
+    k = step.to(tl.float32)
+    most = tl.minimum(tl.exp2(k), tl.maximum(tl.exp2(0.5 * k) * norm * tl.rsqrt(factor), 1.0))
+    return ONE * tl.exp2(-tl.ceil(tl.log2(most)))
+
+
+@triton.jit(do_not_specialize=["blocks", "factor", "step"])
+def newton_product(
+    a, b, out, degrees, blocks, factor, step, P: tl.constexpr, K: tl.constexpr, MOST: tl.constexpr, KIND: tl.constexpr
+):
+    """A tile of a product of two matrices as pairs: half of a step of Newton.
+
+    KIND "error": E = I - u X A of a = X / u and b = A. Of a = E and b = X / u, "step": X / u + E X / u, "last": u times
+    that in float32, "scaled": that between D^-1/2. `degrees` are the row sums D of A, and u = factor / ||A||_1^2.
+    """
+    size = blocks * K
+    tiles = tl.cdiv(size, P)
+    row, tile = tl.program_id(0) // (tiles * tiles), tl.program_id(0) % (tiles * tiles)
+    a += tl.cast(row, tl.int64) * 2 * size * size
+    b += tl.cast(row, tl.int64) * 2 * size * size
+    degrees += tl.cast(row, tl.int64) * size
+    every = tl.arange(0, MOST)
+    norm = tl.max(tl.load(degrees + every, mask=every < size, other=0.0), 0)
+    i, j, k = tile // tiles * P + tl.arange(0, P), tile % tiles * P + tl.arange(0, P), tl.arange(0, K)
+    a_place, b_place = i[:, None] * size + k[None, :], k[:, None] * size + j[None, :]
+    a_ok, b_ok = (i < size)[:, None], (j < size)[None, :]
+    acc = tl.zeros((P, P), tl.float32)
+    for first in range(0, size, K):
+        a_upper = tl.load(a + first + a_place, mask=a_ok, other=0.0)
+        a_lower = tl.load(a + size * size + first + a_place, mask=a_ok, other=0.0)
+        b_upper = tl.load(b + first * size + b_place, mask=b_ok, other=0.0)
+        b_lower = tl.load(b + size * size + first * size + b_place, mask=b_ok, other=0.0)
+        acc = tl.dot(a_lower, b_upper, acc, out_dtype=tl.float32)
+        acc = tl.dot(a_upper, b_lower, acc, out_dtype=tl.float32)
+        acc = tl.dot(a_upper, b_upper, acc, out_dtype=tl.float32)
+    unit = factor / (norm * norm)
+    scale = iterate_scale(step, norm, factor)
+    place, ok = i[:, None] * size + j[None, :], a_ok & b_ok
+    acc *= 1.0 / (ONE * scale)
+    if KIND == "error":
+        acc = tl.where(i[:, None] == j[None, :], 1.0, 0.0) - unit * acc
+    else:
+        x = tl.load(b + place, mask=ok, other=0.0).to(tl.float32)
+        acc += (x + tl.load(b + size * size + place, mask=ok, other=0.0).to(tl.float32)) / scale
+    if KIND == "error" or KIND == "step":
+        out += tl.cast(row, tl.int64) * 2 * size * size
+        store_pair(out, place, size, acc * (ONE if KIND == "error" else iterate_scale(step + 1, norm, factor)), ok)
+    else:
+        acc *= unit
+        if KIND == "scaled":
+            down = tl.maximum(tl.load(degrees + i, mask=i < size, other=1.0), 1.0)
+            across = tl.maximum(tl.load(degrees + j, mask=j < size, other=1.0), 1.0)
+            acc *= tl.rsqrt(down)[:, None] * tl.rsqrt(across)[None, :]
+        tl.store(out + tl.cast(row, tl.int64) * size * size + place, acc, mask=ok)
+
+
+@triton.jit(do_not_specialize=["size", "columns"])
+def multiply(a, b, out, size, columns, M: tl.constexpr, P: tl.constexpr, K: tl.constexpr):
+    """A tile of a product of a symmetric (size, size) and (size, columns), both float32."""
     row, block, column = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     a += tl.cast(row, tl.int64) * size * size
     b += tl.cast(row, tl.int64) * size * columns
     i, j, k = block * M + tl.arange(0, M), column * P + tl.arange(0, P), tl.arange(0, K)
     acc = tl.zeros((M, P), tl.float32)
-    norm = tl.zeros((K,), tl.float32)
     for first in range(0, size, K):
-        if KIND == "error" or ROUND:
-            norm = tl.maximum(norm, tl.load(degrees + tl.cast(row, tl.int64) * size + first + k))
-        if TURN:
-            left = tl.trans(tl.load(a + (first + k)[:, None] * size + i[None, :]))
-        else:
-            left = tl.load(a + i[:, None] * size + (first + k)[None, :])
+        left = tl.load(a + i[:, None] * size + (first + k)[None, :])
         right = tl.load(b + (first + k)[:, None] * columns + j[None, :])
         acc = dot(left, right, "fp32", acc)
-    place = i[:, None] * columns + j[None, :]
-    unit = factor / (tl.max(norm, 0) * tl.max(norm, 0))
-    if KIND == "error":
-        acc = tl.where(i[:, None] == j[None, :], 1.0, 0.0) - unit * acc
-    elif KIND == "step" or ROUND:
-        acc += tl.load(b + place)
-    if ROUND:
-        acc *= unit
-    if KIND == "scaled":
-        degrees += tl.cast(row, tl.int64) * size
-        down, across = tl.maximum(tl.load(degrees + i), 1.0), tl.maximum(tl.load(degrees + j), 1.0)
-        acc *= tl.rsqrt(down)[:, None] * tl.rsqrt(across)[None, :]
-    tl.store(out + tl.cast(row, tl.int64) * size * columns + place, acc)
+    tl.store(out + tl.cast(row, tl.int64) * size * columns + i[:, None] * columns + j[None, :], acc)
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])

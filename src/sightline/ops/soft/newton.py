@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LANDMARKS = 4096  # whose matrix the kernels invert
 RIDGE = 0.01  # plain SOFT inverts A + RIDGE I
 # Newton's first step times ||A||_1^2, by `normalized`. At exactly 2, the paper's, the iteration loses the
 # leading eigenvector of a matrix with equal row sums (one landmark, two, or identical ones: a flat image).
