@@ -111,9 +111,9 @@ def newton_product(
         a_lower = tl.load(a + size * size + first + a_place, mask=a_ok, other=0.0)
         b_upper = tl.load(b + first * size + b_place, mask=b_ok, other=0.0)
         b_lower = tl.load(b + size * size + first * size + b_place, mask=b_ok, other=0.0)
-        acc = tl.dot(a_lower, b_upper, acc, out_dtype=tl.float32)
-        acc = tl.dot(a_upper, b_lower, acc, out_dtype=tl.float32)
-        acc = tl.dot(a_upper, b_upper, acc, out_dtype=tl.float32)
+        part = tl.dot(a_lower, b_upper, out_dtype=tl.float32)
+        part = tl.dot(a_upper, b_lower, part, out_dtype=tl.float32)
+        acc += tl.dot(a_upper, b_upper, part, out_dtype=tl.float32)
     unit = factor / (norm * norm)
     scale = iterate_scale(step, norm, factor)
     place, ok = i[:, None] * size + j[None, :], a_ok & b_ok
