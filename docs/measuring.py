@@ -70,7 +70,8 @@ def write(path: str | None, script: str, rows: list[dict[str, Any]], device: tor
     if path is None:
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    made = {**versions(name), "command": " ".join(["python", f"docs/{Path(script).name}", *sys.argv[1:]])}
+    given = [Path(word).name if word == path else word for word in sys.argv[1:]]
+    made = {**versions(name), "command": " ".join(["python", f"docs/{Path(script).name}", *given])}
     Path(path).write_text(json.dumps({"versions": made, **facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,6 @@ from sightline.tasks.sequences.published import PUBLISHED
 from tables.words import made_on
 
 TITLES = {"listops": "ListOps", "image": "Image", "pathfinder": "Pathfinder"}
-NOTES = {"pathfinder": " The images are generated as above; the published figures are of others."}
 HEADER = ("mechanism", "updates", "val %", "test %", "published %", "training, examples/s", "inference, examples/s",
           "training, MiB", "inference, MiB")  # fmt: skip
 
@@ -38,7 +37,8 @@ def _about(versions: dict[str, Any], path: Path) -> str:
 
 
 def _task(task: str, path: Path, speed: dict[str, Any] | None) -> str:
-    rows = json.loads(path.read_text())["rows"]
+    made = json.loads(path.read_text())
+    rows = made["rows"]
     recipe = load_recipe(f"lra_{task}")
     whole, batch = recipe["schedule"]["epochs"] * recipe["data"]["epoch_steps"], recipe["batch"]["size"]
     sizes, seeds = (", ".join(map(str, sorted({row[key] for row in rows}))) for key in ("batch", "seed"))
@@ -49,7 +49,7 @@ def _task(task: str, path: Path, speed: dict[str, Any] | None) -> str:
         f"{machines}. The recipe has {whole:,} updates of {batch} examples{compressed}; batch {sizes}, learning "
         f"rate {rates} (the recipe's is {recipe['optim']['lr']:g}), seed {seeds}, "
         f"tested on {rows[0]['examples']:,} examples with the weights that were best in validation."
-        f"{NOTES.get(task, '')} Data: [{path.name}](../results/sequences/{path.name})."
+        f"{' ' + made['note'] if 'note' in made else ''} Data: [{path.name}](../results/sequences/{path.name})."
     )
     fast = {row["attention"]: row for row in speed["rows"] if row["task"] == task} if speed else {}
     lines = [_line(row, task, fast.get(row["attention"])) for row in rows]
