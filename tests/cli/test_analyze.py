@@ -218,7 +218,8 @@ def test_every_family(tmp_path: Path, capsys: CAPTURE, data: Path, family: str) 
     ("arguments", "message"),
     [
         ([], "analyze what? give one of maps,"),
-        (["mapz"], "did you mean 'maps'?"),
+        (["mapz"], "error: analyze: no instrument 'mapz'; did you mean 'maps'?"),
+        (["foo"], "error: analyze: no instrument 'foo'; give one of maps, injectivity,"),
         (["--out", "x"], "analyze what?"),
         (["maps"], "required: IMAGE; see `sightline analyze maps --help`"),
         (["maps", "IMAGE", "--query", "1.5,2"], "--query: '1.5,2' is no place"),

@@ -14,6 +14,7 @@ COMMAND = Group(
         "memory": analyze_spectra.MEMORY,
         "paper": analyze_paper.COMMAND,
     },
+    noun="instrument",
     help="look inside attention: maps, injectivity, locality, rank and more",
     description=(
         "Look inside attention: on any model, mechanism and image size, with weights or without. Pictures are written "

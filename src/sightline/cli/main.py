@@ -131,7 +131,7 @@ def _chosen(name: str, argv: list[str]) -> Command | None:
     choices = f"give one of {', '.join(command.commands)}"
     if not what or what.startswith("-"):
         raise UsageError(f"{name} what? {choices}; see `sightline {name} --help`")
-    raise UsageError(f"{name}: no {name} {what!r}; {nearest(what, command.commands, choices)}")
+    raise UsageError(f"{name}: no {command.noun} {what!r}; {nearest(what, command.commands, choices)}")
 
 
 def build_parser() -> Parser:

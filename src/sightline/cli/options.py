@@ -47,9 +47,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Group:
-    """A command that has commands of its own: `sightline NAME WHAT ...`."""
+    """A command that has commands of its own: `sightline NAME WHAT ...`; `noun` is what one of them is called."""
 
     commands: dict[str, Command]
+    noun: str
     help: str
     description: str
     examples: str
