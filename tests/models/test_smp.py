@@ -2,6 +2,7 @@
 
 import pytest
 import segmentation_models_pytorch as smp
+import timm
 import torch
 
 import sightline  # noqa: F401
@@ -43,3 +44,33 @@ def test_depth_and_channels() -> None:
     assert model.encoder.out_channels == [1, 0, 64, 128, 320]
     assert len(model.encoder.model.model.stages) == 3
     assert model(torch.randn(1, 1, 32, 64)).shape == (1, 1, 32, 64)
+
+
+@pytest.mark.parametrize("readout", ["cat", "add", "ignore"])
+@pytest.mark.parametrize("name", ["soft_tiny", "soft_norm_tiny"])
+def test_dpt_reads_the_class_token_of_the_last_stage(name: str, readout: str) -> None:
+    model = smp.DPT(f"tu-{name}", encoder_weights=None, classes=2, decoder_readout=readout, **SHALLOW).eval()
+    x = torch.randn(2, 3, 64, 96)
+    out = model(x)
+    assert out.shape == (2, 2, 64, 96)
+    assert out.isfinite().all()
+    maps, tokens = model.encoder(x)
+    assert [token.shape for token in tokens] == [(2, 1, each.shape[1]) for each in maps]
+    assert [bool(token.any()) for token in tokens] == [False, False, False, True]
+
+
+def test_dpt_on_the_other_pyramids() -> None:
+    model = smp.DPT("tu-inline_pvt_tiny", encoder_weights=None, classes=2, decoder_readout="ignore", **SHALLOW).eval()
+    assert model(torch.randn(1, 3, 64, 96)).shape == (1, 2, 64, 96)
+
+
+def test_prefix_tokens_are_those_of_the_last_stage() -> None:
+    model = timm.create_model("soft_tiny", **SHALLOW).eval()
+    x = torch.randn(1, 3, 64, 64)
+    pairs = model.forward_intermediates(x, norm=True, intermediates_only=True, return_prefix_tokens=True)
+    maps = model.forward_intermediates(x, norm=True, intermediates_only=True)
+    assert all(pair[0].equal(each) for pair, each in zip(pairs, maps, strict=True))
+    assert pairs[-1][1].equal(model.forward_features(x)[:, :1])
+    swin = timm.create_model("inline_swin_tiny", **SHALLOW).eval()
+    taken = swin.forward_intermediates(x, intermediates_only=True, return_prefix_tokens=True)
+    assert [token.shape[1] for _, token in taken] == [0, 0, 0, 0]

@@ -123,6 +123,7 @@ class Pyramid(VisionModel):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        return_prefix_tokens: bool = False,
     ) -> Any:
         """The features of chosen stages, as maps; with the final features before them unless `intermediates_only`.
 
@@ -132,18 +133,28 @@ class Pyramid(VisionModel):
             norm: apply the final norm to the last stage's map.
             stop_early: leave out the stages after the last one taken.
             output_fmt: "NCHW" or "NHWC".
+            return_prefix_tokens: give (map, class token) pairs, the token (B, 1, C): zeros for a stage that has none,
+                in a family whose last stage has one.
         """
         self._check_output_fmt(output_fmt, ("NCHW", "NHWC"))
         take, last = feature_take_indices(len(self.stages), indices)
         outputs: list[tuple[Tensor, Grid]] = []
         self._stages(x, last + 1 if stop_early else len(self.stages), outputs)
-        maps = []
+        maps: list[Any] = []
         for i in take:
             tokens, grid = outputs[i]
             if norm and i == len(self.feature_info) - 1:
                 tokens = self.norm(tokens)
-            maps.append(as_features(tokens[:, self.stages[i].prefix :], grid, output_fmt))
+            prefix = self.stages[i].prefix
+            places = as_features(tokens[:, prefix:], grid, output_fmt)
+            maps.append((places, self._prefix_tokens(tokens, prefix)) if return_prefix_tokens else places)
         return maps if intermediates_only else (self._finish(*outputs[-1]), maps)
+
+    def _prefix_tokens(self, tokens: Tensor, prefix: int) -> Tensor:
+        """As many of them for every stage, for decoders that read one from each: a zero adds nothing."""
+        return (
+            tokens[:, :prefix] if prefix else tokens.new_zeros(tokens.shape[0], self.num_prefix_tokens, tokens.shape[2])
+        )
 
     def grid_of(self, name: str) -> Grid:
         stride = self.stem_stride * 2 ** int(name.split(".")[1])
