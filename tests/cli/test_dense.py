@@ -1,8 +1,10 @@
 """`sightline train`, `eval` and `predict` of segmenters and detectors: a short run, its scores and its pictures."""
 
 import json
+import re
 import resource
 import shutil
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ TINY: dict[str, Any] = {"segmentation": segmentation, "detection": detection}
 
 @pytest.fixture(scope="module", params=["segmentation", "detection"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder beside its `data`."""
+    """A run folder beside its `data`, and what the training `printed`."""
     root: Path = tmp_path_factory.mktemp(request.param)
     tiny = TINY[request.param]
     tiny.make_data(root / "data")
@@ -32,7 +34,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         recipe["test"] = {"score": 0.0}
     (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     arguments = ["--config", str(root / "recipe.yaml"), "--data", str(root / "data"), "--out", str(root / "run")]
-    assert main(["train", *arguments]) == 0
+    with (root / "printed").open("w") as file, redirect_stdout(file):
+        assert main(["train", *arguments]) == 0
     return root / "run"
 
 
@@ -50,6 +53,19 @@ def test_eval_gives_what_training_gave(run: Path, capsys: pytest.CaptureFixture[
     key = "miou" if facts["task"] == "segmentation" else "box_ap"
     assert facts["scores"][key] == pytest.approx(done[key], abs=1e-3)
     assert facts["images"] == 2
+
+
+def test_eval_and_training_call_scores_the_same(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["eval", "--checkpoint", str(run), "--out", str(tmp_path), "--workers", "0"]) == 0
+    printed = capsys.readouterr().out
+    scores = json.loads((tmp_path / "eval.json").read_text())["scores"]
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert set(last) - {"epoch", "step", "train_loss", "lr", "images_per_second"} == set(scores)
+    trained = re.findall(r", (\D+?(?:50|75)?) [\d.]+ %", (run.parent / "printed").read_text())
+    assert len(set(trained)) == (3 if "segmentation" in str(run) else 2)
+    assert [name for name in trained if f"{name} %" not in printed] == []
+    page = (run / "report.html").read_text()
+    assert [name for name in trained if f"<span>{name}, best</span>" not in page] == []
 
 
 def test_eval_prints_a_table(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from sightline.cli.dense import DenseModel, inference_of, load_dense
 from sightline.cli.options import UsageError, refuse_given
 from sightline.cli.results import write_facts
 from sightline.cli.table import Column, show
+from sightline.tasks.dense.words import BY_CLASS, DETECTION, SEGMENTATION
 
 if TYPE_CHECKING:
     import torch
@@ -70,11 +71,11 @@ def _refuse(options: "Options", card: "DenseCard") -> None:
 def _print(loaded: DenseModel, facts: dict[str, Any]) -> None:
     print(f"{loaded.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
     print(f"{facts['images']:,} images in {facts['data']}, {facts['device']}, {facts['seconds']:.1f} s\n")
-    scores = facts["scores"]
+    scores, words = facts["scores"], SEGMENTATION | DETECTION
     if not facts["images"]:
         print("No image could be used.")
     elif any(value is not None for value in scores.values()):
-        show([Column(f"{name} %", right=True) for name in scores], [[_cell(value) for value in scores.values()]])
+        show([Column(f"{words[name]} %", right=True) for name in scores], [[_cell(value) for value in scores.values()]])
     else:
         print("Nothing in these images can be scored: no objects, or no pixels that count.")
     rows = facts["per_class"]
@@ -84,11 +85,12 @@ def _print(loaded: DenseModel, facts: dict[str, Any]) -> None:
     if not rows:
         return
     if len(rows) > SHOWN:
-        print(f"\nThe {SHOWN} classes with the lowest {first}, of {len(rows)}:")
+        print(f"\nThe {SHOWN} classes with the lowest {BY_CLASS[first]}, of {len(rows)}:")
         rows = sorted(rows, key=lambda row: row[first])[:SHOWN]
     else:
         print("\nBy class:")
-    columns = [Column("class"), *(Column(key if key == "pixels" else f"{key} %", right=True) for key in keys)]
+    titles = [BY_CLASS[key] if key == "pixels" else f"{BY_CLASS[key]} %" for key in keys]
+    columns = [Column("class"), *(Column(title, right=True) for title in titles)]
     show(columns, [[row["class"], *(_cell(row[key]) for key in keys)] for row in rows])
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from sightline.engine.checkpoint import find_weights
 from sightline.engine.config import AnyConfig, Config, DetectionConfig, SegmentationConfig, SequenceConfig
+from sightline.tasks.dense.words import MAIN
 from sightline.tasks.order import Place
 
 Note = Callable[[str, int, int], None]
@@ -70,10 +71,14 @@ def _sequences(config: SequenceConfig, place: Place, note: Note) -> Any:
     return Sequences(config.data, with_weights(config.model), config.loss, place)
 
 
+def _words(*keys: str) -> dict[str, str]:
+    return {key: MAIN[key] for key in keys}
+
+
 KINDS: dict[str, Kind] = {
     "classification": Kind(_classification, _evaluate_classification, "top1", {"top1": "top-1", "top5": "top-5"}),
-    "segmentation": Kind(_segmentation, _evaluate_dense, "miou", {"miou": "mIoU", "aacc": "accuracy"}),
-    "detection": Kind(_detection, _evaluate_dense, "box_ap", {"box_ap": "box AP", "mask_ap": "mask AP"}),
+    "segmentation": Kind(_segmentation, _evaluate_dense, "miou", _words("miou", "macc", "aacc")),
+    "detection": Kind(_detection, _evaluate_dense, "box_ap", _words("box_ap", "mask_ap")),
     "sequences": Kind(_sequences, _evaluate_classification, "top1", {"top1": "accuracy"}, unit="sequences"),
 }
 

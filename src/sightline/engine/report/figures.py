@@ -6,6 +6,7 @@ import numpy as np
 
 from sightline.analysis.figures import new_figure
 from sightline.engine.report.record import Record
+from sightline.tasks.dense.words import MAIN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,10 +14,7 @@ if TYPE_CHECKING:
 MAX_NAMED = 40  # classes up to which the axes of the confusion matrix carry names
 MAX_NUMBERED = 15  # classes up to which its cells carry numbers
 LOSSES = {"train_loss": "training", "loss": "test", "val_loss": "test"}
-ACCURACIES = {
-    "top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights",
-    "miou": "mIoU", "macc": "mean accuracy", "aacc": "accuracy of pixels", "box_ap": "box AP", "mask_ap": "mask AP",
-}  # fmt: skip
+ACCURACIES = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights", **MAIN}
 
 
 def curves_figure(record: Record) -> "Figure | None":

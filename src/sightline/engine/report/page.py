@@ -11,6 +11,7 @@ import numpy as np
 from sightline.engine.report.record import Record
 from sightline.engine.settings import dump
 from sightline.tasks.classification.words import describe
+from sightline.tasks.dense.words import BY_CLASS, MAIN
 
 STYLE = """
 :root { color-scheme: light; --line: #d9dde3; --soft: #5b6470; --accent: #1f5fa8; }
@@ -36,13 +37,6 @@ figcaption { color: var(--soft); font-size: 13px; margin-top: 6px; }
 .wide { overflow-x: auto; }
 @media print { body { background: #fff; } figure, table, .card { break-inside: avoid; } }
 """
-DENSE = {
-    "miou": "mIoU",
-    "macc": "mean accuracy",
-    "aacc": "accuracy of pixels",
-    "box_ap": "box AP",
-    "mask_ap": "mask AP",
-}
 MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
 
 
@@ -92,7 +86,7 @@ def _cards(record: Record, best: Mapping[str, Any]) -> str:
     figures = [
         ("top-1, best", _percent(best.get("top1"))),
         ("top-5", _percent(best.get("top5")) if len(record.classes) > 5 else ""),
-        *((f"{words}, best", _percent(best.get(key))) for key, words in DENSE.items()),
+        *((f"{words}, best", _percent(best.get(key))) for key, words in MAIN.items()),
         ("calibration error", _percent(best.get("ece"))),
         ("epoch of the best", _plain(best.get("epoch"))),
         ("training loss, last", _plain(last.get("train_loss"), 3)),
@@ -139,7 +133,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> str:
         + "</tr>"
         for row in order[:MAX_CLASSES]
     )
-    head = "<tr><th>class</th>" + "".join(f"<th class=n>{DENSE[key]}</th>" for key in keys) + "</tr>"
+    head = "<tr><th>class</th>" + "".join(f"<th class=n>{BY_CLASS[key]}</th>" for key in keys) + "</tr>"
     note = f"<figcaption>The {MAX_CLASSES} classes with the lowest box AP.</figcaption>"
     return f"<div class=wide><table>{head}{body}</table>{note if len(rows) > MAX_CLASSES else ''}</div>"
 
