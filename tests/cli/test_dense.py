@@ -1,5 +1,6 @@
 """`sightline train`, `eval` and `predict` of segmenters and detectors: a short run, its scores and its pictures."""
 
+import csv
 import json
 import re
 import resource
@@ -76,7 +77,38 @@ def test_eval_prints_a_table(run: Path, capsys: pytest.CaptureFixture[str], tmp_
     out = capsys.readouterr().out
     assert "square" in out
     assert "By class" in out
-    assert (tmp_path / "eval.json").is_file()
+    wanted = ["eval.json", "per_class.csv"]
+    wanted += ["confusion.csv", "confusion.png"] if "segmentation" in str(run) else []
+    assert out.splitlines()[-1] == f"wrote {', '.join(str(tmp_path / name) for name in wanted)}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(wanted)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_eval_keeps_tables_of_the_classes(run: Path, tmp_path: Path) -> None:
+    assert main(["eval", "--checkpoint", str(run), "--workers", "0", "--out", str(tmp_path), "--json"]) == 0
+    facts = json.loads((tmp_path / "eval.json").read_text())
+    rows = read_csv(tmp_path / "per_class.csv")
+    assert [row["class"] for row in rows] == facts["classes"]
+    if facts["task"] == "detection":
+        assert [float(row["mask_ap"]) for row in rows] == [row["mask_ap"] for row in facts["per_class"]]
+        assert list(rows[0]) == ["class", "box_ap", "mask_ap"]
+        assert "confusion" not in facts
+        return
+    assert list(rows[0]) == ["class", "pixels", "iou", "accuracy"]
+    lines = read_csv(tmp_path / "confusion.csv")
+    counts = [[int(line[name]) for name in facts["classes"]] for line in lines]
+    assert counts == facts["confusion"]
+    assert [next(iter(line.values())) for line in lines] == facts["classes"]
+    assert [int(row["pixels"]) for row in rows] == [sum(line) for line in counts]
+    for i, row in enumerate(rows):
+        union = sum(counts[i]) + sum(line[i] for line in counts) - counts[i][i]
+        assert float(row["iou"]) == pytest.approx(100 * counts[i][i] / union, abs=1e-4)
+    with Image.open(tmp_path / "confusion.png") as picture:
+        assert min(picture.size) > 100
 
 
 def test_predict_draws(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

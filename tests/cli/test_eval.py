@@ -187,10 +187,15 @@ def test_tables_and_files(tmp_path: Path, capsys: CAPTURE) -> None:
     shown = capsys.readouterr().out
     for text in ("top-1 %", "ECE %", "32x32", "40x40", "By class", "green"):
         assert text in shown
-    assert shown.splitlines()[-1] == f"wrote {out}"
+    names = [f"{what}-{size}.{kind}" for size in ("32x32", "40x40")
+             for what, kind in (("per_class", "csv"), ("confusion", "csv"), ("confusion", "png"))]  # fmt: skip
+    assert shown.splitlines()[-1] == f"wrote {', '.join(str(out / name) for name in ('eval.json', *names))}"
     assert len(json.loads((out / "eval.json").read_text())["results"]) == 2
     with (out / "per_class-40x40.csv").open() as file:
         assert [row["class"] for row in csv.DictReader(file)] == list(CLASSES)
+    with (out / "confusion-32x32.csv").open() as file:
+        counts = [[int(cell) for cell in line[1:]] for line in list(csv.reader(file))[1:]]
+    assert counts == json.loads((out / "eval.json").read_text())["results"][0]["confusion"]
     with Image.open(out / "confusion-32x32.png") as picture:
         assert min(picture.size) > 100
 

@@ -12,7 +12,8 @@ from PIL import Image
 
 from sightline.engine.checkpoint import write_weights
 from sightline.engine.report import write_report
-from sightline.engine.report.record import read_record
+from sightline.engine.report.figures import confusion_figure
+from sightline.engine.report.record import Record, read_record
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.model import create
 
@@ -167,3 +168,12 @@ def test_detection_has_a_table_of_classes(folder: Path) -> None:
     for damaged in ("7", '{"a": 1}', '[3, {"box_ap": "high", "class": "x"}]'):
         (folder / "per_class.json").write_text(damaged)
         assert "retinanet on" in Page(write_report(folder).read_text(encoding="utf-8")).words
+
+
+@pytest.mark.parametrize(
+    ("counts", "written"), [([[30, 10], [0, 5]], "10 30 5"), ([[3_000_000, 10**6], [0, 5]], "100 25 75")]
+)
+def test_cells_hold_what_fits(counts: list[list[int]], written: str) -> None:
+    figure = confusion_figure(Record("run", {}, {}, [], ["a", "b"], counts))
+    assert figure is not None
+    assert " ".join(sorted(text.get_text() for text in figure.axes[0].texts)) == written

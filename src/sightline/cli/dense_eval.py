@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, inference_of, load_dense
 from sightline.cli.options import UsageError, refuse_given
-from sightline.cli.results import write_facts
+from sightline.cli.results import write_facts, write_tables
 from sightline.cli.table import Column, show
 from sightline.tasks.dense.words import BY_CLASS, DETECTION, SEGMENTATION
 
@@ -24,7 +24,7 @@ SHOWN = 20  # classes in the table; of more, those with the lowest score
 
 
 def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
-    """Load, evaluate, print, and write eval.json where a folder is given."""
+    """Load, evaluate, print, and write eval.json with tables where a folder is given."""
     from sightline.cli.analyze_output import clean
     from sightline.cli.classifier import choose_device
 
@@ -41,16 +41,19 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
         "data": images, "device": str(device), "precision": options.precision, "broken": list(broken),
         "images": result.images, "seconds": round(result.seconds, 3),
         "scores": {k: round(v, 4) if v == v else None for k, v in result},
-        "per_class": rows,
+        "classes": list(card.classes), "per_class": rows,
     }  # fmt: skip
+    if result.confusion is not None:
+        facts["confusion"] = result.confusion.tolist()
     if options.json:
         print(json.dumps(facts, indent=2))
     else:
         _print(loaded, facts)
     if options.out is not None:
-        written = write_facts(Path(options.out), facts)
+        written = [write_facts(Path(options.out), facts)]
+        written += write_tables(Path(options.out), card.classes, rows, facts.get("confusion"))
         if not options.json:
-            print(f"wrote {written}")
+            print(f"wrote {', '.join(map(str, written))}")
 
 
 def _refuse(options: "Options", card: "DenseCard") -> None:

@@ -67,7 +67,10 @@ class Options:
     slide: bool = option("segmentation: by overlapping windows of the size of training", default=False)
     scales: str | None = option("segmentation: average over scales, such as 0.5,0.75,1.0,1.25,1.5", metavar="SCALES")
     flip: bool = option("segmentation: average over the mirror image too", default=False)
-    out: str | None = option("folder for eval.json, tables and a picture of the confusion matrix", metavar="FOLDER")
+    out: str | None = option(
+        "folder for eval.json, a CSV file by class, and but for detectors the confusion matrix as CSV and a picture",
+        metavar="FOLDER",
+    )  # fmt: skip
     json: bool = option("print JSON, with per-class scores and confusion matrices", default=False)
 
 
@@ -118,9 +121,9 @@ def run(options: Options) -> None:
     else:
         _print(job, results)
     if options.out is not None:
-        write_results(Path(options.out), facts)
+        written = write_results(Path(options.out), facts)
         if not options.json:
-            print(f"wrote {options.out}")
+            print(f"wrote {', '.join(map(str, written))}")
 
 
 def _print(job: Job, results: list[Result]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.classifier import choose_device
 from sightline.cli.options import UsageError, refuse_given
-from sightline.cli.results import write_facts
+from sightline.cli.results import write_facts, write_tables
 from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
@@ -117,9 +117,10 @@ def run(options: "Options", path: Path) -> None:
         cells = [found.task, found.split, f"{found.evaluation.images:,}", *numbers, f"{scores['loss']:.4f}"]
         show(SCORES, [[*cells, f"{rate:,.0f}"]])
     if options.out is not None:
-        written = write_facts(Path(options.out), facts)
+        written = [write_facts(Path(options.out), facts)]
+        written += write_tables(Path(options.out), found.classes, facts["per_class"], facts["confusion"])
         if not options.json:
-            print(f"wrote {written}")
+            print(f"wrote {', '.join(map(str, written))}")
 
 
 def data_of(checkpoint: str, path: Path, given: str | None) -> "Data":

@@ -2,10 +2,11 @@
 
 import contextlib
 import csv
+import io
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +63,48 @@ def write_facts(folder: Path, facts: dict[str, Any]) -> Path:
     return folder / "eval.json"
 
 
-def write_results(folder: Path, facts: dict[str, Any]) -> None:
-    """eval.json with everything; for every size a table of classes and the confusion matrix as a picture."""
+def write_results(folder: Path, facts: dict[str, Any]) -> list[Path]:
+    """eval.json with everything, and for every size the tables and the picture of `write_tables`; gives their paths."""
+    written = [write_facts(folder, facts)]
+    for result in facts["results"]:
+        ending = f"-{times(result['img_size'])}"
+        written += write_tables(folder, facts["classes"], result["per_class"], result["confusion"], ending)
+    return written
+
+
+def write_tables(
+    folder: Path,
+    classes: Sequence[str],
+    rows: Sequence[dict[str, Any]] | None,
+    confusion: list[list[int]] | None,
+    ending: str = "",
+) -> list[Path]:
+    """Scores by class as CSV; the confusion matrix as CSV, a row for every true class, and as a picture.
+
+    Args:
+        rows: of the classes; None or empty for none.
+        confusion: counts; None where there is no such matrix.
+        ending: of the names of the files.
+    """
     from sightline.engine.report.figures import confusion_figure
     from sightline.engine.report.record import Record
 
-    write_facts(folder, facts)
-    for result in facts["results"]:
-        size = times(result["img_size"])
-        if result["per_class"]:
-            with (folder / f"per_class-{size}.csv").open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, list(result["per_class"][0]))
-                writer.writeheader()
-                writer.writerows(result["per_class"])
-        figure = confusion_figure(Record(folder.name, {}, {}, [], facts["classes"], result["confusion"]))
-        if figure is not None:
-            figure.savefig(folder / f"confusion-{size}.png", dpi=110, bbox_inches="tight")
+    written = []
+    if rows:
+        written.append(folder / f"per_class{ending}.csv")
+        _write_csv(written[-1], [list(rows[0]), *(list(row.values()) for row in rows)])
+    if confusion:
+        written.append(folder / f"confusion{ending}.csv")
+        lines = [[name, *counts] for name, counts in zip(classes, confusion, strict=True)]
+        _write_csv(written[-1], [["true class, and what it was taken for", *classes], *lines])
+        figure = confusion_figure(Record(folder.name, {}, {}, [], list(classes), confusion))
+        assert figure is not None
+        written.append(folder / f"confusion{ending}.png")
+        write_whole(written[-1], lambda path: figure.savefig(path, dpi=110, bbox_inches="tight"))
+    return written
+
+
+def _write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(lines)
+    write_whole(path, lambda place: place.write_text(text.getvalue(), encoding="utf-8", newline=""))

@@ -143,6 +143,8 @@ def test_a_run_is_evaluated(cache: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert (facts["task"], facts["split"], facts["examples"], facts["cut"]) == ("listops", "test", 20, 20)
     assert np.trace(np.array(facts["confusion"])) == round(facts["top1"] * 20 / 100)
     assert json.loads((tmp_path / "e" / "eval.json").read_text()) == facts
+    kept = {path.name for path in (tmp_path / "e").iterdir()}
+    assert kept == {"eval.json", "per_class.csv", "confusion.csv", "confusion.png"}
     assert main(["eval", "--checkpoint", str(out), "--device", "cpu", "--split", "val"]) == 0
     assert "val" in capsys.readouterr().out
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 40  # classes up to which the axes of the confusion matrix carry names
 MAX_NUMBERED = 15  # classes up to which its cells carry numbers
+MOST_WRITTEN = 99999  # counts up to which these are counts: larger ones, of pixels, do not fit, and are percents
 LOSSES = {"train_loss": "training", "loss": "test", "val_loss": "test"}
 ACCURACIES = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights", **MAIN}
 
@@ -50,20 +51,21 @@ def confusion_figure(record: Record) -> "Figure | None":
         return None
     counts = np.asarray(record.confusion, dtype=float)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    number = len(counts)
-    side = min(3 + 0.42 * number, 11)
+    classes = len(counts)
+    side = min(3 + 0.42 * classes, 11)
     figure = new_figure(side + 0.8, side)
     axis: Any = figure.subplots()
     drawn = axis.imshow(share, cmap="Blues", vmin=0, vmax=100)
     figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03, label="% of the true class")
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
-    if number <= MAX_NAMED and len(record.classes) == number:
-        axis.set_xticks(range(number), record.classes, rotation=90, fontsize=8, parse_math=False)
-        axis.set_yticks(range(number), record.classes, fontsize=8, parse_math=False)
-    if number <= MAX_NUMBERED:
-        for i, j in np.ndindex(number, number):
+    if classes <= MAX_NAMED and len(record.classes) == classes:
+        axis.set_xticks(range(classes), record.classes, rotation=90, fontsize=8, parse_math=False)
+        axis.set_yticks(range(classes), record.classes, fontsize=8, parse_math=False)
+    if classes <= MAX_NUMBERED:
+        for i, j in np.ndindex(classes, classes):
             if counts[i, j]:
                 colour = "white" if share[i, j] > 55 else "black"
-                axis.text(j, i, f"{counts[i, j]:.0f}", ha="center", va="center", fontsize=7, color=colour)
+                number = share[i, j] if counts.max() > MOST_WRITTEN else counts[i, j]
+                axis.text(j, i, f"{number:.0f}", ha="center", va="center", fontsize=7, color=colour)
     return figure
