@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
 from sightline.cli.main import main
 from sightline.engine.errors import RunError
+from sightline.engine.kinds import KINDS
 from sightline.engine.train import train
 from sightline.engine.values import ConfigError
 from sightline.tasks.classification.images import ImageError
+from sightline.tasks.order import Place
 from tests.engine.tiny import metrics, weights
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation
@@ -232,3 +236,37 @@ def test_a_cascade_from_training_to_pictures(tmp_path: Path, capsys: pytest.Capt
     given = [str(data / "val2017"), "--checkpoint", str(folder), "--out", str(tmp_path / "seen"), "--score", "0"]
     assert main(["predict", *given]) == 0
     assert len(list((tmp_path / "seen").glob("*.png"))) == 4
+
+
+@pytest.mark.parametrize(("source", "target"), [(segmentation, detection), (detection, segmentation)])
+def test_a_backbone_of_another_run(
+    tmp_path: Path, source: Any, target: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train(source.config(source.make_data(tmp_path / "source"), tmp_path / "first"))
+    assert first is not None
+    weights_of = load_file(first / "checkpoints/best/model.safetensors")
+    trained = {key.partition("body.model.")[2]: value for key, value in weights_of.items() if "body.model." in key}
+    data = target.make_data(tmp_path / "target")
+    task = "segmentation" if target is segmentation else "detection"
+    for checkpoint in (first, first / "checkpoints/best/model.safetensors"):
+        config = target.config(data, tmp_path / "second", model={"checkpoint": str(checkpoint)})
+        made = KINDS[task].make(config, Place(torch.device("cpu"), 2), lambda *_: None)
+        (body,) = (module for name, module in made.model.named_modules() if name.endswith("backbone.body.model"))
+        started = body.state_dict()
+        made.close()
+        assert trained.keys() == started.keys()
+        assert all(value.equal(trained[key]) for key, value in started.items())
+        assert "of a segmenter or detector; its backbone is taken, and the head starts anew" in capsys.readouterr().out
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(target.RECIPE))
+    wider = {**target.BACKBONE, "embed_dims": [16, 32, 40, 128]}
+    given = ["--config", str(recipe), "--data", str(data), "--model.checkpoint", str(first)]
+    for args, message in (
+        (["--model.args", json.dumps(wider)], "; give the model.name and model.args of these weights"),
+        (["--model.name", "inline_swin_tiny", "--model.args", "{}"], "`sightline list '*pvt*'`"),
+    ):
+        assert main(["train", *given, "--out", str(tmp_path / "third"), *args]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith(f"sightline: error: {first / 'checkpoints/best/model.safetensors'}: ")
+        assert message in line
+        assert line.count("\n") == 1

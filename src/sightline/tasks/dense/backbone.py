@@ -1,6 +1,7 @@
 """Backbones as heads want them: four maps at strides 4, 8, 16 and 32, of any model with features."""
 
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +12,13 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from sightline.models.base import FeatureNet
-from sightline.models.checkpoint import read_state
+from sightline.models.checkpoint import MismatchError, read_state
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.classification.model import create
 from sightline.tasks.dense.config import DenseModel
 
 STRIDES = (4, 8, 16, 32)
+INSIDE = re.compile(r"^(?:\w+\.)*backbone\.body\.(?:model\.)?")  # a backbone below in the weights of what stands on it
 
 
 class Backbone(nn.Module):
@@ -82,11 +84,19 @@ def _features(config: DenseModel) -> tuple[Any, list[int]]:
 
 
 def _load(body: nn.Module, path: str) -> None:
-    """Weights of a whole model into its features; another mechanism stays new, with a line that says so."""
+    """Weights of a classifier, or of the backbone in a segmenter or detector; a mechanism of another kind, and
+    whatever stands on a backbone, stay new, with a line that says so."""
+    state = read_state(path)
+    inside = {INSIDE.sub("", key): value for key, value in state.items() if INSIDE.match(key)}
+    if inside:
+        print(f"{path}: of a segmenter or detector; its backbone is taken, and the head starts anew", flush=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            body.load_state_dict(read_state(path))
+            body.load_state_dict(inside or state)
+        except MismatchError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(f"{path}: {reason}; give the model.name and model.args of these weights") from error
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{path}: {' '.join(str(error).split())[:300]}") from error
     for warning in caught:

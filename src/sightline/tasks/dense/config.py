@@ -32,7 +32,10 @@ class DenseModel:
 
     name: str = entry("inline_swin_tiny", "a model of sightline or timm, as `sightline list` shows")
     args: Mapping[str, Any] = entry({}, "arguments of the backbone, such as {attention: softmax}")
-    checkpoint: str | None = entry(None, "weights of the backbone to start from, public or sightline's own")
+    checkpoint: str | None = entry(
+        None, "weights of the backbone to start from: of a classifier, public or sightline's own, or those inside a "
+        "segmenter or detector; a file or a run folder",
+    )  # fmt: skip
     pretrained: bool = entry(False, "start from the weights that timm publishes for this backbone, downloaded")
     drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
     grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
