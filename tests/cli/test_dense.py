@@ -244,6 +244,10 @@ def test_commands_of_classifiers_refuse_the_weights(
         ["analyze", "locality", "--checkpoint", weights],
     ):
         assert refusal(arguments, capsys).startswith(f"sightline: error: {weights}: {what}, not a classifier;")
+    given = ["--model.checkpoint", str(run), "--out", str(tmp_path / "run"), "--data.limit", "4"]
+    line = refusal(["train", "--config", "quick", *given], capsys)
+    remedy = "give the weights that its backbone started from"
+    assert line == f"sightline: error: {weights}: {what}, not a classifier; {remedy}\n"
 
 
 def test_a_folder_that_cannot_be_written_is_named_by_its_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

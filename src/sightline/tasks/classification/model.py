@@ -10,7 +10,7 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from sightline.models.checkpoint import read_state
+from sightline.models.checkpoint import read_metadata, read_state
 from sightline.models.identify import arguments
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.classification.card import ModelCard
@@ -92,7 +92,14 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
 
 
 def load_weights(model: nn.Module, path: str) -> None:
-    """Read weights as data only; a classifier for other classes, and another attention mechanism, stay new."""
+    """Read weights as data only; a classifier for other classes, and another attention mechanism, stay new.
+
+    Raises:
+        ValueError: they do not fit, or are of a segmenter or detector.
+    """
+    what = {"segmentation": "a segmenter", "detection": "a detector"}.get(read_metadata(path).get("task", ""))
+    if what is not None:
+        raise ValueError(f"{path}: {what}, not a classifier; give the weights that its backbone started from")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         state = read_state(path)
