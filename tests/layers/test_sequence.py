@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline.layers import MECHANISMS, Attention, Core, Spec
-from sightline.layers.sequence.soft import RunLandmarks, SequenceSoftCore, nowhere
+from sightline.layers.landmarks import RunLandmarks, nowhere
+from sightline.layers.sequence.soft import SequenceSoftCore
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
 from sightline.ops.inline.reference import local_residual
 from sightline.ops.soft.reference import gaussian
@@ -21,6 +22,9 @@ TEXTS = (
     "inline(residual=false)",
     "soft(ratio=4)",
     "soft_norm(ratio=4,landmarks=5)",
+    "soft_norm(ratio=4,landmark=pool)",
+    "soft_norm(ratio=4,landmark=first)",
+    "soft(ratio=4,landmarks=5,landmark=random)",
     "nystromformer(landmarks=4,kernel=5)",
     "linformer(rank=6,share=true)",
     "enhanced(scales=2,kernel=3)",
@@ -200,7 +204,7 @@ def test_linformer_takes_the_first_columns_and_no_more_tokens() -> None:
         Spec.parse("linformer(side=7)").build_sequence(DIM, HEADS, LENGTH)
 
 
-@pytest.mark.parametrize("text", ["soft(ratio=-1)", "soft(landmarks=-1)", "soft(iterations=0)"])
+@pytest.mark.parametrize("text", ["soft(ratio=-1)", "soft(landmarks=-1)", "soft(iterations=0)", "soft(landmark=mean)"])
 def test_bad_options_of_soft(text: str) -> None:
     with pytest.raises(ValueError, match="soft"):
         Spec.parse(text).build_sequence(DIM, HEADS, LENGTH)

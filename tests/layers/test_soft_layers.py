@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from sightline.layers.block import TanhMlp
+from sightline.layers.landmarks import KINDS, Landmarks, scrambled
 from sightline.layers.mechanisms import Spec
 from sightline.layers.patch import ConvBNEmbed
-from sightline.layers.soft import Landmarks, shuffled
 from sightline.ops.activated import activated_linear
 
 GRID = (4, 6)
@@ -40,18 +40,36 @@ def test_random_landmarks_are_different_tokens_and_always_the_same() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 49, 1000, 65536])
-def test_shuffled_is_a_permutation(count: int) -> None:
-    order = shuffled(count, torch.device("cpu"))
-    assert torch.equal(order.sort().values, torch.arange(count))
+def test_no_two_places_are_scrambled_alike(count: int) -> None:
+    assert len(scrambled(torch.arange(count), count).unique()) == count
 
 
-@pytest.mark.parametrize("kind", ["conv", "pool", "random", "first"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_attends(kind: str) -> None:
     core = Spec.parse(f"soft_norm(landmark={kind},ratio=2)").build(24, 3, 16)
     q = torch.randn(2, 25, 3, 8, requires_grad=True)
     out = core(q, q, q, context=q.flatten(2), grid=GRID, prefix=1)
     assert out.shape == q.shape
     assert torch.autograd.grad(out.square().sum(), q)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("ratio", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_of_a_map_changes_nothing(kind: str, ratio: int) -> None:
+    """A map of 4 x 6 alone, and in the corner of 8 x 8 with a mask; its edge cuts patches of four."""
+    core = Spec.parse(f"soft(landmark={kind},ratio={ratio})").build(24, 3, 16).double().eval()
+    small = torch.randn(1, 24, 3, 8, dtype=torch.float64)
+    large = torch.full((1, 8, 8, 3, 8), 1e3, dtype=torch.float64)
+    large[:, :4, :6] = small.unflatten(1, GRID)
+    mask = torch.zeros(1, 8, 8, dtype=torch.bool)
+    mask[:, :4, :6] = True
+    large, mask = large.flatten(1, 2), mask.flatten(1)
+    want = core(small, small, small, context=small.flatten(2), grid=GRID)
+    got = core(large, large, large, context=large.flatten(2), grid=(8, 8), key_mask=mask)
+    torch.testing.assert_close(got[mask], want[0])
+    rows = core.rows(large, large, mask[0].nonzero().flatten(), context=large.flatten(2), grid=(8, 8), key_mask=mask)
+    alone = core.rows(small, small, torch.arange(24), context=small.flatten(2), grid=GRID)
+    torch.testing.assert_close(rows[..., mask[0]], alone)
 
 
 @pytest.mark.parametrize("kind", ["random", "first"])

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.layers import Spec
+from sightline.layers.landmarks import segment_means
 from sightline.layers.rivals.focused import focus
-from sightline.layers.rivals.nystromformer import pseudo_inverse, segment_means
+from sightline.layers.rivals.nystromformer import pseudo_inverse
 from sightline.layers.rivals.performer import orthogonal_gaussians
 
 from ...ops.brute_force import assert_close, attend, products, softmax_weights, tokens

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sightline.layers.conv import add_neighbours, check_kernel
 from sightline.layers.core import Core, Grid, counted
+from sightline.layers.landmarks import segment_means
 from sightline.layers.soft import HeadwiseConv
 from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
@@ -90,19 +91,6 @@ class NystromformerCore(Core):
         middle = _softmax(mean_q @ mean_k.transpose(-1, -2), columns & some_q[:, None, :, None])
         right = _softmax(mean_q @ keys.transpose(-1, -2), counts[:, None, None, :] & some_q[:, None, :, None])
         return left, pseudo_inverse(middle, self.iterations), right
-
-
-def segment_means(x: Tensor, counts: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Means of the tokens x (B, H, N, D) that count (B, N), in `number` segments whose lengths differ by one at most.
-
-    Returns the means (B, H, m, D), and which segments have a token (B, m): all, unless fewer tokens count than that.
-    """
-    total = counts.sum(1, keepdim=True).clamp(min=number)
-    segment = (counts.cumsum(1) - 1) * number // total  # B N
-    member = (segment.unsqueeze(1) == torch.arange(number, device=x.device)[:, None]) & counts.unsqueeze(1)  # B m N
-    size = member.sum(-1, keepdim=True)
-    share = member.to(x.dtype) / size.clamp(min=1)
-    return share.unsqueeze(1) @ x, size.squeeze(-1) > 0
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int) -> Tensor:
