@@ -96,7 +96,7 @@ def write_tables(
     if confusion:
         written.append(folder / f"confusion{ending}.csv")
         lines = [[name, *counts] for name, counts in zip(classes, confusion, strict=True)]
-        _write_csv(written[-1], [["true class, and what it was taken for", *classes], *lines])
+        _write_csv(written[-1], [["true class", *classes], *lines])
         figure = confusion_figure(Record(folder.name, {}, {}, [], list(classes), confusion))
         assert figure is not None
         written.append(folder / f"confusion{ending}.png")
