@@ -24,7 +24,7 @@ def sequences_section(folder: Path, machine: str) -> str:
     speed = json.loads(measured.read_text()) if measured.exists() else None
     parts = ["## What came out"]
     if speed:
-        parts.append(_about(speed["versions"], measured))
+        parts.append(f"{_about(speed['versions'], measured)} {speed.get('note', '')}".rstrip())
     return "\n\n".join([*parts, *(_task(task, path, speed) for task, path in found.items())])
 
 

@@ -28,6 +28,12 @@ def test_opcheck(normalized: bool) -> None:
     torch.library.opcheck(backward.default, (*plain, torch.randn_like(out), None, None, None, saved, *options))
 
 
+def test_shapes_with_more_landmarks_than_a_program_holds() -> None:
+    x = [t.detach() for t in inputs(1, 5, 70, 1, 16)]
+    given = (*x, None, None, None, 0, 0, 0.5, True, 1, True)
+    torch.library.opcheck(soft_attend.default, given, test_utils="test_faketensor")
+
+
 def test_compile_without_graph_breaks() -> None:
     x = _inputs()
     compiled = torch.compile(lambda *x: soft(*x, iterations=3, backend="triton"), fullgraph=True, backend="aot_eager")
@@ -67,6 +73,18 @@ def test_flops_are_those_of_the_products() -> None:
     tokens, squares, cubes = 4 * 13 * 9 * 16, 4 * 9 * 9 * 16, 4 * 9**3
     assert forward.get_total_flops() == 2 * (3 * tokens + 2 * squares + 6 * cubes)
     assert backward.get_total_flops() == 2 * (7 * tokens + 3 * squares)
+
+
+def test_flops_of_a_pack_are_those_of_its_images() -> None:
+    x = [t.flatten(0, 1)[None].detach().requires_grad_() for t in _inputs()]
+    ends = [torch.tensor([0, count, 2 * count], device=DEVICE) for count in (13, 9)]
+    counts = []
+    for given in (x, [t.unflatten(1, (2, -1))[0].detach().requires_grad_() for t in x]):
+        packed = dict(zip(("cu_seqlens", "cu_landmarks"), ends, strict=True)) if given is x else {}
+        with FlopCounterMode(display=False) as counter:
+            soft(*given, iterations=60, backend="triton", **packed).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1]
 
 
 def test_no_gradient_nothing_kept() -> None:

@@ -56,7 +56,8 @@ def soft_attention(
         cu_seqlens, cu_landmarks: packed form: q and v are (1, total, heads, head_dim), landmarks (1, total
             landmarks, heads, head_dim), and these are the cumulative lengths [0, n1, n1 + n2, ...] of each.
         backend: "auto", "triton" or "torch"; see `sightline.backend`. The kernels take head dims 8 to 128, the same
-            for q and v, and up to 4,096 landmarks; their memory is O(N d) where the reference's is O(N m).
+            for q and v, and up to 4,096 landmarks; their memory is O(N d + m^2) where
+            the reference's is O(N m).
 
     Returns:
         (batch, tokens, heads, head_dim of v), in the dtype of q; the m x m part is always in float32.

@@ -16,17 +16,17 @@ from sightline.ops.soft.newton import LANDMARKS, RIDGE, STEP, steps_in
 SHORT = 1024  # tokens up to which an image is one chunk
 CHUNK = 512  # tokens of a chunk at least
 PARTS = 64  # chunks at most
-BLOCK = 64  # landmarks up to which one program inverts, and of a block beyond
+BLOCK = 64  # landmarks of a block, up to which one program inverts
 NEWTON = {"P": 128, "K": BLOCK, "MOST": LANDMARKS, "num_warps": 8, "num_stages": 3}  # tiles of the products beyond
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the work is cut. Sums depend on `chunk`, which follows from the size of an image alone, so that an image
-    gives the same bits in any batch."""
+    """How the work is cut. Sums depend on `chunk` and `blocks`, which follow from the size of an image alone, so that
+    an image gives the same bits in any batch; in a pack they follow from the largest image."""
 
     width: int  # W, channels up to a power of two
-    block: int  # M, landmarks of a block, a power of two
+    block: int  # M, landmarks of a block
     blocks: int
     size: int  # T, tokens of a tile
     chunk: int  # tokens of a chunk
@@ -81,14 +81,13 @@ def _width(dim: int) -> int:
 def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype) -> Plan:
     """The configuration for a head dim, tokens and landmarks of an image (the most of a pack)."""
     width = _width(dim)
-    block = min(BLOCK, max(16, triton.next_power_of_2(landmarks)))
-    blocks = triton.cdiv(landmarks, block)
+    blocks = triton.cdiv(landmarks, BLOCK)
     small = dtype == torch.bfloat16  # other types are multiplied as float32
     parts = 1 if tokens <= SHORT else min(PARTS, triton.cdiv(tokens, CHUNK))
     chunk = max(1, triton.cdiv(triton.cdiv(tokens, parts), 64)) * 64
     return Plan(
         width=width,
-        block=block,
+        block=BLOCK,
         blocks=blocks,
         size=64 if small or width <= 64 else 32,
         chunk=chunk,
@@ -121,7 +120,7 @@ def saved_shape(rows: int, landmarks: int, dim: int, keep: bool) -> tuple[int, i
 
     Sizes may be symbols of a graph, so this compares and divides only.
     """
-    padded = next((size for size in (16, 32) if landmarks <= size), (landmarks + BLOCK - 1) // BLOCK * BLOCK)
+    padded = (landmarks + BLOCK - 1) // BLOCK * BLOCK
     return rows if keep else 0, padded * (2 * _width(int(dim)) + padded + (1 if landmarks > BLOCK else 0))
 
 
@@ -365,12 +364,12 @@ def _compile_ahead(
 ) -> None:  # fmt: skip
     """Before the first call of its kind, compile the kernels for short and for long images, and those of backward.
 
-    They are compiled in parallel, so that no later size has to wait.
+    They are compiled in parallel, so that no later size has to wait, but for the first with more than 64 landmarks.
     """
     cut = _Work(Program(6), q, landmarks, cu, cu_landmarks, call).cut
     kind = (q.dtype, products(q.dtype), q.shape[3], call.normalized, mask is None, cu is None, save)
     steps = (t.strides[3] == 1 for t in (q, v, landmarks))
-    key = (torch.cuda.current_device(), *kind, cut.width, cut.block, cut.blocks > 1, *steps)
+    key = (torch.cuda.current_device(), *kind, cut.width, cut.blocks > 1, *steps)
     if key in _compiled:
         return
     _compiled.add(key)

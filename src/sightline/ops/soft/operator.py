@@ -11,6 +11,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from sightline.ops.fused.operator import LIBRARY, implements, on_device, register_gradient
 from sightline.ops.soft import launch
+from sightline.ops.soft.newton import steps_in
 
 PLACES = "Tensor? mask, Tensor? cu, Tensor? cu_landmarks"
 OPTIONS = "SymInt longest, SymInt most, float scale, bool normalized, int iterations"
@@ -84,18 +85,22 @@ register_gradient("soft_attend", SoftAttend)
 soft_attend = torch.ops.sightline.soft_attend
 
 
-def _flops(q_shape: Any, landmark_shape: Any, products: int, squares: int, cubes: int) -> int:
-    """`products` of N x m x d, `squares` of m x m x d, `cubes` of m x m x m, two operations a term."""
+def _flops(q_shape: Any, landmark_shape: Any, cu_shape: Any, most: int, products: int, squares: int, cubes: int) -> int:
+    """`products` of N x m x d, `squares` of m x m x d, `cubes` of m x m x m, two operations a term.
+
+    Every image of a pack is counted with the landmarks of the one that has most.
+    """
     batch, tokens, heads, dim = q_shape
-    m = landmark_shape[1]
-    return 2 * batch * heads * (products * tokens * m * dim + squares * m * m * dim + cubes * m**3)
+    images = batch if cu_shape is None else cu_shape[0] - 1
+    m = most or landmark_shape[1]
+    return 2 * heads * (products * batch * tokens * m * dim + images * (squares * m * m * dim + cubes * m**3))
 
 
 @register_flop_formula(torch.ops.sightline.soft_attend)
 def _(q, v, landmarks, mask, cu, cu_landmarks, longest, most, scale, normalized, iterations, *args, **kwargs) -> int:  # type: ignore[no-untyped-def]
-    return _flops(q, landmarks, 3, 2, 2 * iterations)
+    return _flops(q, landmarks, cu, most, 3, 2, 2 * steps_in(iterations, torch.float32))
 
 
 @register_flop_formula(torch.ops.sightline.soft_attend_backward)
-def _(q, v, landmarks, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
-    return _flops(q, landmarks, 7, 3, 0)
+def _(q, v, landmarks, grad, mask, cu, cu_landmarks, saved, longest, most, *args, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return _flops(q, landmarks, cu, most, 7, 3, 0)
