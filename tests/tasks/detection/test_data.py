@@ -1,5 +1,6 @@
 """COCO instances: what is read, what is counted, and what is refused in one line."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def test_sorting_out_images_compares_none_of_them(tmp_path: Path, monkeypatch: p
         ({"annotations": lambda items: items[0].update(bbox=[1, 2, 3])}, "annotation 1 has the box", (2, 3)),
         ({"annotations": lambda items: items[0].update(bbox=[1, 2, 10**400, 3])}, "annotation 1 has the box", (2, 3)),
         ({"images": lambda items: items[0].update(file_name="no.png")}, "no.png: there is no such image file", (1, 2)),
+        ({"images": lambda items: items[0].update(file_name="x" * 300)}, "x: there is no such image file", (1, 2)),
     ],
 )
 def test_what_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str, left: tuple[int, int]) -> None:
@@ -128,8 +130,20 @@ def test_objects_without_masks(tmp_path: Path) -> None:
     root = make_data(tmp_path)
     change(root, annotations=lambda items: items[0].update(segmentation=[]))
     open_split(Data(path=str(root)), "train")
-    with pytest.raises(ValueError, match=r"annotation 1 has no mask.*retinanet"):
+    with pytest.raises(ValueError, match=r"annotation 1 has no mask.*retinanet.*--data.on_error skip"):
         open_split(Data(path=str(root)), "train", masks=True)
+
+
+@pytest.mark.parametrize("which", ["train", "val"])
+@pytest.mark.parametrize("damage", [lambda item: item.pop("segmentation"), lambda item: item.update(segmentation=[])])
+def test_objects_without_masks_are_skipped(tmp_path: Path, which: str, damage: Callable[[dict], object]) -> None:
+    data = Data(path=str(make_data(tmp_path)), on_error="skip")
+    whole = len(open_split(data, which, masks=True).ground_truth()["annotations"])
+    path = change(tmp_path, f"{which}2017", annotations=lambda items: damage(items[0]))
+    split = open_split(data, which, masks=True)
+    assert len(split.ground_truth()["annotations"]) == whole - 1
+    assert split.notes[0].startswith(f"{path}: 1 left out: without a mask, such as {path}: annotation 1 has no mask")
+    assert len(split.target(0, masks=True)["masks"]) == len(split.target(0, masks=True)["labels"])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"images": 3}', '{"images": [], "annotations": [], "categories": []}'])

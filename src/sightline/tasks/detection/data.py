@@ -4,6 +4,7 @@
 val2017, val or test.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,7 +188,7 @@ class _Reading:
         entries = {}
         for image in content["images"]:
             entry = Entry(image["id"], self.folder / image["file_name"], image["height"], image["width"])
-            if entry.path.is_file():
+            if os.path.isfile(entry.path):  # unlike Path's, false for a name that is too long
                 entries[entry.number] = entry
             else:
                 self._refuse(
@@ -243,7 +244,8 @@ class _Reading:
             )
             return None
         if self.masks and not item.get("segmentation") and not item.get("iscrowd", 0):
-            raise ValueError(f"{name} has no mask; train boxes alone with --model.head retinanet or faster_rcnn")
+            boxes = "boxes alone are trained with --model.head retinanet or faster_rcnn"
+            return self._refuse("without a mask", f"{name} has no mask ({boxes})")
         if self.decoded and item.get("segmentation"):
             try:
                 check_mask(item["segmentation"], entry.height, entry.width)
