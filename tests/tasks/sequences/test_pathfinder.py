@@ -121,14 +121,41 @@ def test_published_folder(tmp_path: Path, made: pathfinder.TokenSet) -> None:
         ("imgs/0 sample_0.png", "label, 0 or 1"),
         ("../../etc passwd 0 1", "does not name an image"),
         ("/etc passwd 0 1", "does not name an image"),
+        ("imgs/0 /etc/passwd.png 0 1", "does not name an image"),
+        ("imgs/0 ../../../etc/passwd.png 0 1", "does not name an image"),
         ("imgs/0 gone.png 0 1", "no such image"),
+        (f"imgs/0 {'x' * 300}.png 0 1", "cannot be read as an image"),
     ],
 )
 def test_bad_metadata(tmp_path: Path, made: pathfinder.TokenSet, line: str, message: str) -> None:
     folder = publish(tmp_path / "x", pictures(made)[:2], made.labels)
-    (folder / "metadata" / "0.npy").write_text(f"{line}\n")
-    with pytest.raises(ValueError, match=message):
+    path = folder / "metadata" / "0.npy"
+    path.write_text(f"\n{path.read_text()}{line}\n")
+    with pytest.raises(DataError, match=rf"^{path}, line 3: .*{message}"):
         pathfinder.read(folder)
+
+
+def test_blank_lines_are_left_alone(tmp_path: Path, made: pathfinder.TokenSet) -> None:
+    folder = publish(tmp_path / "x", pictures(made)[:4], made.labels)
+    path = folder / "metadata" / "1.npy"
+    path.write_text("\n" + path.read_text().replace("\n", "\n \n") + "\n")
+    found, empty = pathfinder.read(folder)
+    assert empty == 0
+    assert (pictures(found) == pictures(made)[[0, 2, 1, 3]]).all()
+
+
+def test_two_dots_in_a_name_stay_in_the_folder(tmp_path: Path, made: pathfinder.TokenSet) -> None:
+    folder = publish(tmp_path / "x", pictures(made)[:1], made.labels)
+    (folder / "imgs/0/sample_0.png").rename(folder / "imgs/0/sample..0.png")
+    (folder / "metadata" / "0.npy").write_text(f"imgs/0 sample..0.png 0 {made.labels[0]} 0 6 3 2.0\n")
+    assert (pictures(pathfinder.read(folder)[0]) == pictures(made)[:1]).all()
+
+
+def test_lists_without_a_line(tmp_path: Path) -> None:
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "0.npy").write_text("\n\n")
+    with pytest.raises(DataError, match=f"^{tmp_path}: no images in metadata"):
+        pathfinder.read(tmp_path)
 
 
 def test_other_folders(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from threading import Thread
 
 import numpy as np
 
+from sightline.tasks.classification.images import ImageError
 from sightline.tasks.classification.samples import start_worker
 from sightline.tasks.order import derive
 from sightline.tasks.sequences.errors import DataError
@@ -197,7 +198,10 @@ def _mark(lit: np.ndarray, taken: np.ndarray, dashes: np.ndarray, covered: np.nd
 def read(folder: Path, note: Callable[[int, int], None] | None = None) -> tuple[TokenSet, int]:
     """The images of a published folder, such as pathfinder32/curv_contour_length_14, and how many were empty.
 
-    `metadata/*.npy` are lines of text: folder, file, number, label, and more.
+    `metadata/*.npy` are lines of text: folder, file, number, label, and more. Blank ones are left alone.
+
+    Raises:
+        DataError: a list or an image cannot be used; it names the list and the line.
     """
     lists = sorted((folder / "metadata").glob("*.npy"), key=lambda path: (len(path.stem), path.stem))
     if not lists:
@@ -208,16 +212,28 @@ def read(folder: Path, note: Callable[[int, int], None] | None = None) -> tuple[
             lines = path.read_text(encoding="ascii").splitlines()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not the text that was published; download it again") from error
-        for line in lines:
+        for place, line in enumerate(lines, 1):
             words = line.split()
-            if len(words) < 4 or words[3] not in ("0", "1") or Path(words[0]).is_absolute() or ".." in line:
-                raise DataError(f"{path}: {line[:60]!r} does not name an image and its label, 0 or 1")
+            if not words:
+                continue
+            if len(words) < 4 or words[3] not in ("0", "1") or any(map(_leaves, words[:2])):
+                raise DataError(f"{path}, line {place}: {line[:60]!r} does not name an image and its label, 0 or 1")
             image = folder / words[0] / words[1]
-            if image.is_file() and image.stat().st_size == 0:  # one was published so
+            if os.path.isfile(image) and os.path.getsize(image) == 0:  # one was published so
                 empty += 1
                 continue
-            pictures.append(grey(image, SIDE).tobytes())
+            try:
+                pictures.append(grey(image, SIDE).tobytes())
+            except (DataError, ImageError) as error:
+                raise DataError(f"{path}, line {place}: {error}") from error
             labels.append(int(words[3]))
         if note is not None:
             note(number, len(lists))
+    if not pictures:
+        raise DataError(f"{folder}: no images in metadata/*.npy; download it again")
     return TokenSet.pack(pictures, labels, SIDE * SIDE), empty
+
+
+def _leaves(name: str) -> bool:
+    """Whether a path may lead out of the folder that it is joined to."""
+    return Path(name).is_absolute() or ".." in Path(name).parts
