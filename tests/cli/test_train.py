@@ -78,7 +78,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model", "inline_deit_tiy", "--model.args", "{}"], "did you mean 'inline_deit_tiny'?"),
         (["--model", "inline_deit_tiny", "--model.args", "{depth: 3}"], "did you mean 'depths'?"),
         (["--optim.name", "adamv"], "did you mean 'adam"),
-        (["--batch.size", "100000"], "batch.size=100000 is more than the 10000 training images"),
+        (["--batch.size", "100000"], "batch.size=100000 is more than the 10000 examples for training"),
     ],
 )
 def test_bad_input_is_one_line(

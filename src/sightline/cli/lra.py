@@ -19,7 +19,11 @@ COLUMNS = (
 )  # fmt: skip
 USUAL = ("softmax", "linear", "inline", "soft", "soft_norm", "nystromformer(landmarks=128,kernel=35)")
 RESULTS = "results.json"
-OWN = {"model.attention": "--attention", "run.folder": "--out"}  # keys that have an option of this command
+ROW = "row.json"  # of a run
+OWN = {  # keys that have an option of this command
+    "model.attention": "--attention", "run.folder": "--out", "data.path": "--data", "data.name": "TASK",
+    "model.name": "TASK",
+}  # fmt: skip
 MOST = 10**9  # updates of a run
 
 
@@ -55,15 +59,15 @@ def run(options: Options) -> None:
         raise UsageError(f"no task {options.task!r}; {remedy}")
     names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or USUAL))
     folder = Path(f"runs/lra/{options.task}" if options.out is None else options.out)
-    configs = {name: configure(options, name, folder) for name in names}  # all of them before the first is trained
-    check_writable(folder if options.out is None else options.out, "--out")  # before anything is trained
-    _rows(folder / RESULTS)
+    configs = {name: configure(options, name, folder) for name in names}
+    check_writable(folder if options.out is None else options.out, "--out")
+    _rows(folder / RESULTS, options.task)
+    _check(list(configs.values()))  # all of this before the first is trained
     rows = []
     for name, config in configs.items():
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
             rows.append(measure(name, config, Path(config.run.folder)))
-        folder.mkdir(parents=True, exist_ok=True)
-        _keep(folder / RESULTS, options.task, rows)
+        _keep(folder, Path(config.run.folder), options.task, rows[-1])
     if options.json:
         print(json.dumps({"task": options.task, "rows": rows}, indent=2))
         return
@@ -167,17 +171,56 @@ def _others(task: str, rows: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def _keep(path: Path, task: str, rows: list[dict[str, Any]]) -> None:
-    """Write the rows beside those of other mechanisms that the file has already."""
-    names = {row["attention"] for row in rows}
-    kept = [row for row in _rows(path) if row.get("attention") not in names]
-    text = json.dumps({"task": task, "rows": [*kept, *rows]}, indent=1) + "\n"
+def _check(configs: list[Any]) -> None:
+    """Build every model without its tensors, and read what they will be tested on where it is the user's."""
+    from dataclasses import replace
+
+    import torch
+
+    from sightline.tasks.sequences.data import Teller, open_splits
+    from sightline.tasks.sequences.model import build
+
+    for config in configs:
+        with torch.device("meta"):
+            build(replace(config.model, checkpoint=None), config.data)
+    if configs[0].data.path is not None:
+        open_splits(configs[0].data, configs[0].data.path, Teller(), ("test",))
+
+
+def _keep(folder: Path, run: Path, task: str, row: dict[str, Any]) -> None:
+    """Write the row of a run, and a table of the rows of all runs.
+
+    Other processes may do the same for their runs. Who writes the table looks at the rows again afterwards: the last
+    who does has them all.
+    """
+    _write(run / ROW, {"task": task, **row})
+    rows = None
+    while rows != (found := _found(folder, task)):
+        rows = found
+        _write(folder / RESULTS, {"task": task, "rows": rows})
+
+
+def _write(path: Path, facts: dict[str, Any]) -> None:
+    text = json.dumps(facts, indent=1) + "\n"
     write_whole(path, lambda target: target.write_text(text, encoding="utf-8"))
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _found(folder: Path, task: str) -> list[dict[str, Any]]:
+    """The rows of all runs of a task, and those of a table without such files; the usual mechanisms first."""
+    runs = {path: _read(path) for path in folder.glob(f"*/{ROW}")}
+    rows = [{key: row[key] for key in row if key != "task"} for row in runs.values() if row.get("task") == task]
+    names = {row.get("attention") for row in rows}
+    rows += [row for row in _rows(folder / RESULTS, task) if row.get("attention") not in names]
+    place = {name: number for number, name in enumerate(USUAL)}
+    return sorted(rows, key=lambda row: (place.get(str(row.get("attention")), len(place)), str(row.get("attention"))))
+
+
+def _rows(path: Path, task: str) -> list[dict[str, Any]]:
     """The rows of a table that was written before."""
-    rows = _read(path).get("rows", [])
+    found = _read(path)
+    rows, other = found.get("rows", []), found.get("task", task)
+    if other != task:
+        raise UsageError(f"--out: {path} is the table of {other}; give another folder")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UsageError(f"{path} is not what sightline wrote; remove it and give the command again")
     return rows

@@ -20,13 +20,26 @@ def check_sense(config: Some) -> Some:
             f"schedule.warmup_epochs: {schedule.warmup_epochs:g} is longer than the {schedule.epochs} epochs of "
             f"schedule.epochs; give at most as many"
         )
-    if not isinstance(config, SequenceConfig):
+    if schedule.name == "linear" and schedule.warmup_epochs == schedule.epochs:
+        raise ConfigError(
+            f"schedule.warmup_epochs: the warm-up takes all {schedule.epochs} epochs of schedule.epochs, and a linear "
+            f"schedule falls after it; give the warm-up fewer"
+        )
+    if isinstance(config, SequenceConfig):
+        _check_sizes(config)
+    else:
         _check_augment(config)
     if isinstance(config, Config):
         _check_distill(config)
     if isinstance(config, SegmentationConfig | DetectionConfig):
         _check_dense(config)
     return config
+
+
+def _check_sizes(config: SequenceConfig) -> None:
+    for key in ("train", "val", "test"):
+        if config.data.path is not None and getattr(config.data, key) is not None:
+            raise ConfigError(f"data.{key}: for data that are generated; leave it out, or --data")
 
 
 def _check_augment(config: Config | SegmentationConfig | DetectionConfig) -> None:

@@ -49,7 +49,7 @@ class Order:
             )
         if self.images < self.batch:
             raise ValueError(
-                f"batch.size={self.batch} is more than the {self.images} training images; give a smaller one"
+                f"batch.size={self.batch} is more than the {self.images} examples for training; give a smaller one"
             )
 
     @property

@@ -47,6 +47,12 @@ def test_sequences_of_one_length() -> None:
     assert alone.batch(order, 20)[0].tolist() == mixed.batch(order, 20)[0].tolist()
 
 
+def test_sequences_that_are_as_long_on_average() -> None:
+    tokens = TokenSet.pack([b"\1" * 32, b"\2" * 64, b"\3" * 96], [0, 1, 0], 4000)
+    assert tokens.batch(np.array([1]), 4000)[0].unique().tolist() == [3]
+    assert tokens.batch(np.array([2]), 64)[0].unique().tolist() == [4]
+
+
 def test_pairs_are_two_rows() -> None:
     tokens = TokenSet.pack(ROWS, [1, 0], 50, towers=2)
     ids, labels = tokens.batch(np.array([1, 0]), 50)

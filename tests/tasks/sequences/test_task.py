@@ -46,6 +46,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
+READ = {f"data__{split}": "null" for split in ("train", "val", "test")}  # files, not generated examples
+
+
 def configure(cache: str, out: Path, task: str = "listops", **more: str) -> Any:
     given = {key.replace("__", "."): value for key, value in more.items()}
     return resolve(
@@ -123,7 +126,7 @@ def test_it_learns(cache: str, tmp_path: Path, attention: str) -> None:
                 text = rng.integers(97, 117, rng.integers(20, 90)).astype(np.uint8)
                 text[rng.random(len(text)) < 0.3] = letter[0]
                 (tmp_path / split / name / f"{i}.txt").write_bytes(text.tobytes())
-    more = {"data__epoch_steps": "20", "optim__lr": "3e-3", "model__drop": "0"}
+    more = {"data__epoch_steps": "20", "optim__lr": "3e-3", "model__drop": "0", **READ}
     out = train(
         configure(cache, tmp_path / "run", "text", data__path=str(tmp_path), model__attention=attention, **more)
     )
@@ -191,7 +194,8 @@ def test_damaged_cards(entry: str) -> None:
         ({"model__args": "{num_classes: 3}"}, "follows from the task"),
         ({"model__args": "{max_length: 64}"}, "max_length of at least 100"),
         ({"model__args": "{widht: 64}"}, "widht"),
-        ({"data__path": "/nowhere"}, "not a folder"),
+        ({"data__path": "/nowhere", **READ}, "not a folder"),
+        ({"data__path": "/nowhere"}, r"data\.train: for data that are generated; leave it out, or --data"),
         ({"batch__size": "65"}, "more than the 64"),
     ],
 )
@@ -258,6 +262,9 @@ def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["lra", "listops", "--set", "lr"], "KEY=VALUE"),
         (["lra", "listops", "--set", "model.attention=linear"], "model.attention follows from --attention"),
         (["lra", "listops", "--set", "run.folder=x"], "run.folder follows from --out"),
+        (["lra", "listops", "--set", "data.name=pathfinder"], "data.name follows from TASK"),
+        (["lra", "listops", "--set", "schedule.epochs=4"], "the warm-up takes all 4 epochs"),
+        (["lra", "listops", "--attention", "none", "--attention", "linformer(side=3)"], "a sequence has no side"),
         (["lra", "listops", "--out", ""], "--out: the path is empty"),
         (["lra", "listops", "--out", "/dev/null"], "--out: nothing can be written to /dev/null"),
         (["lra", "listops", "--set", "optim.rl=1"], "optim.rl"),
@@ -272,6 +279,39 @@ def test_mistakes_are_a_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_what_cannot_be_tested_is_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("basic_train.tsv", "basic_val.tsv"):
+        (tmp_path / name).write_text("Source\tTarget\n[MAX 1 2 ]\t2\n", encoding="utf-8")
+    assert main(["lra", "listops", "--data", str(tmp_path), "--out", str(tmp_path / "t"), "--attention", "none"]) == 2
+    assert "basic_test.tsv" in capsys.readouterr().err
+    assert not list((tmp_path / "t").iterdir())
+
+
+def test_a_folder_has_the_table_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results.json").write_text('{"task": "pathfinder", "rows": []}', encoding="utf-8")
+    assert main(["lra", "listops", "--out", str(tmp_path), "--attention", "none"]) == 2
+    assert "is the table of pathfinder; give another folder" in capsys.readouterr().err
+
+
+def test_runs_that_end_together_are_all_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one process writes the table, another puts down its row and the table that it knows."""
+    runs = {name: tmp_path / name for name in ("linear", "softmax")}
+    for run in runs.values():
+        run.mkdir()
+    whole = lra.write_whole
+
+    def meanwhile(path: Path, write: Any) -> None:
+        if path.name == lra.RESULTS:
+            monkeypatch.setattr(lra, "write_whole", whole)
+            lra._keep(tmp_path, runs["softmax"], "listops", {"attention": "softmax"})
+        whole(path, write)
+
+    monkeypatch.setattr(lra, "write_whole", meanwhile)
+    lra._keep(tmp_path, runs["linear"], "listops", {"attention": "linear"})
+    table = json.loads((tmp_path / lra.RESULTS).read_text(encoding="utf-8"))
+    assert table == {"task": "listops", "rows": [{"attention": "softmax"}, {"attention": "linear"}]}
 
 
 STEPS = {"listops": 5000, "text": 20_000, "retrieval": 30_000, "image": 35_000, "pathfinder": 62_400}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -52,6 +53,12 @@ class TokenSet:
         """Tokens of every sequence."""
         return np.diff(self.ends)
 
+    @cached_property
+    def even(self) -> int:
+        """Tokens of all sequences, where they are all as long; else 0."""
+        lengths = self.lengths
+        return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 0
+
     def part(self, start: int, stop: int) -> "TokenSet":
         """The examples from `start` up to `stop`; what was cut stays noted with the whole."""
         first, last = start * self.towers, stop * self.towers
@@ -79,7 +86,7 @@ class TokenSet:
         width = min(-(-longest // ROUND) * ROUND, max(most, 1))
         shape = (-1, width) if self.towers == 1 else (len(indices), self.towers, width)
         labels = torch.from_numpy(self.labels[indices])
-        if len(self.values) == width * (len(self.ends) - 1) and (sizes == width).all():  # all as long, as images are
+        if self.even == width:  # as images are
             same = self.values.reshape(-1, width)[spans].astype(np.int16) + 1
             return torch.from_numpy(same.reshape(shape)), labels
         places = np.arange(width)
