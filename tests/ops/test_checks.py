@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from sightline import backend
-from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
+from sightline.ops import headwise_conv, inline_attention, linear_attention, soft_attention, softmax_attention
 from sightline.ops.checks import accumulate_dtype, lengths
 
 OPERATORS = {
@@ -274,11 +275,11 @@ def test_both_ends_or_neither(given: str) -> None:
     refuses("soft_attention", "cu_seqlens and cu_landmarks go together", batch=1, **{given: torch.tensor([0, 6])})
 
 
-@pytest.mark.parametrize("iterations", [0, -1])
-def test_number_of_newton_steps(iterations: int) -> None:
+@pytest.mark.parametrize("iterations", [0, -1, True, 2.0, "a", None])
+def test_number_of_newton_steps(iterations: object) -> None:
     refuses(
         "soft_attention",
-        rf"iterations={iterations}; give a whole number of Newton steps, at least one",
+        rf"iterations={iterations!r}; give a whole number of Newton steps, at least one",
         iterations=iterations,
     )
 
@@ -358,6 +359,67 @@ def test_arrays_are_not_tensors(name: str) -> None:
     refuses(name, "v is a ndarray; give a torch tensor", v=tensor(2, 6, 3, 8).numpy())
 
 
-@pytest.mark.parametrize("eps", [0.0, -1e-6, float("nan")])
-def test_eps_is_positive(eps: float) -> None:
-    refuses("linear_attention", "eps=.*; give a positive number", eps=eps)
+@pytest.mark.parametrize("eps", [0.0, -1e-6, float("nan"), True, "a", None])
+def test_eps_is_positive(eps: object) -> None:
+    refuses("linear_attention", f"eps={eps!r}; give a positive number", eps=eps)
+
+
+@every
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_sparse_tensors(name: str, position: int) -> None:
+    argument = list(arguments(name))[position]
+    sparse = tensor(2, 6, 3, 8).to_sparse()
+    refuses(name, rf"{argument} is of layout torch.sparse_coo; give a dense tensor", **{argument: sparse})
+
+
+@every
+def test_key_mask_is_a_dense_tensor(name: str) -> None:
+    refuses(name, "key_mask is a list; give a torch tensor", key_mask=[[True] * 6] * 2)
+    sparse = torch.ones(2, 6, dtype=torch.bool).to_sparse()
+    refuses(name, "key_mask is of layout torch.sparse_coo; give a dense tensor", key_mask=sparse)
+
+
+@pytest.mark.parametrize(("name", "argument"), [("softmax_attention", "bias"), ("inline_attention", "residual")])
+def test_other_arguments_are_tensors(name: str, argument: str) -> None:
+    refuses(name, f"{argument} is a list; give a torch tensor", **{argument: [0.0]})
+
+
+def test_filters_are_a_tensor() -> None:
+    with pytest.raises(ValueError, match=r"^headwise_conv: weight is a list; give a torch tensor"):
+        headwise_conv(tensor(2, 6, 3, 8), [[0.0]], (2, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["softmax_attention", "inline_attention", "soft_attention"])
+@pytest.mark.parametrize(
+    ("scale", "shown"), [("a", "'a'"), (True, "True"), (1j, "1j"), (torch.ones(2, 1), r"tensor\(\[\[1.\], \[1.\]\]\)")]
+)
+def test_scale_is_a_number(name: str, scale: object, shown: str) -> None:
+    refuses(name, rf"scale={shown}; give a number", scale=scale)
+
+
+@pytest.mark.parametrize("name", ["softmax_attention", "inline_attention", "soft_attention"])
+@pytest.mark.parametrize("scale", [1, 0.5, np.float32(0.5), np.float64(0.5)])
+def test_kinds_of_scales(name: str, scale: float) -> None:
+    assert OPERATORS[name](**arguments(name), scale=scale).shape == (2, 6, 3, 8)
+
+
+def test_soft_has_no_default_scale_to_ask_for() -> None:
+    refuses("soft_attention", "scale=None; give a number", scale=None)
+
+
+@pytest.mark.parametrize("prefix", [True, "a", None, 1.0])
+def test_prefix_is_a_whole_number(prefix: object) -> None:
+    refuses("inline_attention", f"prefix={prefix!r}; give a whole number of leading tokens", prefix=prefix)
+
+
+@pytest.mark.parametrize("name", ["softmax_attention", "inline_attention", "soft_attention"])
+def test_checks_of_numbers_are_traced(name: str) -> None:
+    """A scale that changes from call to call is a symbol for the compiler."""
+
+    def function(scale: float) -> Tensor:
+        return OPERATORS[name](**usual, scale=scale)
+
+    usual = arguments(name) | {n: torch.randn(2, 6, 3, 8) for n in ("q", "v")}
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for scale in (0.5, 0.25):
+        torch.testing.assert_close(compiled(scale), function(scale))

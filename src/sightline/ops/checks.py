@@ -6,12 +6,16 @@ Shape letters: B batch, N query tokens, M key tokens, H heads, D head dim, C = H
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
+from numbers import Real
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymFloat, SymInt, Tensor
 
 Grid = tuple[int, int]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WHOLE = (int, SymInt)
+NUMBERS = (float, int, SymFloat, SymInt, Real)  # the usual ones first: Real, for NumPy's, is slow to ask
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -26,12 +30,35 @@ def full_precision(device: torch.device) -> AbstractContextManager:
     return nullcontext()
 
 
+def check_tensor(operator: str, name: str, value: Any) -> None:
+    """`value` is a dense tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{operator}: {name} is a {type(value).__name__}; give a torch tensor")
+    if value.layout != torch.strided:
+        raise ValueError(f"{operator}: {name} is of layout {value.layout}; give a dense tensor")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer, or the compiler's symbol for one."""
+    return isinstance(value, WHOLE) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, or the compiler's symbol for one; a tensor is none."""
+    return isinstance(value, NUMBERS) and not isinstance(value, bool)
+
+
+def check_scale(operator: str, scale: Any) -> None:
+    """`scale` is a number."""
+    if not is_number(scale):
+        raise ValueError(f"{operator}: scale={' '.join(repr(scale).split())[:60]}; give a number")
+
+
 def check_tokens(operator: str, **tensors: Tensor) -> None:
     """Every tensor is (batch, tokens, heads, head_dim), and all agree on batch, heads, dtype and device."""
     (first_name, first), *_ = tensors.items()
     for name, t in tensors.items():
-        if not isinstance(t, Tensor):
-            raise ValueError(f"{operator}: {name} is a {type(t).__name__}; give a torch tensor")
+        check_tensor(operator, name, t)
         if t.ndim == 4 and t.shape[-1] == 0:
             raise ValueError(f"{operator}: {name} has shape {tuple(t.shape)}; give a head dim of at least one")
         if t.ndim != 4:
@@ -71,6 +98,7 @@ def check_key_mask(operator: str, mask: Tensor | None, k: Tensor) -> None:
     """`mask` is boolean, (batch, key tokens), true where the key counts."""
     if mask is None:
         return
+    check_tensor(operator, "key_mask", mask)
     if mask.dtype != torch.bool:
         raise ValueError(f"{operator}: key_mask is {mask.dtype}; give booleans, true where the key counts")
     if tuple(mask.shape) != (k.shape[0], k.shape[1]):
@@ -85,6 +113,7 @@ def check_bias(operator: str, bias: Tensor | None, q: Tensor, k: Tensor) -> None
     """`bias` is floating point, on the tokens' device, and broadcasts to (batch, heads, tokens, key tokens)."""
     if bias is None:
         return
+    check_tensor(operator, "bias", bias)
     if not bias.is_floating_point() or bias.device != q.device:
         raise ValueError(
             f"{operator}: bias is {bias.dtype} on {bias.device}; give numbers to add to the scores, on {q.device} "
@@ -103,7 +132,7 @@ def check_grid(operator: str, grid: Grid | None, tokens: int, prefix: int, what:
     """`grid` = (height, width) covers the tokens after the prefix."""
     if grid is None:
         raise ValueError(f"{operator}: {what}=None with a residual; give (height, width) of the tokens after prefix")
-    whole = isinstance(grid, Sequence) and len(grid) == 2 and all(isinstance(side, int) for side in grid)
+    whole = isinstance(grid, Sequence) and len(grid) == 2 and all(is_whole(side) for side in grid)
     if not whole or min(grid) < 0:
         raise ValueError(f"{operator}: {what}={grid!r} is not (height, width)")
     if grid[0] * grid[1] + prefix != tokens:
@@ -115,6 +144,7 @@ def check_grid(operator: str, grid: Grid | None, tokens: int, prefix: int, what:
 
 def check_residual(operator: str, residual: Tensor, images: int, v: Tensor) -> None:
     """`residual` is (images, channels, 3, 3) on the tokens' device."""
+    check_tensor(operator, "residual", residual)
     channels = v.shape[2] * v.shape[3]
     if tuple(residual.shape) != (images, channels, 3, 3):
         raise ValueError(

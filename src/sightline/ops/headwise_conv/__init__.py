@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sightline import backend as backends
-from sightline.ops.checks import Grid, check_grid, check_same, check_tokens, full_precision
+from sightline.ops.checks import Grid, check_grid, check_same, check_tensor, check_tokens, full_precision
 from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.headwise_conv import reference
 
@@ -34,6 +34,7 @@ def headwise_conv(
     """
     check_tokens(NAME, x=x)
     check_grid(NAME, grid, x.shape[1], 0)
+    check_tensor(NAME, "weight", weight)
     if weight.ndim != 4 or weight.shape[:2] != (x.shape[2], 1) or weight.shape[2] != weight.shape[3]:
         raise ValueError(f"{NAME}: weight has shape {tuple(weight.shape)}; give (heads, 1, k, k), heads = {x.shape[2]}")
     if weight.shape[3] % 2 == 0:

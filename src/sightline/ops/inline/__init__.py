@@ -13,8 +13,10 @@ from sightline.ops.checks import (
     check_packed,
     check_residual,
     check_same,
+    check_scale,
     check_tokens,
     full_precision,
+    is_whole,
     lengths,
     per_sequence,
 )
@@ -77,11 +79,14 @@ def inline_attention(
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine, *q.shape[2:])
+    if not is_whole(prefix):
+        raise ValueError(f"{NAME}: prefix={prefix!r}; give a whole number of leading tokens")
     if prefix < 0:
         raise ValueError(f"{NAME}: prefix={prefix} is negative; give the number of leading tokens without a place")
     chosen = backends.choose(NAME, q.device, backend, obstacle(q, k, v))
     run = IMPLEMENTATIONS[chosen]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    check_scale(NAME, scale)
     if residual is not None:
         check_same(NAME, 1, q=q, v=v)
 

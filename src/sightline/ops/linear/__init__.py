@@ -9,6 +9,7 @@ from sightline.ops.checks import (
     check_same,
     check_tokens,
     full_precision,
+    is_number,
     lengths,
     per_sequence,
 )
@@ -63,8 +64,8 @@ def linear_attention(
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine, *q.shape[2:])
-    if not eps > 0:
-        raise ValueError(f"{NAME}: eps={eps}; give a positive number, which keeps quotients finite")
+    if not is_number(eps) or not eps > 0:
+        raise ValueError(f"{NAME}: eps={eps!r}; give a positive number, which keeps quotients finite")
     chosen = backends.choose(NAME, q.device, backend, obstacle(q, k, v))
     run = IMPLEMENTATIONS[chosen]
 

@@ -7,7 +7,9 @@ from sightline.ops.checks import (
     check_key_mask,
     check_packed,
     check_same,
+    check_scale,
     check_tokens,
+    is_whole,
     lengths,
     per_sequence,
 )
@@ -71,9 +73,10 @@ def soft_attention(
     check_same(NAME, 3, q=q, landmarks=landmarks)
     check_same(NAME, 1, q=q, v=v)
     check_key_mask(NAME, key_mask, q)
+    check_scale(NAME, scale)
     if landmarks.shape[1] == 0:
         raise ValueError(f"{NAME}: landmarks has shape {tuple(landmarks.shape)}; give at least one landmark")
-    if not isinstance(iterations, int) or iterations < 1:
+    if not is_whole(iterations) or iterations < 1:
         raise ValueError(f"{NAME}: iterations={iterations!r}; give a whole number of Newton steps, at least one")
     if not isinstance(normalized, bool):
         raise ValueError(f"{NAME}: normalized={normalized!r}; give False for SOFT or True for SOFT++")

@@ -8,6 +8,7 @@ from sightline.ops.checks import (
     check_key_mask,
     check_packed,
     check_same,
+    check_scale,
     check_tokens,
     lengths,
     per_sequence,
@@ -55,6 +56,7 @@ def softmax_attention(
     check_bias(NAME, bias, q, k)
     run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    check_scale(NAME, scale)
     if cu_seqlens is None:
         return run(q, k, v, scale, bias, key_mask)
     check_packed(NAME, key_mask, q=q, k=k, v=v)
