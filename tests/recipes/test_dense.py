@@ -2,6 +2,7 @@
 
 import re
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ MASK_RCNN = {
 }  # fmt: skip
 UPERNET = {"soft_norm_small": 46.2, "soft_norm_medium": 48.0, "inline_swin_tiny": 45.57}
 SEMANTIC_FPN = {"inline_pvt_tiny": 39.16}
+UNQUOTED = {  # InLine on COCO: head, epochs
+    "mask_rcnn": ("mask_rcnn", 12), "mask_rcnn_3x": ("mask_rcnn", 36), "cascade_mask_rcnn": ("cascade_mask_rcnn", 36),
+}  # fmt: skip
 ADE20K, COCO = 20210, 117266  # training images; of COCO those with objects
 
 
@@ -49,6 +53,31 @@ def test_opens_with_the_published_result_and_the_command(name: str, backbone: st
     assert result in text.splitlines()[0]
     assert f"sightline train --config {name} --data" in text
     assert config_of(name).model.name == backbone
+
+
+@pytest.mark.parametrize("base", UNQUOTED)
+@pytest.mark.parametrize(
+    ("backbone", "title", "drop_path", "decay"),
+    [("inline_pvt_tiny", "InLine-PVT-T", 0.1, 1e-4), ("inline_swin_tiny", "InLine-Swin-T", 0.2, 0.05)],
+)
+def test_inline_on_coco(base: str, backbone: str, title: str, drop_path: float, decay: float) -> None:
+    name, (head, epochs) = f"{base}_{backbone}", UNQUOTED[base]
+    text, config = opening(name), config_of(name)
+    assert f"with {title}, {'1x' if epochs == 12 else '3x'} ({epochs} epochs)." in text.splitlines()[0]
+    assert "in the tables of the InLine paper and not repeated here" in text
+    assert f"-m sightline train --config {name} --data COCO" in text
+    assert f"--model.checkpoint {backbone}.safetensors" in text
+    assert (config.model.name, config.model.head, config.schedule.epochs) == (backbone, head, epochs)
+    assert (config.model.drop_path, config.optim.weight_decay) == (drop_path, decay)
+    assert config.schedule == config_of(base).schedule
+    assert config.augment == config_of(base).augment
+
+
+def test_docs_name_every_recipe() -> None:
+    text = (Path(__file__).parents[2] / "docs/dense.md").read_text(encoding="utf-8")
+    table = text[text.index("| `model.head`") : text.index("`model.name` is any")]
+    named = [name for name in DENSE if not name.endswith(("_small", "_medium", "_large"))]  # those stand after a _tiny
+    assert {name for name in named if f"`{name}`" not in table} == {"bccd", "camvid", "coco_mini"}
 
 
 @pytest.mark.parametrize("name", DENSE)
