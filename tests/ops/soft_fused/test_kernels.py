@@ -40,7 +40,7 @@ def test_both_kinds_and_a_scale(normalized: bool, cut: str) -> None:
 @both
 @pytest.mark.parametrize("m", [70, 130, *([200, 1024, 1100] if GPU else [])])
 def test_more_landmarks_than_a_program_holds(m: int, normalized: bool) -> None:
-    for iterations in (1, 4, 20) if GPU else (1, 4):
+    for iterations in (1, 4, 20) if GPU else (1, 4) if m < 128 else (2,):
         compare(soft, inputs(1, 100, m, 1, DIM), FLOAT, normalized=normalized, iterations=iterations)
 
 
@@ -141,8 +141,8 @@ def test_float16_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("m", [9, 70])
 def test_same_bits_twice_and_in_any_batch(m: int, cut: str) -> None:
-    x = inputs(2, 70, m, 1, DIM)
-    grad = torch.randn(2, 70, 1, DIM, device=DEVICE)
+    x = inputs(2, 70 if GPU or m < 64 else 20, m, 1, DIM)
+    grad = torch.randn_like(x[0])
 
     def run(rows: slice) -> list[torch.Tensor]:
         few = [t.detach()[rows].requires_grad_() for t in x]
