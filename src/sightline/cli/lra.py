@@ -177,14 +177,14 @@ def _check(configs: list[Any]) -> None:
 
     import torch
 
-    from sightline.tasks.sequences.data import Teller, open_splits
+    from sightline.tasks.sequences.data import open_splits
     from sightline.tasks.sequences.model import build
 
     for config in configs:
         with torch.device("meta"):
             build(replace(config.model, checkpoint=None), config.data)
     if configs[0].data.path is not None:
-        open_splits(configs[0].data, configs[0].data.path, Teller(), ("test",))
+        open_splits(configs[0].data, configs[0].data.path, lambda *_: None, ("test",))
 
 
 def _keep(folder: Path, run: Path, task: str, row: dict[str, Any]) -> None:

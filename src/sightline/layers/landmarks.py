@@ -48,10 +48,15 @@ class Landmarks(nn.Module):
                     f"soft(landmark={self.kind},landmarks={down * across}): the image has {q.shape[1]} tokens only; "
                     f"ask for fewer landmarks, or for landmark=pool"
                 )
-            number = None if counts is None else _patches(counts, grid, down, across).sum(1)
-            points, some = picked(q, counts, number, down * across, self.kind)
+            points, some = picked(q, counts, self._number(counts, grid), down * across, self.kind)
             points = points * scale
         return points if some is None else torch.where(some[:, :, None, None], points, nowhere(points))
+
+    def _number(self, counts: Tensor | None, grid: Grid) -> Tensor | None:
+        """How many landmarks every image has, (B,); None for all of them."""
+        if counts is None:
+            return None
+        return counts.sum(1).clamp(max=self.side**2) if self.side else _patches(counts, grid, self.ratio).sum(1)
 
     def _conv(self, q: Tensor, grid: Grid, counts: Tensor | None) -> tuple[Tensor, Tensor | None]:
         batch, _, heads, dim = q.shape
@@ -65,7 +70,7 @@ class Landmarks(nn.Module):
         points = points.flatten(1, 2)
         some = None
         if counts is not None:
-            some = F.max_pool2d(counts.unflatten(1, grid).to(q.dtype), size, ceil_mode=True).flatten(1) > 0
+            some = _patches(counts, grid, size)
             points = points.masked_fill(~some[:, :, None, None], 0)
         return _means(points, some, (down, across), (self.side, self.side)) if self.side else (points, some)
 
@@ -156,9 +161,9 @@ def scrambled(place: Tensor, count: int | Tensor) -> Tensor:
     return place
 
 
-def _patches(counts: Tensor, grid: Grid, down: int, across: int) -> Tensor:
-    """Which of down x across patches have a token that counts, (B, down * across)."""
-    return F.adaptive_max_pool2d(counts.unflatten(1, grid).float(), (down, across)).flatten(1) > 0
+def _patches(counts: Tensor, grid: Grid, size: int) -> Tensor:
+    """Which patches of size x size have a token that counts, (B, patches)."""
+    return F.max_pool2d(counts.unflatten(1, grid).float(), size, ceil_mode=True).flatten(1) > 0
 
 
 def _filled(q: Tensor, counts: Tensor | None, grid: Grid, size: int) -> tuple[Tensor, Tensor | None, Grid]:

@@ -1,6 +1,7 @@
 """The Python in docs/dense.md runs as it is written."""
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,20 @@ DOCS = Path(__file__).parents[3] / "docs" / "dense.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def run(block: str) -> dict[str, Any]:
+def run(block: str, folder: Path) -> dict[str, Any]:
     """The names that a block of the page leaves behind."""
-    names: dict[str, Any] = {"__name__": "dense"}
+    path = folder / "block.py"
+    path.write_text(block, encoding="utf-8")
     torch.manual_seed(0)
-    exec(compile(block, str(DOCS), "exec"), names)  # a page of this repository
-    return names
+    return runpy.run_path(str(path))
 
 
 def test_there_are_two() -> None:
     assert len(BLOCKS) == 2
 
 
-def test_a_detector_of_torchvision() -> None:
-    names = run(BLOCKS[0])
+def test_a_detector_of_torchvision(tmp_path: Path) -> None:
+    names = run(BLOCKS[0], tmp_path)
     assert {"loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"} == names["losses"].keys()
     missing = [name for name, p in names["detector"].backbone.named_parameters() if p.grad is None]
     assert missing == []
@@ -32,8 +33,8 @@ def test_a_detector_of_torchvision() -> None:
     assert [tuple(x.shape) for x in maps.values()] == [(1, 64, 64 // s, 96 // s) for s in (4, 8, 16, 32)]
 
 
-def test_a_decoder_of_segmentation_models_pytorch() -> None:
-    names = run(BLOCKS[1])
+def test_a_decoder_of_segmentation_models_pytorch(tmp_path: Path) -> None:
+    names = run(BLOCKS[1], tmp_path)
     assert names["logits"].shape == (2, 19, 96, 160)
     missing = [name for name, p in names["segmenter"].encoder.named_parameters() if p.grad is None]
     assert missing == []

@@ -289,6 +289,18 @@ def test_what_cannot_be_tested_is_not_trained(tmp_path: Path, capsys: pytest.Cap
     assert not list((tmp_path / "t").iterdir())
 
 
+def test_checks_say_nothing_on_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed may be JSON."""
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "imgs").mkdir()
+    for number in range(20):
+        Image.new("L", (32, 32)).save(tmp_path / "imgs" / f"{number}.png")
+    lines = [f"imgs {number}.png {number} {number % 2}\n" for number in range(20)]
+    (tmp_path / "metadata" / "0.npy").write_text("".join(lines), encoding="ascii")
+    lra._check([lra.configure(lra.Options(task="pathfinder", data=str(tmp_path)), "inline", tmp_path)])
+    assert capsys.readouterr().out == ""
+
+
 def test_a_folder_has_the_table_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results.json").write_text('{"task": "pathfinder", "rows": []}', encoding="utf-8")
     assert main(["lra", "listops", "--out", str(tmp_path), "--attention", "none"]) == 2

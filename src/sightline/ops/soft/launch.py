@@ -26,8 +26,7 @@ class Plan:
     an image gives the same bits in any batch; in a pack they follow from the largest image."""
 
     width: int  # W, channels up to a power of two
-    block: int  # M, landmarks of a block
-    blocks: int
+    blocks: int  # of landmarks
     size: int  # T, tokens of a tile
     chunk: int  # tokens of a chunk
     parts: int  # chunks
@@ -45,13 +44,13 @@ class Plan:
         return self.short and self.joint
 
     def tile(self) -> dict[str, Any]:
-        constants = {"W": self.width, "M": self.block, "T": self.size, "num_warps": self.warps}
+        constants = {"W": self.width, "M": BLOCK, "T": self.size, "num_warps": self.warps}
         return {**constants, "num_stages": self.stages}
 
     @property
     def queries(self) -> dict[str, Any]:
         """For dq and dv in a pass of their own."""
-        return {**self.tile(), "M": min(32 if self.width <= 64 else 16, self.block)}
+        return {**self.tile(), "M": 32 if self.width <= 64 else 16}
 
     @property
     def landmarks(self) -> dict[str, Any]:
@@ -59,18 +58,17 @@ class Plan:
         tile = self.tile()
         if self.warps == 8:
             tile["num_stages"] = 1
-        return {**tile, "M": self.block if self.width <= 32 else min(32, self.block), "T": 32}
+        return {**tile, "M": BLOCK if self.width <= 32 else 32, "T": 32}
 
     @property
     def pairs(self) -> dict[str, Any]:
         """For the gradient of A, block by block."""
-        small = min(self.block, {32: 64, 64: 32, 128: 16}.get(self.width, 64))
-        return {"W": self.width, "M": small, "num_warps": 4, "num_stages": 1}
+        return {"W": self.width, "M": {64: 32, 128: 16}.get(self.width, BLOCK), "num_warps": 4, "num_stages": 1}
 
     @property
     def matrix(self) -> dict[str, Any]:
         """For the kernels without tokens."""
-        return {"W": self.width, "M": self.block, "num_warps": 4, "num_stages": 2}
+        return {"W": self.width, "M": BLOCK, "num_warps": 4, "num_stages": 2}
 
 
 def _width(dim: int) -> int:
@@ -87,7 +85,6 @@ def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype) -> Plan:
     chunk = max(1, triton.cdiv(triton.cdiv(tokens, parts), 64)) * 64
     return Plan(
         width=width,
-        block=BLOCK,
         blocks=blocks,
         size=64 if small or width <= 64 else 32,
         chunk=chunk,
@@ -173,7 +170,7 @@ class _Work:
 
     @property
     def padded(self) -> int:
-        return self.cut.blocks * self.cut.block
+        return self.cut.blocks * BLOCK
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -351,7 +348,7 @@ def _multiply(work: _Work, a: Layout, b: Layout, out: Layout) -> None:
     wide = min(64, columns)
     work.launch(
         matrix_kernels.multiply, (rows, work.cut.blocks, columns // wide), (a, b, out, size, columns),
-        {"M": work.cut.block, "P": wide, "K": 32, "num_warps": 4, "num_stages": 3},
+        {"M": BLOCK, "P": wide, "K": 32, "num_warps": 4, "num_stages": 3},
     )  # fmt: skip
 
 
