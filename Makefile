@@ -17,7 +17,7 @@ demo: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python docs/make_tables.py --check
+	$(BIN)/python tools/make_tables.py --check
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -26,7 +26,7 @@ pytest: $(STAMP)
 	$(BIN)/pytest -n auto --dist loadgroup
 
 tables: $(STAMP)
-	$(BIN)/python docs/make_tables.py
+	$(BIN)/python tools/make_tables.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

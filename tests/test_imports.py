@@ -13,7 +13,7 @@ import sightline
 PACKAGE = "sightline"
 SOURCE = Path(sightline.__file__).parent
 # From the top; a layer may import itself and what stands below it.
-LAYERS = ("cli", "engine", "tasks", "analysis", "bench", "models", "layers", "ops", "backend")
+LAYERS = ("cli", "engine", "tasks", "analysis", "bench", "models", "layers", "ops", "backend", "data", "util")
 # The package itself imports its models, so whoever imports it imports them.
 RANK = {name: rank for rank, name in enumerate(LAYERS)} | {PACKAGE: LAYERS.index("models"), "__main__": 0}
 EXTRAS = ("sklearn", "segmentation_models_pytorch", "accelerate", "matplotlib", "pycocotools", "onnx")
@@ -70,7 +70,7 @@ def test_every_file_was_read() -> None:
     ("file", "line", "complaint"),
     [
         ("ops/bad.py", "import sightline.models", "ops -> models"),
-        ("ops/bad.py", "import torch, sightline.layers.block", "ops -> layers"),
+        ("ops/bad.py", "import torch, sightline.layers.blocks", "ops -> layers"),
         ("ops/inline/bad.py", "from sightline.layers.core import Grid", "ops -> layers"),
         ("ops/inline/bad.py", "from ...models.zoo import VARIANTS", "ops -> models"),
         ("ops/bad.py", "from .. import models", "ops -> models"),

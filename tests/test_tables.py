@@ -9,10 +9,9 @@ import pytest
 import torch
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results" / "dense"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-import collect
+import collect_dense
 import measure_sequences
 from make_tables import with_block
 from measuring import Budget, measure
@@ -52,8 +51,8 @@ def run(tmp_path: Path) -> Path:
 
 def test_dense_runs_are_gathered_with_their_own_validation(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = run.parents[1] / "runs.json"
-    monkeypatch.setattr(sys, "argv", ["collect.py", str(run.parent), "--out", str(out), "--note", "Mind this."])
-    collect.main()
+    monkeypatch.setattr(sys, "argv", ["collect_dense.py", str(run.parent), "--out", str(out), "--note", "Mind this."])
+    collect_dense.main()
     tested, trained = json.loads(out.read_text())["rows"]
     assert (tested["split"], tested["from"], tested["images"], tested["box_ap"]) == (
         "train2017",

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall
 from sightline.layers.core import Core
-from sightline.layers.mechanisms import Spec
+from sightline.layers.spec import Spec
 
 
 def core_of(mechanism: str, dim: int, heads: int) -> Core:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sightline.analysis.capture import attention_blocks, capture
-from sightline.layers.mechanisms import MECHANISMS
+from sightline.layers.spec import MECHANISMS
 
 from ..models.tiny import every_family, image, tiny
 

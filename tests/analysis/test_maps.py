@@ -12,11 +12,11 @@ from sightline.analysis.rows import row_of, rows_of
 from sightline.layers import MECHANISMS as TABLE
 from sightline.layers import Spec
 from sightline.layers.attention import project
-from sightline.layers.inline import ResidualWeights
+from sightline.layers.mechanisms.baselines.enhanced import Scale
+from sightline.layers.mechanisms.baselines.focused import SharedConv
+from sightline.layers.mechanisms.inline import ResidualWeights
+from sightline.layers.mechanisms.soft import HeadwiseConv
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
-from sightline.layers.rivals.enhanced import Scale
-from sightline.layers.rivals.focused import SharedConv
-from sightline.layers.soft import HeadwiseConv
 from sightline.layers.stripe_attention import Branch
 
 from ..models.tiny import TINY, WITH_CLASS_TOKEN, every_family, image, tiny

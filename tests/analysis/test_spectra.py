@@ -15,7 +15,7 @@ from sightline.analysis.studies.memory import study_memory
 from sightline.analysis.studies.newton import study_newton
 from sightline.analysis.studies.rank import study_rank
 from sightline.analysis.studies.study import Subject
-from sightline.layers.mechanisms import MECHANISMS
+from sightline.layers.spec import MECHANISMS
 from sightline.ops.soft.newton import step_size
 
 from ..models.tiny import image, tiny

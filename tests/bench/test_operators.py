@@ -24,7 +24,7 @@ from sightline.bench.results import FAILED, NO_MEMORY, OK, REFUSED
 from sightline.bench.run_ops import OpPlan, crossovers, run_plan
 from sightline.bench.run_ops import _sets as count_sets
 from sightline.layers.core import Core
-from sightline.layers.mechanisms import MECHANISMS, Mechanism, Spec
+from sightline.layers.spec import MECHANISMS, Mechanism, Spec
 from sightline.ops import inline
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from sightline.bench.goals import evaluate
 from sightline.bench.plot import plot_all
 from sightline.bench.report import NOTHING, load_reports, performance_page, speed_section
 from sightline.bench.results import OK, REFUSED, Finding, Report, Row, Writer, describe_run, file_stem
-from sightline.bench.source import COMMIT_VARIABLE
+from sightline.util.provenance import COMMIT_VARIABLE
 
 ABOUT = {
     "command": "sightline bench --preset goals", "commit": "abc123", "clean": True, "date": "2030-01-02T03:04:05+00:00",

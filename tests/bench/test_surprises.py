@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sightline.bench.cases import parse_shape
-from sightline.bench.surprises import composition, first_calls
+from sightline.bench.cold_start import composition, first_calls
 from sightline.ops import inline
 
 CPU = torch.device("cpu")

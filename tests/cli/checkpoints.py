@@ -26,7 +26,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "cswin": ("inline_cswin_tiny", {"embed_dims": 8, "num_heads": (2, 2, 4, 4), "depths": (1, 1, 1, 1)}),
     "soft": ("soft_tiny", PYRAMID),
 }
-# From sightline's names to the published ones: the inverse of sightline.models.public, written apart from it.
+# From sightline's names to the published ones: the inverse of sightline.models.weights.layouts, written apart from it.
 RESIDUAL = [(r"\.core\.residual\.fc1\.", ".residual.0."), (r"\.core\.residual\.fc2\.", ".residual.2.")]
 TO_PUBLIC: dict[str, list[Any]] = {
     "deit": RESIDUAL,

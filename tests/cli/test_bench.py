@@ -7,7 +7,8 @@ import pytest
 from torch import Tensor
 
 from sightline import backend
-from sightline.bench import run_ops, surprises
+from sightline.bench import cold_start as surprises
+from sightline.bench import run_ops
 from sightline.bench.results import Report
 from sightline.cli.main import main
 from sightline.ops import inline

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sightline.cli.main import main
-from sightline.models.reader import read_metadata
+from sightline.models.weights.reader import read_metadata
 from sightline.tasks.dense.backbone import Backbone
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation

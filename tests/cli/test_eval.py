@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from sightline.cli.main import main
+from sightline.data.labels import imagenet_classes
 from sightline.tasks.classification.card import ModelCard
-from sightline.tasks.classification.labels import imagenet_classes
 
 from .checkpoints import public, save, small
 from .classifiers import CLASSES, by_hand, classifier, pictures, run_folder

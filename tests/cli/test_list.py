@@ -7,7 +7,7 @@ import pytest
 
 from sightline.cli.main import main
 from sightline.cli.table import Column, _fitting, plain
-from sightline.layers.mechanisms import MECHANISMS
+from sightline.layers.spec import MECHANISMS
 from sightline.models.zoo import VARIANTS, create
 
 

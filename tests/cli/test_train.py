@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from sightline.cli.main import main
+from sightline.data.images import ImageError, load_image
 from sightline.engine.settings import entries, load_recipe, recipe_names, resolve, to_yaml
-from sightline.models.reader import CheckpointError, read_state
-from sightline.tasks.classification.images import ImageError, load_image
+from sightline.models.weights.reader import CheckpointError, read_state
 from tests.engine import warm
 from tests.engine.tiny import RECIPE, command, make_images, run, write_recipe
 

@@ -13,12 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sightline.cli.main import main
+from sightline.data.images import ImageError
+from sightline.data.order import Place
 from sightline.engine.errors import RunError
 from sightline.engine.kinds import KINDS
 from sightline.engine.train import train
 from sightline.engine.values import ConfigError
-from sightline.tasks.classification.images import ImageError
-from sightline.tasks.order import Place
 from tests.engine.tiny import metrics, weights
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation

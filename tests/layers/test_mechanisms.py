@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.layers import MECHANISMS, Attention, Core, Spec
-from sightline.layers.inline import ResidualWeights
+from sightline.layers.mechanisms.inline import ResidualWeights
 
 from ..models.tiny import CLASSES, assert_close, fresh, image, relative_error, tiny
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline.layers import MECHANISMS, Attention, Core, Spec
-from sightline.layers.landmarks import RunLandmarks, nowhere
-from sightline.layers.sequence.soft import SequenceSoftCore
+from sightline.layers.mechanisms.landmarks import RunLandmarks, nowhere
+from sightline.layers.mechanisms.sequence.soft import SequenceSoftCore
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
 from sightline.ops.inline.reference import local_residual
 from sightline.ops.soft.reference import gaussian

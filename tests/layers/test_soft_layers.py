@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.layers.block import TanhMlp
-from sightline.layers.landmarks import KINDS, Landmarks, scrambled
-from sightline.layers.mechanisms import Spec
+from sightline.layers.blocks import TanhMlp
+from sightline.layers.mechanisms.landmarks import KINDS, Landmarks, scrambled
 from sightline.layers.patch import ConvBNEmbed
+from sightline.layers.spec import Spec
 from sightline.ops.activated import activated_linear
 
 GRID = (4, 6)

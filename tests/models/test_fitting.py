@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.models.checkpoint import MismatchError
+from sightline.models.weights.fit import MismatchError
 
 from .tiny import CLASSES, assert_close, every_family, fresh, image, tiny
 

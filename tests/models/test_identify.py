@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.models.checkpoint import CheckpointError, MismatchError
-from sightline.models.identify import Identity, arguments, identify
+from sightline.models.weights.fit import CheckpointError, MismatchError
+from sightline.models.weights.identify import Identity, arguments, identify
 from sightline.models.zoo import VARIANTS, create
 from tests.cli.checkpoints import public, small
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sightline.layers import MECHANISMS
-from sightline.models.checkpoint import MismatchError
+from sightline.models.weights.fit import MismatchError
 from sightline.tasks.classification.model import load_weights
 
 from .tiny import assert_close, fresh, image, tiny

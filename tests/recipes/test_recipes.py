@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
-from sightline.models.identify import build_empty
+from sightline.models.weights.identify import build_empty
 from sightline.models.zoo import VARIANTS
 
 IMAGENETTE = ("imagenette", "imagenette_80", "imagenette_deit", "imagenette_deit_80", "imagenette_pyramid")

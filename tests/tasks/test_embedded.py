@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from timm.data import create_dataset
 
-from sightline.tasks.classification.embedded import SPLITS, embedded
-from sightline.tasks.classification.images import load_image
+from sightline.data.embedded import SPLITS, embedded
+from sightline.data.images import load_image
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_size_and_licence() -> None:
-    packed = files("sightline.tasks.classification") / "fashion_mnist"
+    packed = files("sightline.data") / "fashion_mnist"
     assert sum(len((packed / f"{split}.tar.xz").read_bytes()) for split in SPLITS) <= 5_000_000
     licence = (packed / "LICENSE").read_text(encoding="utf-8")
     assert "The MIT License" in licence

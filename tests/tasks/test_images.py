@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.tasks.classification.images import ImageError, load_image
+from sightline.data.images import ImageError, load_image
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

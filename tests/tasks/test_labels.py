@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.tasks.classification.labels import LabelError, imagenet_classes, in_words, match, real_labels
+from sightline.data.labels import LabelError, imagenet_classes, in_words, match, real_labels
 
 FILES = [f"val/n0/ILSVRC2012_val_{i:08d}.JPEG" for i in (1, 2, 6)]
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from sightline.data.images import ImageError
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import Split, open_split
-from sightline.tasks.classification.images import ImageError
 from sightline.tasks.classification.passes import one_pass
 from sightline.tasks.classification.preprocess import make_transform
 from sightline.tasks.classification.samples import eval_transform

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall
 from sightline.analysis.factors import features, operands, singular_values
-from sightline.layers.feature_map import FeatureMap
-from sightline.layers.inline import InlineCore
-from sightline.layers.linear import LinearCore
-from sightline.layers.softmax import SoftmaxCore
+from sightline.layers.mechanisms.feature_map import FeatureMap
+from sightline.layers.mechanisms.inline import InlineCore
+from sightline.layers.mechanisms.linear import LinearCore
+from sightline.layers.mechanisms.softmax import SoftmaxCore
 from sightline.ops.feature_maps import AFFINE_MAP, FEATURE_MAPS
 
 INVERSES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sightline.layers.core import Core
-from sightline.layers.inline import InlineCore
-from sightline.layers.linear import LinearCore
-from sightline.layers.soft import SoftCore
+from sightline.layers.mechanisms.inline import InlineCore
+from sightline.layers.mechanisms.linear import LinearCore
+from sightline.layers.mechanisms.soft import SoftCore
 from sightline.layers.weights import EPS
 from sightline.ops.feature_maps import apply_feature_map
 from sightline.ops.soft.reference import gaussian, landmark_inverse

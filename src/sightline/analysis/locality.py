@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall
-from sightline.layers.inline import InlineCore
+from sightline.layers.mechanisms.inline import InlineCore
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sightline.analysis.capture import Noted, attention_blocks, token_positions
 from sightline.analysis.locality import near_keys
 from sightline.layers.core import Core, Grid
-from sightline.layers.inline import InlineCore
+from sightline.layers.mechanisms.inline import InlineCore
 
 CHUNK = 1 << 24  # weights in memory at a time
 TOLERANCE = 1e-3  # of row sums that are one by division

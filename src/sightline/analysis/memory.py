@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sightline.layers.attention import Attention
-from sightline.layers.block import PreNormBlock
+from sightline.layers.blocks import PreNormBlock
 from sightline.layers.core import Grid
-from sightline.layers.mechanisms import Spec
-from sightline.layers.softmax import SoftmaxCore
+from sightline.layers.mechanisms.softmax import SoftmaxCore
+from sightline.layers.spec import Spec
 
 BLOCKS, WIDTH, HEADS, SIDE = 12, 384, 12, 28  # N = 784 p tokens on a map of 28 x 28 p
 MATRIX = "softmax, matrix in memory"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sightline.analysis.capture import BlockCall
 from sightline.analysis.factors import landmarks_of
-from sightline.layers.soft import SoftCore
+from sightline.layers.mechanisms.soft import SoftCore
 from sightline.ops.soft.newton import RIDGE, STEP, convergence, step_size
 from sightline.ops.soft.reference import gaussian
 

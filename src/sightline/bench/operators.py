@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sightline import backend as backends
 from sightline.bench.cases import OpCase
 from sightline.layers.core import Core
-from sightline.layers.mechanisms import Spec
+from sightline.layers.spec import Spec
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
 
 SDPA, MOVE = "sdpa", "move"

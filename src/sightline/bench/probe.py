@@ -18,7 +18,7 @@ import torch
 from sightline.bench.cases import OpCase
 from sightline.bench.operators import entrants, make_operands, operator_of, with_gradients
 from sightline.bench.precision import DTYPES
-from sightline.layers.mechanisms import Spec
+from sightline.layers.spec import Spec
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:

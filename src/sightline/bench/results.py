@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sightline.bench.source import source_commit
+from sightline.util.provenance import source_commit
 
 OK, REFUSED, NO_MEMORY, FAILED = "ok", "refused", "out of memory", "failed"
 

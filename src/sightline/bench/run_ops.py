@@ -23,7 +23,7 @@ from sightline.bench.operators import (
 )
 from sightline.bench.precision import DTYPES, precision
 from sightline.bench.results import REFUSED, Row
-from sightline.layers.mechanisms import Spec
+from sightline.layers.spec import Spec
 
 L2_BYTES = 50 * 2**20  # of an H200, where the driver does not tell
 MAX_SETS = 8

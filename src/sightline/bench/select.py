@@ -24,7 +24,7 @@ from sightline.bench.operators import MOVE, RIVALS, SDPA, OpEntrant
 from sightline.bench.run_models import ModelPlan
 from sightline.bench.run_ops import OpPlan
 from sightline.layers.pattern import parse_pattern
-from sightline.models.identify import arguments
+from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
 
 OP_RIVALS = (SDPA, MOVE)

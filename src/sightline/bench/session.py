@@ -7,10 +7,10 @@ import torch
 
 from sightline.bench import run_models, run_ops
 from sightline.bench.ceilings import Ceilings, measure_ceilings
+from sightline.bench.cold_start import measure_surprises
 from sightline.bench.results import FAILED, REFUSED, Finding, Report, Row, Writer
 from sightline.bench.run_models import ModelPlan, compile_ahead
 from sightline.bench.run_ops import OpPlan
-from sightline.bench.surprises import measure_surprises
 
 
 class Session:

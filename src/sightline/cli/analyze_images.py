@@ -64,7 +64,7 @@ class Prepared(Sequence["Tensor"]):
 
 def open_gallery(data: str | None, checkpoint: str | None, limit: int) -> Gallery:
     """The images that are meant, of which at most `limit`: as given, else those of the run."""
-    from sightline.tasks.classification.images import load_image
+    from sightline.data.images import load_image
 
     if data is not None and _are_files(data):
         from sightline.cli.predict import find_images
@@ -117,7 +117,7 @@ class LabelledImages:
 
 def labelled_for(loaded: Loaded, split: "Split") -> LabelledImages:
     """Match the classes of a split with the outputs of a model, by name where the outputs have names."""
-    from sightline.tasks.classification.labels import match
+    from sightline.data.labels import match
 
     model: Any = loaded.model
     names = loaded.card.classes or tuple(str(i) for i in range(model.num_classes))

@@ -136,7 +136,7 @@ def _retarget(base: Loaded, attention: str, seed: int) -> Loaded:
     """The same model with another mechanism; weights of the same name and shape are kept."""
     import torch
 
-    from sightline.models.checkpoint import fit_mechanism
+    from sightline.models.weights.fit import fit_mechanism
     from sightline.models.zoo import VARIANTS
 
     card = base.card

@@ -34,7 +34,7 @@ def run_newton(options: NewtonOptions) -> None:
 
 def has_soft(models: "Sequence[Loaded]") -> None:
     """Refuse models without SOFT blocks before any image is read."""
-    from sightline.layers.soft import SoftCore
+    from sightline.layers.mechanisms.soft import SoftCore
 
     for item in models:
         if not any(isinstance(module, SoftCore) for module in item.model.modules()):
@@ -79,7 +79,7 @@ def run_memory(options: MemoryOptions) -> None:
     from sightline.cli.analyze_output import about, finish
     from sightline.cli.analyze_run import begin
     from sightline.cli.progress import Progress
-    from sightline.layers.mechanisms import Spec
+    from sightline.layers.spec import Spec
 
     device = begin(options)
     methods = {name: str(Spec.parse(name)) for name in options.attention} or METHODS

@@ -154,7 +154,7 @@ def _check_options(options: Options, kinds: tuple[str, ...]) -> None:
 def _plans(options: Options, kinds: Sequence[str], wish: "Wish") -> tuple[list[Any], tuple[str, ...]]:
     """The plans of operators and models, and the mechanisms whose surprises are measured."""
     from sightline.bench.select import goal_plans, model_plans, op_plans, soft_plans
-    from sightline.layers.mechanisms import Spec
+    from sightline.layers.spec import Spec
 
     mechanisms = wish.mechanisms or ("inline",)
     for mechanism in mechanisms:

@@ -41,7 +41,7 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
     """
     from sightline.cli.weights import refuse_others
     from sightline.engine.checkpoint import find_weights
-    from sightline.models.reader import read_metadata
+    from sightline.models.weights.reader import read_metadata
     from sightline.models.zoo import VARIANTS
     from sightline.tasks.classification.card import CardError, ModelCard
 
@@ -81,8 +81,8 @@ def _public_card(file: "Checkpoint", name: str, args: dict[str, Any], model: Any
     """A card for weights that carry none: the published input, and ImageNet's classes where there are 1000."""
     from timm.data import resolve_model_data_config
 
+    from sightline.data.labels import imagenet_classes
     from sightline.tasks.classification.card import ModelCard
-    from sightline.tasks.classification.labels import imagenet_classes
 
     usual = resolve_model_data_config(model)
     channels = model.in_chans
@@ -99,8 +99,8 @@ def _foreign(path: Path, card: "ModelCard") -> Any:
     """A model of timm that was trained here, named by its card."""
     import torch
 
-    from sightline.models.checkpoint import MismatchError, compare
-    from sightline.models.reader import read_state
+    from sightline.models.weights.fit import MismatchError, compare
+    from sightline.models.weights.reader import read_state
     from sightline.tasks.classification.model import create
 
     for key in card.arguments:  # a file must not name other files to read
@@ -120,7 +120,7 @@ def choose_device(name: str) -> "torch.device":
     """`auto` is a GPU where there is one; a device that does not work is an error of one line."""
     import torch
 
-    from sightline.engine.device import check_device
+    from sightline.util.device import check_device
 
     if name == "auto":
         usable = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

@@ -12,8 +12,8 @@ from sightline.cli.weights import Checkpoint, choose, load, naming
 
 if TYPE_CHECKING:
     from sightline.models.base import VisionModel
-    from sightline.models.checkpoint import MismatchError
-    from sightline.models.identify import Identity
+    from sightline.models.weights.fit import MismatchError
+    from sightline.models.weights.identify import Identity
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Read, identify, fit, write; print what was done, the file last."""
-    from sightline.models.checkpoint import MismatchError
+    from sightline.models.weights.fit import MismatchError
 
     out = _check_out(Path(options.out), options.force)
     name = None if options.model is None else known(options.model)
@@ -125,8 +125,8 @@ def _say_model(identity: "Identity", alike: "list[Identity]") -> None:
 
 def _say_heads(file: Checkpoint, identity: "Identity") -> None:
     """Say where the heads are a guess: not in a published model, nor in a file that names its own."""
-    from sightline.models.identify import arguments
-    from sightline.models.layout import observe
+    from sightline.models.weights.identify import arguments
+    from sightline.models.weights.shapes import observe
     from sightline.models.zoo import VARIANTS
 
     if identity.exact or "model" in file.metadata:
@@ -151,7 +151,7 @@ def _say_attention(file: Checkpoint, identity: "Identity") -> None:
 
 def _say_changes(file: Checkpoint, model: "VisionModel") -> None:
     """Which keys changed on the way, all of them by name."""
-    from sightline.models.public import IGNORED
+    from sightline.models.weights.layouts import IGNORED
 
     own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     dropped = [key for key in file.state if not file.native and IGNORED.search(key)]
@@ -182,9 +182,9 @@ def _times(shape: tuple[int, ...]) -> str:
 
 def _explain(error: "MismatchError", file: Checkpoint, name: str | None) -> "MismatchError":
     """Print every key that does not fit, and add a remedy to the error where there is one."""
-    from sightline.models.checkpoint import CheckpointError, MismatchError
-    from sightline.models.identify import identify
-    from sightline.models.public import rename
+    from sightline.models.weights.fit import CheckpointError, MismatchError
+    from sightline.models.weights.identify import identify
+    from sightline.models.weights.layouts import rename
 
     origins = {} if file.native else {rename(key, file.family): key for key in file.state}
     for what, keys in error.mismatch.rows():

@@ -37,7 +37,7 @@ def find_dense(source: str) -> "tuple[Path, DenseCard] | None":
         CardError: it says it is one, and its card is damaged.
     """
     from sightline.engine.checkpoint import find_weights
-    from sightline.models.reader import read_metadata
+    from sightline.models.weights.reader import read_metadata
     from sightline.tasks.classification.card import CardError
     from sightline.tasks.dense.card import DenseCard
 
@@ -64,8 +64,8 @@ def load_dense(path: Path, card: "DenseCard", device: "torch.device") -> DenseMo
     """
     import torch
 
-    from sightline.models.checkpoint import MismatchError, compare
-    from sightline.models.reader import read_state
+    from sightline.models.weights.fit import MismatchError, compare
+    from sightline.models.weights.reader import read_state
     from sightline.tasks.detection import model as detection
     from sightline.tasks.segmentation import model as segmentation
 

@@ -11,7 +11,7 @@ from sightline.cli.dense import DenseModel, inference_of, load_dense
 from sightline.cli.options import UsageError, refuse_given
 from sightline.cli.results import write_facts, write_tables
 from sightline.cli.table import Column, show
-from sightline.tasks.dense.words import BY_CLASS, DETECTION, SEGMENTATION
+from sightline.tasks.dense.names import BY_CLASS, DETECTION, SEGMENTATION
 
 if TYPE_CHECKING:
     import torch

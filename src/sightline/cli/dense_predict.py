@@ -37,7 +37,7 @@ def predict_dense(options: "Options", path: Path, card: "DenseCard", pictures: d
         pictures: the images, and the file for the picture of each.
     """
     from sightline.cli.classifier import choose_device
-    from sightline.tasks.classification.images import ImageError, load_image
+    from sightline.data.images import ImageError, load_image
 
     device = choose_device(options.device)
     loaded = load_dense(path, card, device)

@@ -50,7 +50,7 @@ class Found:
 def weights_of(checkpoint: str) -> Path | None:
     """The file of weights where a run folder or file holds a model of sequences, else None."""
     from sightline.engine.checkpoint import find_weights
-    from sightline.models.reader import read_metadata
+    from sightline.models.weights.reader import read_metadata
 
     source = Path(checkpoint)
     if source.is_dir():
@@ -126,7 +126,7 @@ def run(options: "Options", path: Path) -> None:
 def data_of(checkpoint: str, path: Path, given: str | None) -> "Data":
     """The data of the run that the weights lie in, of another folder where one is given; else as published."""
     from sightline.engine.settings import TASK, load_recipe, resolve
-    from sightline.models.reader import read_metadata
+    from sightline.models.weights.reader import read_metadata
     from sightline.tasks.sequences.card import SequenceCard
     from sightline.tasks.sequences.config import Data
 

@@ -74,8 +74,8 @@ class Job:
 
 def prepare(options: "Options") -> Job:
     """The classifier, the images, and their labels."""
+    from sightline.data.labels import in_words, match
     from sightline.tasks.classification.data import open_split
-    from sightline.tasks.classification.labels import in_words, match
 
     assert options.checkpoint is not None
     device = choose_device(options.device)
@@ -115,7 +115,7 @@ def _names(split: "Split", places: Sequence[int], known: Sequence[str]) -> list[
 def _tables(options: "Options", split: "Split", places: Sequence[int], known: Sequence[str]) -> "dict[str, Tensor]":
     import torch
 
-    from sightline.tasks.classification.labels import real_labels
+    from sightline.data.labels import real_labels
 
     tables = {"usual": torch.tensor([places[target] for target in split.targets])}
     if options.labels not in WAYS:
@@ -162,8 +162,8 @@ def _is_split(path: Path) -> bool:
 def evaluate_at(job: Job, size: tuple[int, int], options: "Options") -> list[Result]:
     """Evaluate at one size; a result for every set of labels."""
     from sightline.cli.progress import bar
+    from sightline.data.images import ImageError
     from sightline.engine.evaluate import evaluate_tables
-    from sightline.tasks.classification.images import ImageError
     from sightline.tasks.classification.passes import one_pass
     from sightline.tasks.classification.preprocess import at_size
 

@@ -66,10 +66,10 @@ def run(options: Options) -> None:
 def describe(options: Options) -> dict[str, Any]:
     """The facts about a model, in the order in which they are printed as JSON."""
     from sightline.bench import measure_cost
-    from sightline.layers.mechanisms import MECHANISMS
     from sightline.layers.pattern import format_pattern, parse_pattern
+    from sightline.layers.spec import MECHANISMS
     from sightline.models.base import to_pair
-    from sightline.models.identify import arguments, build_empty
+    from sightline.models.weights.identify import arguments, build_empty
     from sightline.models.zoo import VARIANTS
 
     name = known(options.name)
@@ -109,7 +109,7 @@ def describe(options: Options) -> dict[str, Any]:
 
 def _table_note(name: str, given: dict[str, Any], params: int) -> list[str]:
     """Why a model has other parameters at another size: its position tables have an entry for every token."""
-    from sightline.models.identify import build_empty
+    from sightline.models.weights.identify import build_empty
 
     usual: Any = build_empty(name, {key: value for key, value in given.items() if key != "img_size"})
     more = params - sum(p.numel() for p in usual.parameters())

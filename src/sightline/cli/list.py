@@ -66,7 +66,7 @@ def run(options: Options) -> None:
 def model_rows() -> list[dict[str, Any]]:
     """What is published of every model, a dictionary each."""
     from sightline.layers.pattern import format_pattern, parse_pattern
-    from sightline.models.identify import arguments
+    from sightline.models.weights.identify import arguments
     from sightline.models.zoo import VARIANTS
 
     rows = []
@@ -91,7 +91,7 @@ def model_rows() -> list[dict[str, Any]]:
 
 def mechanism_rows() -> list[dict[str, Any]]:
     """Every attention mechanism with its options and their defaults, a dictionary each."""
-    from sightline.layers.mechanisms import MECHANISMS
+    from sightline.layers.spec import MECHANISMS
 
     return [
         {
@@ -115,7 +115,7 @@ def _model_cells(row: dict[str, Any]) -> list[str]:
 
 
 def _mechanism_cells(row: dict[str, Any]) -> list[str]:
-    from sightline.layers.mechanisms import Spec
+    from sightline.layers.spec import Spec
 
     where = "windows, stripes" if row["windowed"] else "whole map"
     text = str(Spec("", tuple(row["options"].items())))[1:-1].replace(",", ", ")

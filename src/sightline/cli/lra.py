@@ -51,7 +51,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Train and test one mechanism after the other."""
-    from sightline.layers.mechanisms import Spec
+    from sightline.layers.spec import Spec
     from sightline.tasks.sequences.published import TASKS
 
     if options.task not in TASKS:

@@ -61,7 +61,7 @@ def _apart(text: str) -> list[str]:
 
 def check_model_args(name: str, args: dict[str, Any]) -> None:
     """Refuse arguments that the model does not have."""
-    from sightline.models.identify import arguments
+    from sightline.models.weights.identify import arguments
 
     names = arguments(name)
     for key in args:

@@ -65,7 +65,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Classify one image after the other, printing as they come."""
-    from sightline.tasks.classification.labels import in_words
+    from sightline.data.labels import in_words
     from sightline.tasks.classification.preprocess import at_size
 
     if options.checkpoint is None:
@@ -116,7 +116,7 @@ def run(options: Options) -> None:
 
 def find_images(given: tuple[str, ...]) -> list[Path]:
     """The files that are meant, each once: folders with what is in them, patterns with what they match."""
-    from sightline.tasks.classification.images import EXTENSIONS
+    from sightline.data.images import EXTENSIONS
 
     paths: dict[Path, None] = {}
     for text in given:
@@ -186,7 +186,7 @@ def check_attention(classifier: Classifier, query: "Query | Patch") -> None:
 
 
 def _read(paths: list[Path], card: "ModelCard", on_error: str) -> "Iterator[tuple[Path, Tensor | None, str]]":
-    from sightline.tasks.classification.images import ImageError, load_image
+    from sightline.data.images import ImageError, load_image
     from sightline.tasks.classification.preprocess import make_transform
 
     transform = make_transform(card)

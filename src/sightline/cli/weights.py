@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sightline.models.base import VisionModel
-    from sightline.models.identify import Identity
+    from sightline.models.weights.identify import Identity
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Checkpoint:
     @classmethod
     def read(cls, path: str) -> "Checkpoint":
         """Read a file safely; raises `CheckpointError` with one line for anything that is not weights."""
-        from sightline.models.checkpoint import read_metadata, read_state
-        from sightline.models.identify import native_shapes
+        from sightline.models.weights.fit import read_metadata, read_state
+        from sightline.models.weights.identify import native_shapes
 
         metadata = read_metadata(path)
         refuse_others(path, metadata)
@@ -59,7 +59,7 @@ def refuse_others(path: str | Path, metadata: Mapping[str, str]) -> None:
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """Begin the message of a `CheckpointError` with the file that it is about."""
-    from sightline.models.checkpoint import CheckpointError, MismatchError
+    from sightline.models.weights.fit import CheckpointError, MismatchError
 
     try:
         yield
@@ -77,7 +77,7 @@ def choose(file: Checkpoint, name: str | None, args: dict[str, Any]) -> "list[Id
         name: the model to use; by default what the file says of itself, or what its shapes show.
         args: arguments of the model that replace what was found.
     """
-    from sightline.models.identify import FREE_ARGS, Identity, arguments, identify
+    from sightline.models.weights.identify import FREE_ARGS, Identity, arguments, identify
 
     if name is not None:
         found = [Identity(known(name), _task(file, name))]
@@ -97,8 +97,8 @@ def choose(file: Checkpoint, name: str | None, args: dict[str, Any]) -> "list[Id
 
 def _check_depths(file: Checkpoint, name: str, depths: Any) -> None:
     """Never build more blocks than the weights show, whoever asks for them."""
-    from sightline.models.checkpoint import CheckpointError
-    from sightline.models.layout import observe
+    from sightline.models.weights.fit import CheckpointError
+    from sightline.models.weights.shapes import observe
     from sightline.models.zoo import VARIANTS
 
     seen = observe(file.shapes, VARIANTS[name].cls).depths
@@ -115,8 +115,8 @@ def load(file: Checkpoint, identity: "Identity") -> "VisionModel":
     """
     import torch
 
-    from sightline.models.checkpoint import CheckpointError, adapt
-    from sightline.models.identify import build_empty, check
+    from sightline.models.weights.fit import CheckpointError, adapt
+    from sightline.models.weights.identify import build_empty, check
     from sightline.models.zoo import create
 
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -136,8 +136,8 @@ def load(file: Checkpoint, identity: "Identity") -> "VisionModel":
 
 def _task(file: Checkpoint, name: str) -> dict[str, Any]:
     """Channels and classes of a checkpoint, where they are not the usual ones."""
-    from sightline.models.checkpoint import CheckpointError
-    from sightline.models.layout import observe
+    from sightline.models.weights.fit import CheckpointError
+    from sightline.models.weights.shapes import observe
     from sightline.models.zoo import VARIANTS
 
     cls = VARIANTS[name].cls
@@ -153,9 +153,9 @@ def _task(file: Checkpoint, name: str) -> dict[str, Any]:
 
 def _recorded(file: Checkpoint) -> "Identity | None":
     """The model that a file written by `sightline convert` names, if its weights fit that."""
-    from sightline.models.checkpoint import compare
-    from sightline.models.identify import Identity, arguments, build_empty
-    from sightline.models.layout import observe
+    from sightline.models.weights.fit import compare
+    from sightline.models.weights.identify import Identity, arguments, build_empty
+    from sightline.models.weights.shapes import observe
     from sightline.models.zoo import VARIANTS
 
     name = file.metadata.get("model", "")

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from sightline.engine.config import Run
-from sightline.engine.device import check_device
 from sightline.engine.errors import PeerError
 from sightline.engine.values import ConfigError
+from sightline.util.device import check_device
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

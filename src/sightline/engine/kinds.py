@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sightline.data.order import Place
 from sightline.engine.checkpoint import find_weights
 from sightline.engine.config import AnyConfig, Config, DetectionConfig, SegmentationConfig, SequenceConfig
-from sightline.tasks.dense.words import MAIN
-from sightline.tasks.order import Place
+from sightline.tasks.dense.names import MAIN
 
 Note = Callable[[str, int, int], None]
 Section = TypeVar("Section", bound=Any)

@@ -156,7 +156,7 @@ def versions(device: str) -> dict[str, Any]:
     import torch
 
     from sightline import __version__
-    from sightline.bench.source import source_commit
+    from sightline.util.provenance import source_commit
 
     return {
         "sightline": __version__,

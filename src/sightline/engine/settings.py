@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from sightline.engine.config import CONFIGS, AnyConfig
-from sightline.engine.sense import check_sense
+from sightline.engine.validate import check_sense
 from sightline.engine.values import ConfigError, check
 
 BASE, TASK, DEFAULT_TASK = "base", "task", "classification"

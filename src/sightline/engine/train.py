@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sightline.data.order import Place
 from sightline.engine.checkpoint import Checkpoints
 from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total, wait
@@ -16,8 +17,7 @@ from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.signals import StopSignals, listening
 from sightline.engine.trainer import Trainer
 from sightline.engine.values import ConfigError
-from sightline.tasks.classification.words import describe
-from sightline.tasks.order import Place
+from sightline.tasks.classification.names import describe
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for now
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from sightline.data.order import derive
 from sightline.engine.checkpoint import BEST, WEIGHTS, Checkpoints, Saved, write_weights
 from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import gather, total
 from sightline.engine.errors import NonFiniteError, Stopped
-from sightline.engine.guards import FlagReader, Flags
 from sightline.engine.kinds import Kind, kind_of
 from sightline.engine.optimize import make_average, make_optimizer, make_schedule
 from sightline.engine.progress import Display
@@ -19,8 +19,8 @@ from sightline.engine.run_folder import RunFolder
 from sightline.engine.signals import StopSignals
 from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
 from sightline.engine.step import Stepper
+from sightline.engine.sync import FlagReader, Flags
 from sightline.engine.values import ConfigError
-from sightline.tasks.order import derive
 
 
 class Trainer:

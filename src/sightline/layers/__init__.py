@@ -2,7 +2,7 @@
 
 from sightline.layers.attention import Attention
 from sightline.layers.core import Core
-from sightline.layers.mechanisms import MECHANISMS, Mechanism, Spec
 from sightline.layers.pattern import format_pattern, parse_pattern
+from sightline.layers.spec import MECHANISMS, Mechanism, Spec
 
 __all__ = ["MECHANISMS", "Attention", "Core", "Mechanism", "Spec", "format_pattern", "parse_pattern"]

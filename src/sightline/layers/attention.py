@@ -6,8 +6,8 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid, hooked
-from sightline.layers.mechanisms import Spec
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
+from sightline.layers.spec import Spec
 
 
 def project(qkv: nn.Linear, num_heads: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

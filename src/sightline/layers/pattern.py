@@ -8,7 +8,7 @@
 
 from collections.abc import Sequence
 
-from sightline.layers.mechanisms import Spec
+from sightline.layers.spec import Spec
 
 Pattern = str | Sequence[str | Sequence[str]]
 

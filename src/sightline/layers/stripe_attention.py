@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from sightline.layers.attention import project
 from sightline.layers.conv import depthwise_conv
 from sightline.layers.core import Grid
-from sightline.layers.mechanisms import Spec
+from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
 
 

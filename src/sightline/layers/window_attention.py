@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from sightline.layers.attention import Attention, project
 from sightline.layers.core import Grid
-from sightline.layers.mechanisms import Spec
 from sightline.layers.position import resample_grid
+from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
 
 

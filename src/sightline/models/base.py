@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
-from sightline.models import checkpoint
+from sightline.models.weights import fit as checkpoint
 
 Size = int | tuple[int, int]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from sightline.layers.block import PreNormBlock
+from sightline.layers.blocks import PreNormBlock
 from sightline.layers.patch import ConvEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.stripe_attention import StripeAttention

@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
-from sightline.layers.block import PreNormBlock
+from sightline.layers.blocks import PreNormBlock
 from sightline.layers.core import Grid
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from sightline.layers.attention import Attention
-from sightline.layers.block import PreNormBlock
-from sightline.layers.mechanisms import Spec
+from sightline.layers.blocks import PreNormBlock
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
+from sightline.layers.spec import Spec
 from sightline.models.base import Size
 from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_grid, stage_values
 

@@ -13,7 +13,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
-from sightline.layers.block import PreNormBlock
+from sightline.layers.blocks import PreNormBlock
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.models.pyramid import drop_path_rates
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from sightline.layers.attention import Attention
-from sightline.layers.block import PostNormBlock, PreNormBlock
+from sightline.layers.blocks import PostNormBlock, PreNormBlock
 from sightline.layers.patch import ConvBNEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.models.base import Size

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from sightline.layers.block import PreNormBlock
+from sightline.layers.blocks import PreNormBlock
 from sightline.layers.patch import PatchEmbed, PatchMerge
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.window_attention import WindowAttention

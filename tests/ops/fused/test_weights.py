@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sightline.layers.inline import ResidualWeights
+from sightline.layers.mechanisms.inline import ResidualWeights
 from sightline.ops.fused import local_weights, weights
 from sightline.ops.fused.program import forget
 from sightline.ops.inline.weights import weights_from_tokens

@@ -8,12 +8,12 @@ import torch
 from PIL import Image, ImageOps
 from timm.data.auto_augment import rand_augment_transform
 
+from sightline.data.order import Order
 from sightline.tasks.classification import colour
 from sightline.tasks.classification.augment import COLUMNS, GEOMETRIC, BatchAugment, RandAugment
 from sightline.tasks.classification.config import Augment
 from sightline.tasks.classification.mix import erase, mix
 from sightline.tasks.classification.samples import _keep_a_bit
-from sightline.tasks.order import Order
 
 CPU = torch.device("cpu")
 

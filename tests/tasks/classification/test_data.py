@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sightline.data.images import ImageError
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import DataError, Split, open_split
-from sightline.tasks.classification.images import ImageError
 from tests.engine.tiny import CLASSES, make_images
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sightline.data.order import Place
 from sightline.engine.settings import load_recipe, resolve
-from sightline.tasks.classification import feeds
+from sightline.tasks.classification import loaders as feeds
 from sightline.tasks.classification.config import Augment, Data
 from sightline.tasks.classification.task import Classification
-from sightline.tasks.order import Place
 from tests.engine.tiny import RECIPE, make_images
 
 VIEWS = {"view", "slice", "select", "unbind", "unsqueeze", "expand", "split", "detach", "t", "permute", "transpose"}

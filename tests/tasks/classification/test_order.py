@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sightline.tasks.order import Order, Place, derive
+from sightline.data.order import Order, Place, derive
 
 
 def test_seeds_do_not_collide() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.tasks.classification.images import ImageError
+from sightline.data.images import ImageError
 from sightline.tasks.detection.config import Data
 from sightline.tasks.detection.data import Entry, open_split
 from sightline.tasks.detection.masks import decode

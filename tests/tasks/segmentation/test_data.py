@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from sightline.tasks.classification.images import ImageError
+from sightline.data.images import ImageError
 from sightline.tasks.segmentation.config import Data
 from sightline.tasks.segmentation.data import IGNORE, open_split
 from tests.tasks.segmentation.tiny import CLASSES, make_data, scene

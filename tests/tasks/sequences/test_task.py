@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from sightline.cli import lra
 from sightline.cli.main import main
+from sightline.data.order import Place
 from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
 from sightline.engine.train import train
 from sightline.engine.values import ConfigError
 from sightline.models.sequence import SEQUENCE_MODELS
-from sightline.tasks.order import Place
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.data import KINDS
 from sightline.tasks.sequences.model import build, load

@@ -12,7 +12,7 @@ from sightline.analysis.maps import attention_blocks
 from sightline.engine.checkpoint import find_weights
 from sightline.engine.report.record import Record
 from sightline.engine.settings import resolve
-from sightline.models.reader import read_metadata
+from sightline.models.weights.reader import read_metadata
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.data import Split, open_split
 from sightline.tasks.classification.model import create, load_weights

@@ -6,7 +6,7 @@ import numpy as np
 
 from sightline.analysis.figures import new_figure
 from sightline.engine.report.record import Record
-from sightline.tasks.dense.words import MAIN
+from sightline.tasks.dense.names import MAIN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ import numpy as np
 
 from sightline.engine.report.record import Record
 from sightline.engine.settings import dump
-from sightline.tasks.classification.words import describe
-from sightline.tasks.dense.words import BY_CLASS, MAIN
+from sightline.tasks.classification.names import describe
+from sightline.tasks.dense.names import BY_CLASS, MAIN
 
 STYLE = """
 :root { color-scheme: light; --line: #d9dde3; --soft: #5b6470; --accent: #1f5fa8; }

@@ -8,9 +8,9 @@ from typing import Any
 
 from PIL import Image
 
+from sightline.data.images import EXTENSIONS, ImageError, load_image
+from sightline.data.readers.shards import ShardReader
 from sightline.tasks.classification.config import Data
-from sightline.tasks.classification.images import EXTENSIONS, ImageError, load_image
-from sightline.tasks.classification.shards import ShardReader
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "test", "eval")}
 HF = "hfds/"
@@ -78,7 +78,7 @@ def open_split(data: Data, which: str, classes: tuple[str, ...] | None = None) -
     asked = data.train_split if which == "train" else data.val_split
     names = (asked,) if asked else SPLITS[which]
     if data.path is None:
-        from sightline.tasks.classification.embedded import embedded
+        from sightline.data.embedded import embedded
 
         name = _embedded_split(asked, which)
         split = _open_tar(embedded() / f"{name}.tar", classes, f"the embedded Fashion-MNIST ({name})")
@@ -134,7 +134,7 @@ def _open_inside(folder: Path, kind: str, classes: tuple[str, ...] | None) -> Sp
 
 
 def _open_folder(folder: Path, classes: tuple[str, ...] | None) -> Split:
-    from sightline.tasks.classification.folders import FolderError, FolderReader
+    from sightline.data.readers.folder import FolderError, FolderReader
 
     try:
         reader = FolderReader(str(folder), classes)
@@ -194,7 +194,7 @@ def _open_shards(paths: Sequence[Path], classes: tuple[str, ...] | None) -> Spli
 
 def _open_hf(data: Data, names: Sequence[str], classes: tuple[str, ...] | None) -> Split:
     try:
-        from sightline.tasks.classification.hugging_face import HubReader
+        from sightline.data.readers.hub import HubReader
     except ImportError as error:
         raise DataError("Hugging Face data sets need datasets: pip install datasets") from error
     name = str(data.path).removeprefix(HF)

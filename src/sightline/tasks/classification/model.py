@@ -10,12 +10,12 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from sightline.models.checkpoint import read_metadata, read_state
-from sightline.models.identify import arguments
+from sightline.data.images import MODES
+from sightline.models.weights.fit import read_metadata, read_state
+from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.config import Data, Distill, Model
-from sightline.tasks.classification.images import MODES
 
 
 def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Module, ModelCard]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from sightline.data.images import ImageError
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.data import Split
-from sightline.tasks.classification.images import ImageError
 from sightline.tasks.classification.preprocess import make_transform
 
 Sample = tuple[Tensor | None, int, str | None]  # image, place, what was wrong

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from sightline.data.images import ImageError
+from sightline.data.order import Key
 from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.config import Augment
 from sightline.tasks.classification.data import Split
-from sightline.tasks.classification.images import ImageError
-from sightline.tasks.order import Key
 
 Transform = Callable[[Any], Any]
 Sample = tuple[Tensor | None, int, str | None]  # pixels, class, what was wrong

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sightline.data.images import ImageError
+from sightline.data.order import Place, derive
 from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
 from sightline.tasks.classification.data import open_split
-from sightline.tasks.classification.feeds import Feed, LoaderFeed, MemoryFeed, Note, SyntheticFeed
-from sightline.tasks.classification.images import ImageError
+from sightline.tasks.classification.loaders import Feed, LoaderFeed, MemoryFeed, Note, SyntheticFeed
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.mix import erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
-from sightline.tasks.order import Place, derive
 
 SYNTHETIC_CLASSES = 10
 

@@ -11,9 +11,9 @@ from PIL import ExifTags, Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sightline.tasks.classification.images import ImageError, load_image
+from sightline.data.images import ImageError, load_image
+from sightline.data.order import Key
 from sightline.tasks.classification.samples import Keys, start_worker
-from sightline.tasks.order import Key
 
 __all__ = ["AnnotationError", "Items", "Keys", "Loaded", "collate", "load_annotated", "make_loader", "normalize"]
 

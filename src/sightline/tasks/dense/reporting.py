@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sightline.tasks.classification.images import ImageError
+from sightline.data.images import ImageError
 from sightline.tasks.dense.config import SKIP
 from sightline.tasks.dense.loading import Loaded
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from sightline.data.order import Key, Place
 from sightline.tasks.classification.samples import close_loader
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.loading import Items, Keys, Loaded, make_loader
 from sightline.tasks.dense.reporting import Broken
-from sightline.tasks.order import Key, Place
 
 Reader = Callable[..., Any]  # an item by its index and a source of chance; goes to loader processes
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sightline.data.order import Place
 from sightline.tasks.dense.loading import normalize
 from sightline.tasks.dense.task import DenseTask
 from sightline.tasks.detection.config import Augment, Data, Inference, Loss, Model
@@ -16,7 +17,6 @@ from sightline.tasks.detection.infer import in_place, to_coco
 from sightline.tasks.detection.metrics import DetectionResult, score
 from sightline.tasks.detection.model import build, has_masks
 from sightline.tasks.detection.transforms import EvalTransform, TrainTransform
-from sightline.tasks.order import Place
 from sightline.tasks.precision import autocast
 
 Batch = tuple[list[Tensor], list[Target]]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sightline.tasks.classification.images import EXTENSIONS
+from sightline.data.images import EXTENSIONS
 from sightline.tasks.dense.config import SKIP
 from sightline.tasks.dense.loading import AnnotationError, load_annotated
 from sightline.tasks.segmentation.config import Data

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sightline.data.order import Place
 from sightline.tasks.dense.loading import normalize
 from sightline.tasks.dense.task import DenseTask
-from sightline.tasks.order import Place
 from sightline.tasks.segmentation.config import Augment, Data, Inference, Loss, Model
 from sightline.tasks.segmentation.data import IGNORE, Split, open_split
 from sightline.tasks.segmentation.evaluate import Item, evaluate

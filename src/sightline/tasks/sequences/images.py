@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.tasks.classification.images import EXTENSIONS, load_image
+from sightline.data.images import EXTENSIONS, load_image
 from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
 

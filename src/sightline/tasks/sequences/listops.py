@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.tasks.order import derive
+from sightline.data.order import derive
 from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sightline.models.checkpoint import MismatchError, compare
-from sightline.models.reader import read_metadata, read_state
 from sightline.models.sequence import SEQUENCE_MODELS, SequenceEncoder, create_sequence_model
+from sightline.models.weights.fit import MismatchError, compare
+from sightline.models.weights.reader import read_metadata, read_state
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
 from sightline.tasks.sequences.data import KINDS

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.tasks.order import Order, Place
+from sightline.data.order import Order, Place
 from sightline.tasks.sequences.config import Data, Loss, Model
 from sightline.tasks.sequences.data import Teller, cut, open_splits
 from sightline.tasks.sequences.model import build

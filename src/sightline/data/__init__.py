@@ -1,0 +1,1 @@
+"""Images and labels: what tasks share."""

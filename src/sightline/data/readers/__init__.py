@@ -1,0 +1,1 @@
+"""Where images come from: folders, tar files, shards, the Hugging Face hub."""

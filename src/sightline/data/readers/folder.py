@@ -1,0 +1,115 @@
+"""A folder of images for every class, and what in it is not as it seems: other files, links, strays.
+
+The class of an image is the folder right below the split, however deep the image lies in it. Links to images and to
+folders are followed; a folder that would be read twice, as in a loop, is refused. A name with a dot
+in front does not count.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from timm.data.readers.reader_image_folder import ReaderImageFolder
+from timm.utils.misc import natural_key
+
+from sightline.data.images import EXTENSIONS
+
+
+class FolderError(ValueError):
+    """A folder that holds no classes, or itself; the message is one line."""
+
+
+class FolderReader(ReaderImageFolder):
+    """timm's reader of folders, with images of every kind that Pillow reads.
+
+    Args:
+        root: the folder of a split.
+        classes: names in the order of the labels; by default the folders with images, numbers in them in their order.
+
+    Attributes:
+        samples: path and class of every image, in the order of the paths.
+        class_to_idx: classes and their places.
+        empty: folders without images.
+        strange: folders with images that are none of `classes`.
+        notes: what was passed over or looks wrong, a line each.
+    """
+
+    def __init__(self, root: str, classes: tuple[str, ...] | None = None) -> None:
+        self.root = root
+        found: dict[str, list[str]] = {}
+        self._others: list[str] = []
+        self._seen = {_place(root): root}
+        self._lent: list[tuple[str, str]] = []
+        for item in sorted(_entries(root), key=lambda item: natural_key(item.name)):
+            if item.is_dir():
+                found[item.name] = list(self._images(item.path, item.name))
+            else:
+                self._others.append(item.path)
+        full = [name for name, paths in found.items() if paths]
+        self.empty = [name for name, paths in found.items() if not paths]
+        self.strange = [name for name in full if name not in (classes or full)]
+        self.class_to_idx = {name: i for i, name in enumerate(classes or full)}
+        pairs = ((path, self.class_to_idx[name]) for name in full if name in self.class_to_idx for path in found[name])
+        self.samples = sorted(pairs, key=lambda pair: natural_key(pair[0]))
+        self.notes = self._notes()
+
+    def _images(self, folder: str, name: str) -> Iterator[str]:
+        """The images below a folder of the class `name`."""
+        place = _place(folder)
+        if place in self._seen:
+            raise FolderError(f"{folder}: a link to {self._seen[place]}, which would be read twice; remove the link")
+        self._seen[place] = folder
+        for item in _entries(folder):
+            if item.is_dir():
+                yield from self._images(item.path, name)
+            elif os.path.splitext(item.name)[1].lower() not in EXTENSIONS:
+                self._others.append(item.path)
+            else:
+                if item.is_symlink() and (owner := self._owner(item.path)) not in (None, name):
+                    self._lent.append((item.path, str(owner)))
+                yield item.path
+
+    def _owner(self, link: str) -> str | None:
+        """The class in whose folder the image behind a link lies; None where it lies outside of this split."""
+        target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+        inside = os.path.relpath(target, self.root).split(os.sep)
+        return inside[0] if len(inside) > 1 and inside[0] != os.pardir else None
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self._others:
+            kinds = Counter(_kind(path, self.root) for path in self._others)
+            listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
+            more = " and others" if len(kinds) > 4 else ""
+            count = len(self._others)
+            notes.append(
+                f"{self.root}: {count:,} file{'s' * (count > 1)} passed over ({listed}{more}), such as "
+                f"{os.path.relpath(min(self._others), self.root)}; images lie in class folders and end in "
+                f"{', '.join(EXTENSIONS)}"
+            )
+        if self._lent:
+            (path, owner), count = min(self._lent), len(self._lent)
+            notes.append(
+                f"{self.root}: {count:,} image{'s' * (count > 1)} linked from another class, such as "
+                f"{os.path.relpath(path, self.root)} from {owner}; each counts for both"
+            )
+        return tuple(notes)
+
+
+def _place(folder: str) -> tuple[int, int]:
+    """What a folder is on the disk, by whatever path it is reached."""
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as items:
+        return [item for item in items if not item.name.startswith(".")]
+
+
+def _kind(path: str, root: str) -> str:
+    ending = Path(path).suffix.lower()
+    if ending in EXTENSIONS:  # right in the split
+        return "outside of class folders"
+    return ending or "without an ending"

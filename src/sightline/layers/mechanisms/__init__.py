@@ -1,0 +1,1 @@
+"""The attention mechanisms of sightline as cores, one file each."""

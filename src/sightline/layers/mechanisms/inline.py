@@ -1,0 +1,118 @@
+"""InLine attention as a core: O(N d^2), with the local residual whose weights every image makes for itself.
+
+Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sightline.layers.core import Core, Grid, counted
+from sightline.layers.mechanisms.feature_map import FeatureMap
+from sightline.ops import inline_attention
+from sightline.ops.checks import accumulate_dtype
+from sightline.ops.inline.packed import inline_from_packed, prefers_packed
+from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
+from sightline.ops.inline.reference import local_residual
+from sightline.ops.inline.weights import kernel_takes, weights_from_tokens
+
+
+class InlineCore(Core):
+    """InLine attention; `residual=False` leaves the 3x3 neighbourhood out."""
+
+    def __init__(
+        self, dim: int, num_heads: int, stride: int = 16, *, phi: str = "identity", residual: bool = True
+    ) -> None:
+        super().__init__(dim, num_heads, stride)
+        self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
+        self.residual = ResidualWeights(dim, num_heads) if residual else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+        key_grid: Grid | None = None,
+    ) -> Tensor:
+        weights = None if self.residual is None else self.residual(context, key_mask if local is None else None)
+        joint = weights if local is None else None  # the operator adds the residual where it has the values
+        out = inline_attention(
+            q, k, v, phi=self.feature_map.phi, affine=self.feature_map.affine, residual=joint, grid=grid,
+            prefix=prefix, key_mask=key_mask,
+        )  # fmt: skip
+        if local is not None and weights is not None:
+            out = out + F.pad(local_residual(local[:, prefix:], weights, grid), (0, 0, 0, 0, prefix, 0))
+        return out
+
+    def rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        queries: Tensor,
+        *,
+        context: Tensor,
+        grid: Grid,
+        prefix: int = 0,
+        key_mask: Tensor | None = None,
+        local: Tensor | None = None,
+        key_grid: Grid | None = None,
+    ) -> Tensor:
+        counts = counted(key_mask, k)
+        scores = self.feature_map.scores(q[:, queries], k, counts)
+        number = counts.sum(1).clamp(min=1)[:, None, None, None]
+        centred = (scores - scores.sum(-1, keepdim=True) / number) * self.head_dim**-0.5
+        return (centred + 1) / number * counts[:, None, None, :]
+
+    def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
+        phi = self.feature_map.phi
+        if phi == "identity" and prefers_tokens(x, qkv):
+            weights = None if self.residual is None else self.residual(context)
+            return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)
+        if prefers_packed(x, self.head_dim, phi):
+            packed = qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+            weights = None if self.residual is None else self.residual(context)
+            return inline_from_packed(packed, weights, grid, prefix, phi).flatten(2)
+        return None
+
+
+class ResidualWeights(nn.Module):
+    """The mean token of an image -> its 3x3 weights for every channel: two layers, each head on its own.
+
+    With `rows=1` only the middle row of the weights is made, for a sequence of tokens; the others are zero.
+    """
+
+    def __init__(self, dim: int, num_heads: int, rows: int = 3) -> None:
+        super().__init__()
+        self.dim = dim
+        self.num_heads = num_heads
+        self.rows = rows
+        # Convolutions only by their parameters' shape, which is that of the published weights.
+        self.fc1 = nn.Conv1d(dim, dim, 1, groups=num_heads)
+        self.fc2 = nn.Conv1d(dim, 3 * rows * dim, 1, groups=num_heads)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, C, 3, 3); masked tokens do not count in the mean."""
+        if mask is None and self.rows == 3 and kernel_takes(tokens, self.dim // self.num_heads):
+            return weights_from_tokens(tokens, self.fc1, self.fc2, self.num_heads)
+        if mask is None:
+            mean = tokens.mean(1)
+        else:
+            total = tokens.masked_fill(~mask.unsqueeze(-1), 0).sum(1, dtype=accumulate_dtype(tokens.dtype))
+            mean = (total / mask.sum(1, keepdim=True).clamp(min=1)).to(tokens.dtype)
+        x = mean.view(-1, self.num_heads, self.dim // self.num_heads).permute(1, 2, 0)  # H D B
+        x = self._per_head(self.fc1, x)
+        x = x * (0.5 + 0.5 * torch.erf(x * 0.5**0.5))  # GELU; torch's own is slow on so few numbers
+        x = self._per_head(self.fc2, x).permute(2, 0, 1).reshape(-1, self.dim, self.rows, 3)  # B C rows 3
+        return x if self.rows == 3 else F.pad(x, (0, 0, 1, 1))
+
+    def _per_head(self, layer: nn.Conv1d, x: Tensor) -> Tensor:
+        """(H, D, B) -> (H, E, B): a batched product, many times faster than a grouped convolution of one token."""
+        weight = layer.weight.view(self.num_heads, -1, x.shape[1])
+        assert layer.bias is not None
+        return torch.baddbmm(layer.bias.view(self.num_heads, -1, 1), weight, x)

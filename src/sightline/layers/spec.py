@@ -1,0 +1,262 @@
+"""The table of attention mechanisms, and the notation that selects them.
+
+A mechanism is a name, with options in brackets where it has any: `softmax`, `inline(phi=relu,residual=false)`. New
+behaviour is a new row here.
+"""
+
+import inspect
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+
+from sightline.layers.core import Core
+from sightline.layers.mechanisms.baselines.angular import LinearAngularCore
+from sightline.layers.mechanisms.baselines.efficient import EfficientCore
+from sightline.layers.mechanisms.baselines.enhanced import EnhancedCore
+from sightline.layers.mechanisms.baselines.focused import FocusedCore
+from sightline.layers.mechanisms.baselines.hydra import HydraCore
+from sightline.layers.mechanisms.baselines.linformer import LinformerCore
+from sightline.layers.mechanisms.baselines.nystromformer import NystromformerCore
+from sightline.layers.mechanisms.baselines.performer import PerformerCore
+from sightline.layers.mechanisms.inline import InlineCore
+from sightline.layers.mechanisms.linear import LinearCore
+from sightline.layers.mechanisms.none import NoCore
+from sightline.layers.mechanisms.sequence.inline import SequenceInlineCore
+from sightline.layers.mechanisms.sequence.linformer import SequenceLinformerCore
+from sightline.layers.mechanisms.sequence.local import (
+    SequenceEnhancedCore,
+    SequenceFocusedCore,
+    SequenceLinearAngularCore,
+    SequenceNystromformerCore,
+)
+from sightline.layers.mechanisms.sequence.soft import SequenceSoftCore, SequenceSoftNormCore
+from sightline.layers.mechanisms.soft import SoftCore, SoftNormCore
+from sightline.layers.mechanisms.softmax import SoftmaxCore
+
+Option = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A row of the table.
+
+    Args:
+        core: the module.
+        cost: multiply-adds of a head: N tokens, d = head dim, C channels, m landmarks, features or projected keys.
+        paper: where it comes from.
+        weights: the weight of key j for query i, and what is added to the values that these mix.
+        use: when to take it.
+        sequence: the module for sequences, where it is not the same.
+    """
+
+    core: type[Core]
+    cost: str
+    paper: str
+    weights: str = ""
+    use: str = ""
+    sequence: type[Core] | None = None
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """The options of the mechanism with their defaults: the keyword-only arguments of its core."""
+        parameters = inspect.signature(self.core.__init__).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def extra_parameters(self, dim: int = 192, num_heads: int = 6, stride: int = 16) -> int:
+        """Parameters of an attention layer beyond those of softmax, by default in a block of DeiT-Tiny.
+
+        Negative where queries are their own keys and need no projection.
+        """
+        with torch.device("meta"):
+            own = sum(p.numel() for p in self.core(dim, num_heads, stride).parameters())
+        return own - (dim * dim + dim if self.core.shared_qk else 0)
+
+
+MECHANISMS: dict[str, Mechanism] = {
+    "softmax": Mechanism(
+        SoftmaxCore,
+        "N^2 d",
+        "Attention Is All You Need (2017)",
+        "exp(q_i.k_j / sqrt d) / sum_j",
+        "the baseline; small maps, windows, public weights",
+    ),
+    "linear": Mechanism(
+        LinearCore,
+        "N d^2",
+        "Transformers are RNNs (2020)",
+        "phi(q_i).phi(k_j) / sum_j",
+        "the plain linear baseline",
+    ),
+    "inline": Mechanism(
+        InlineCore,
+        "N d^2",
+        "Bridging the Divide: Reconsidering Softmax and Linear Attention (2024)",
+        "(phi(q_i).phi(k_j) - mean_j) / (N sqrt d) + 1/N;  + 3x3 of v by weights of the image",
+        "first choice at high resolution; fused kernels",
+        SequenceInlineCore,
+    ),
+    "soft": Mechanism(
+        SoftCore,
+        "N m d + m^3",
+        "SOFT: Softmax-free Transformer with Linear Complexity (2021)",
+        "p_i A^+ p_j, p = exp(-|q - l|^2 / 2) to landmarks l;  + dwconv(v)",
+        "Gaussian attention; the SOFT models",
+        SequenceSoftCore,
+    ),
+    "soft_norm": Mechanism(
+        SoftNormCore,
+        "N m d + m^3",
+        "Softmax-free Linear Transformers, SOFT++ (2024)",
+        "p_i D^-1/2 A^+ D^-1/2 p_j;  + dwconv(v)",
+        "SOFT whose weights keep their size; dense tasks",
+        SequenceSoftNormCore,
+    ),
+    "linformer": Mechanism(
+        LinformerCore,
+        "N m d",
+        "Linformer: Self-Attention with Linear Complexity (2020)",
+        "softmax over m keys E k of values F v",
+        "images of one size; E and F are resampled to others",
+        SequenceLinformerCore,
+    ),
+    "performer": Mechanism(
+        PerformerCore,
+        "N m d",
+        "Rethinking Attention with Performers (2021)",
+        "phi(q_i).phi(k_j) / sum_j, phi random with mean product exp(q.k / sqrt d)",
+        "estimates softmax with the weights of a softmax model, to within noise",
+    ),
+    "nystromformer": Mechanism(
+        NystromformerCore,
+        "N m d + m^3",
+        "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention (2021)",
+        "softmax(q l_k) softmax(l_q l_k)^+ softmax(l_q k), l means of segments",
+        "approximates softmax with the weights of a softmax model, exact as m tends to N",
+        SequenceNystromformerCore,
+    ),
+    "hydra": Mechanism(
+        HydraCore,
+        "N d",
+        "Hydra Attention: Efficient Attention with Many Heads (2022)",
+        "q_ic k_jc / (|q_i| |k_j|) in every channel c",
+        "the least cost; a head a channel",
+    ),
+    "efficient": Mechanism(
+        EfficientCore,
+        "N d^2",
+        "Efficient Attention: Attention with Linear Complexities (2021)",
+        "softmax_channels(q_i).softmax_tokens(k)_j",
+        "rows sum to one without a quotient",
+    ),
+    "linear_angular": Mechanism(
+        LinearAngularCore,
+        "N d^2",
+        "Castling-ViT: Linear-Angular Attention (2023)",
+        "(1/2 + cos(q_i, k_j) / pi) / sum_j;  + dwconv(v)",
+        "smooth positive weights with a local term",
+        SequenceLinearAngularCore,
+    ),
+    "enhanced": Mechanism(
+        EnhancedCore,
+        "N d^2 + N d C",
+        "EfficientViT: Multi-Scale Linear Attention (2023)",
+        "relu(q_i).relu(k_j) / sum_j, for the tokens and for aggregated ones",
+        "dense tasks that need several scales",
+        SequenceEnhancedCore,
+    ),
+    "focused": Mechanism(
+        FocusedCore,
+        "N d^2",
+        "FLatten Transformer: Focused Linear Attention (2023)",
+        "phi(q_i).phi(k_j) / sum_j, phi = |x| x^p / |x^p| of x = relu;  + dwconv(v)",
+        "the most accurate of the earlier linear ones in the InLine paper",
+        SequenceFocusedCore,
+    ),
+    "none": Mechanism(
+        NoCore,
+        "0",
+        "no attention: values straight to the projection",
+        "1 for j = i, else 0",
+        "the limit of speed, and a test of what attention brings",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A mechanism with its options, as written: `str(Spec.parse(text))` is the text again, without spaces."""
+
+    name: str
+    options: tuple[tuple[str, Option], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Spec":
+        """Read `name` or `name(option=value,...)`."""
+        name, bracket, rest = text.strip().partition("(")
+        name = name.strip()
+        if name not in MECHANISMS:
+            near = get_close_matches(name, MECHANISMS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ValueError(f"attention={text!r}: no mechanism {name!r}{hint} There are: {', '.join(MECHANISMS)}")
+        if bracket and not rest.rstrip().endswith(")"):
+            raise ValueError(f"attention={text!r}: the bracket is not closed")
+        body = rest.rstrip().removesuffix(")")
+        pairs = [part.partition("=") for part in body.split(",") if part.strip()]
+        spec = cls(name, tuple((key.strip(), _value(value.strip())) for key, _, value in pairs))
+        spec.check()
+        return spec
+
+    def check(self) -> None:
+        """Refuse options that the mechanism does not have, or that are given twice."""
+        known = MECHANISMS[self.name].options
+        for i, (key, value) in enumerate(self.options):
+            if key in dict(self.options[:i]):
+                raise ValueError(f"attention={self}: {key} is given twice")
+            if key not in known:
+                raise ValueError(
+                    f"attention={self}: {self.name} has no option {key!r}; it has {', '.join(known) or 'none'}"
+                )
+            if type(value) is not type(known[key]):
+                raise ValueError(
+                    f"attention={self}: {key}={value!r} should be {type(known[key]).__name__}, such as {known[key]!r}"
+                )
+
+    def build(self, dim: int, num_heads: int, stride: int) -> Core:
+        """The core for `dim` channels in `num_heads` heads, on tokens of `stride` pixels."""
+        return MECHANISMS[self.name].core(dim, num_heads, stride, **dict(self.options))
+
+    def build_sequence(self, dim: int, num_heads: int, length: int) -> Core:
+        """The core for sequences of up to `length` tokens, which are grids of (1, tokens)."""
+        mechanism = MECHANISMS[self.name]
+        if mechanism.sequence is None:
+            return self.build(dim, num_heads, 1)
+        try:
+            return mechanism.sequence(dim, num_heads, length, **dict(self.options))
+        except TypeError as error:
+            raise ValueError(f"attention={self}: not for sequences ({error})") from error
+
+    @property
+    def windowed(self) -> bool:
+        """Whether it keeps to the windows, stripes or reduced maps of its family."""
+        return MECHANISMS[self.name].core.windowed
+
+    @property
+    def projections(self) -> int:
+        """How many projections of the tokens it takes: q, k and v, or q and v where queries are their own keys."""
+        return 2 if MECHANISMS[self.name].core.shared_qk else 3
+
+    def __str__(self) -> str:
+        options = ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.options)
+        return f"{self.name}({options})" if options else self.name
+
+
+def _value(text: str) -> Option:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

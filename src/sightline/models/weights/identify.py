@@ -1,0 +1,179 @@
+"""Which registered variant a state dict belongs to, from the names and shapes of its tensors alone."""
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from sightline.layers.pattern import format_pattern, parse_pattern
+from sightline.layers.spec import Spec
+from sightline.models.base import to_pair
+from sightline.models.pvt import usual_reduction
+from sightline.models.pyramid import stage_dims
+from sightline.models.weights.fit import MismatchError, compare
+from sightline.models.weights.layouts import SIGNATURES, family_of, to_native
+from sightline.models.weights.reader import CheckpointError, State
+from sightline.models.weights.shapes import Layout, observe
+from sightline.models.zoo import VARIANTS, create
+
+# Arguments that follow the task or the images; all others are the architecture.
+FREE_ARGS = {"img_size", "num_classes", "in_chans"}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A variant, and the arguments in which the weights differ from it.
+
+    `exact`: the published architecture; only the image size, the channels and the classes may differ.
+    """
+
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    exact: bool = True
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{key}={value!r}" for key, value in self.kwargs.items())
+        return f"{self.name} ({args})" if args else self.name
+
+
+def identify(state: State, among: Iterable[str] | None = None) -> list[Identity]:
+    """The variants that `state`, public or native, fits; several where shapes cannot tell them apart.
+
+    Example: for the public soft_small, whose third stage has 20 blocks, the first is
+    `Identity("soft_small", {"depths": (1, 3, 20, 4)}, exact=False)` and the second soft_norm_small.
+
+    Args:
+        state: a state dict without wrappers, as `read_state` gives it.
+        among: names to choose from; all by default.
+
+    Raises:
+        CheckpointError: it is of no known family, or fits none of its variants.
+    """
+    family, _, native = native_shapes(state)
+    names = [name for name in (among or VARIANTS) if VARIANTS[name].cls.family == family]
+    if not names:
+        raise CheckpointError(f"these are weights of the {family} family; see `sightline list '*{family}*'`")
+    layout = observe(native, VARIANTS[names[0]].cls)
+    found = {name: _kwargs(layout, name) for name in names}
+    ranks = {name: _rank(layout, name, kwargs) for name, kwargs in found.items()}
+    best = [name for name in names if ranks[name] == min(ranks.values())]
+    first = Identity(best[0], found[best[0]])  # what fits one of them fits all: they differ in no shape
+    check(native, build_empty(first.name, first.kwargs), first)
+    return [Identity(name, found[name], not found[name].keys() - FREE_ARGS) for name in best]
+
+
+def native_shapes(state: State) -> tuple[str, bool, State]:
+    """The family of a state dict, whether its layout is sightline's own, and that layout without data."""
+    found = family_of(list(state))
+    if found is None:
+        raise CheckpointError(
+            f"no family that sightline reads ({', '.join(sorted(SIGNATURES))}) has keys such as "
+            f"{next(iter(state), 'none')!r}; see `sightline list`"
+        )
+    family, native = found
+    empty = {key: value.detach().to("meta") for key, value in state.items()}
+    return family, native, empty if native else to_native(empty, family)
+
+
+def build_empty(name: str, kwargs: dict[str, Any]) -> nn.Module:
+    """The model without memory for its weights.
+
+    Raises:
+        ValueError: the arguments do not make a model.
+    """
+    try:
+        return create(name, device="meta", **kwargs)
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{Identity(name, kwargs)} cannot be built: {reason}") from error
+
+
+def check(native: State, model: nn.Module, identity: Identity) -> None:
+    """Refuse weights that do not fit to the last key."""
+    mismatch = compare(native, model)
+    if mismatch:
+        raise MismatchError(f"the weights do not fit {identity}", mismatch)
+
+
+def arguments(name: str) -> dict[str, Any]:
+    """Every argument of a variant: those of its row over the defaults of its family, one value a stage."""
+    variant = VARIANTS[name]
+    signature = inspect.signature(variant.cls.__init__)
+    defaults = {key: p.default for key, p in signature.parameters.items() if p.default is not p.empty}
+    args = {**defaults, "img_size": variant.size, **variant.args}
+    args["embed_dims"] = stage_dims(args["embed_dims"], variant.cls.num_stages)
+    for key in ("embed_dims", "num_heads", "depths"):
+        args[key] = (args[key],) if isinstance(args[key], int) else tuple(args[key])
+    return args
+
+
+def _kwargs(layout: Layout, name: str) -> dict[str, Any]:
+    """The arguments in which a layout differs from a variant."""
+    own = arguments(name)
+    pattern = _pattern(layout, own["attention"])
+    seen = {
+        "embed_dims": layout.embed_dims,
+        "num_heads": _num_heads(layout, own),
+        "depths": layout.depths,
+        "attention": pattern if pattern != _own_pattern(layout, own["attention"]) else own["attention"],
+        "mlp_ratio": layout.mlp_ratios[0],
+        "mlp_ratios": layout.mlp_ratios,
+        "sr_ratios": _sr_ratios(layout),
+        "qkv_bias": layout.qkv_bias,
+        "patch_size": layout.patch_size,
+        "window_size": layout.window_size or own.get("window_size"),
+        "num_classes": layout.num_classes,
+        "in_chans": layout.in_chans,
+        "img_size": own["img_size"] if layout.img_size in (None, to_pair(own["img_size"])) else layout.img_size,
+    }
+    return {key: _plain(seen[key]) for key in seen if key in own and seen[key] != own[key]}
+
+
+def _plain(value: Any) -> Any:
+    """As one writes it: a single value for a single stage, a single side for a square, patterns as text."""
+    if isinstance(value, tuple) and isinstance(value[0], tuple):
+        return format_pattern(value)
+    if isinstance(value, tuple) and (len(value) == 1 or (len(value) == 2 and value[0] == value[1])):
+        return value[0]
+    return value
+
+
+def _pattern(layout: Layout, own: str) -> tuple[tuple[Spec, ...], ...]:
+    """The pattern of a layout, with SOFT read as SOFT++ for a variant that uses that."""
+    plus = Spec("soft_norm") if "soft_norm" in own else Spec("soft")
+    return tuple(tuple(plus if spec.name == "soft" else spec for spec in blocks) for blocks in layout.attention)
+
+
+def _own_pattern(layout: Layout, own: str) -> tuple[tuple[Spec, ...], ...] | None:
+    """A variant's pattern at the depths of the layout; None where it does not stretch to them."""
+    try:
+        return tuple(tuple(blocks) for blocks in parse_pattern(own, layout.depths))
+    except ValueError:
+        return None
+
+
+def _num_heads(layout: Layout, own: dict[str, Any]) -> tuple[int, ...]:
+    """Heads where they show; elsewhere heads as wide as the variant's."""
+    heads = []
+    for seen, dim, own_dim, own_heads in zip(
+        layout.num_heads, layout.embed_dims, own["embed_dims"], own["num_heads"], strict=True
+    ):
+        wide = own_dim // own_heads
+        heads.append(seen or (dim // wide if dim % wide == 0 else 1))
+    return tuple(heads)
+
+
+def _sr_ratios(layout: Layout) -> tuple[int, ...] | None:
+    """None where every block has the reduction that PVT gives its mechanism by default."""
+    usual = tuple(tuple(usual_reduction(i, spec) for spec in blocks) for i, blocks in enumerate(layout.attention))
+    return None if layout.reductions == usual else tuple(blocks[0] for blocks in layout.reductions)
+
+
+def _rank(layout: Layout, name: str, kwargs: dict[str, Any]) -> tuple[float, ...]:
+    """How far a variant is from a layout: arguments of the architecture, widths, depths, other arguments."""
+    own = arguments(name)
+    widths = sum(abs(a - b) for a, b in zip(layout.embed_dims, own["embed_dims"], strict=True))
+    depths = sum(abs(a - b) for a, b in zip(layout.depths, own["depths"], strict=True))
+    return len(kwargs.keys() - FREE_ARGS), widths, depths, len(kwargs)

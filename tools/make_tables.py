@@ -1,0 +1,72 @@
+"""Writes the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
+
+The README's tables of models and speed, the table of docs/mechanisms.md, which is that of `sightline list --attention`,
+its evidence, the figures of docs/training.md, docs/dense.md and docs/sequences.md, and the whole of
+docs/performance.md, which is made of the files in `results/` and of docs/performance_log.md. `--check` writes nothing
+and fails when something is out of date.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tables.dense import cost_section, runs_section
+from tables.imagenette import evidence_section, imagenette_section
+from tables.registry import mechanism_table, model_table
+from tables.sequences import sequences_section
+
+from sightline.bench.report import performance_page, speed_section
+
+ROOT = Path(__file__).resolve().parent.parent
+MACHINE = "nvidia_h200"
+
+
+def with_block(text: str, label: str, block: str) -> str:
+    """`text` with what stands between the markers of `label` replaced."""
+    start, end = f"<!-- {label} -->", f"<!-- /{label} -->"
+    head, _, rest = text.partition(start)
+    _, _, tail = rest.partition(end)
+    return f"{head}{start}\n{block}\n{end}{tail}"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page as it should be."""
+    docs, results = ROOT / "docs", ROOT / "results"
+    imagenette = f"imagenette-{MACHINE}.json"
+    blocks = {
+        ROOT / "README.md": {"models": model_table(), "speed": speed_section(results)},
+        docs / "mechanisms.md": {
+            "mechanisms": mechanism_table(),
+            "evidence": evidence_section(results / "mechanisms" / imagenette),
+        },
+        docs / "training.md": {"imagenette": imagenette_section(results / "training" / imagenette)},
+        docs / "dense.md": {
+            "runs": runs_section(results / "dense" / f"runs-{MACHINE}.json"),
+            "cost": cost_section(results / "dense" / f"cost-{MACHINE}.json"),
+        },
+        docs / "sequences.md": {"results": sequences_section(results / "sequences", MACHINE)},
+    }
+    made = {docs / "performance.md": performance_page(results, docs / "performance_log.md")}
+    for path, sections in blocks.items():
+        made[path] = path.read_text()
+        for label, block in sections.items():
+            made[path] = with_block(made[path], label, block)
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    made = pages()
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
+    for path in stale if check else ():
+        print(f"{path.relative_to(ROOT)} is out of date; run `make tables`", file=sys.stderr)
+    if not check:
+        for path, text in made.items():
+            path.write_text(text)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
