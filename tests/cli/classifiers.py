@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from sightline.engine.checkpoint import write_weights
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 
 from ..models.weights import enliven
 from .checkpoints import SMALL, small

@@ -11,7 +11,7 @@ from PIL import Image
 
 from sightline.cli.main import main
 from sightline.data.labels import imagenet_classes
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 
 from .checkpoints import public, save, small
 from .classifiers import CLASSES, by_hand, classifier, pictures, run_folder
@@ -202,7 +202,7 @@ def test_tables_and_files(tmp_path: Path, capsys: CAPTURE) -> None:
 
 def test_other_models_of_timm(tmp_path: Path, capsys: CAPTURE) -> None:
     from sightline.engine.checkpoint import write_weights
-    from sightline.tasks.classification.model import create
+    from sightline.tasks.create import create
 
     pictures(tmp_path / "val")
     args = {"num_classes": 3, "img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 1, "num_heads": 2}

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from sightline.cli.main import main
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 
 from .checkpoints import public, save, small
 from .classifiers import CLASSES, by_hand, classifier, pictures, run_folder

@@ -14,8 +14,8 @@ from sightline.engine.checkpoint import write_weights
 from sightline.engine.report import write_report
 from sightline.engine.report.figures import confusion_figure
 from sightline.engine.report.record import Record, read_record
-from sightline.tasks.classification.card import ModelCard
-from sightline.tasks.classification.model import create
+from sightline.tasks.card import ModelCard
+from sightline.tasks.create import create
 
 ARGS = {"embed_dims": 16, "num_heads": 2, "depths": 4, "patch_size": 8, "img_size": 32, "num_classes": 3}
 CLASSES = ("cat", "<script>alert(1)</script>", "cost $x$")

@@ -49,7 +49,7 @@ def save_and_read(folder: Path) -> None:
 
     from sightline.engine.checkpoint import Checkpoints
     from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
-    from sightline.tasks.classification.card import ModelCard
+    from sightline.tasks.card import ModelCard
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))

@@ -156,7 +156,7 @@ from pathlib import Path
 import torch
 from sightline.engine import checkpoint
 from sightline.engine.checkpoint import Checkpoints
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 
 folder, moment, card = Path(sys.argv[1]), 0, ModelCard("x")
 

@@ -20,10 +20,10 @@ from sightline.engine.settings import load_recipe, resolve, to_yaml
 from sightline.engine.signals import STOPPING, StopSignals
 from sightline.engine.train import train
 from sightline.engine.trainer import Trainer
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
-from sightline.tasks.classification.model import create
 from sightline.tasks.classification.task import Classification
+from sightline.tasks.create import create
 from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, weights
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from sightline.tasks.classification.card import CardError, ModelCard
+from sightline.tasks.card import CardError, ModelCard
 from sightline.tasks.classification.preprocess import at_size, make_transform
 
 CARD = ModelCard(

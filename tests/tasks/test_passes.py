@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from sightline.data.images import ImageError
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import Split, open_split
 from sightline.tasks.classification.passes import one_pass

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from sightline.tasks.classification.card import ModelCard
+    from sightline.tasks.card import ModelCard
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _random(options: Models, classes: int | None, attention: str | None = None) 
     """A model without a checkpoint: the same weights every time."""
     from timm.data import resolve_model_data_config
 
-    from sightline.tasks.classification.card import ModelCard
+    from sightline.tasks.card import ModelCard
 
     name = known(options.model or MODEL)
     args = parse_model_args(options.model_args)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sightline.cli.weights import Checkpoint
-    from sightline.tasks.classification.card import ModelCard
+    from sightline.tasks.card import ModelCard
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
     from sightline.engine.checkpoint import find_weights
     from sightline.models.weights.reader import read_metadata
     from sightline.models.zoo import VARIANTS
-    from sightline.tasks.classification.card import CardError, ModelCard
+    from sightline.tasks.card import CardError, ModelCard
 
     if not source.strip():
         raise UsageError("--checkpoint: the path is empty; give a run folder, or a file of weights")
@@ -82,7 +82,7 @@ def _public_card(file: "Checkpoint", name: str, args: dict[str, Any], model: Any
     from timm.data import resolve_model_data_config
 
     from sightline.data.labels import imagenet_classes
-    from sightline.tasks.classification.card import ModelCard
+    from sightline.tasks.card import ModelCard
 
     usual = resolve_model_data_config(model)
     channels = model.in_chans
@@ -101,7 +101,7 @@ def _foreign(path: Path, card: "ModelCard") -> Any:
 
     from sightline.models.weights.fit import MismatchError, compare
     from sightline.models.weights.reader import read_state
-    from sightline.tasks.classification.model import create
+    from sightline.tasks.create import create
 
     for key in card.arguments:  # a file must not name other files to read
         if key.startswith(("pretrained", "checkpoint", "cache")):

@@ -38,7 +38,7 @@ def find_dense(source: str) -> "tuple[Path, DenseCard] | None":
     """
     from sightline.engine.checkpoint import find_weights
     from sightline.models.weights.reader import read_metadata
-    from sightline.tasks.classification.card import CardError
+    from sightline.tasks.card import CardError
     from sightline.tasks.dense.card import DenseCard
 
     if not source.strip():

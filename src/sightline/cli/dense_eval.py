@@ -127,7 +127,7 @@ def _data(options: "Options", card: "DenseCard") -> Any:
 
 def _batches(options: "Options", items: Any, count: int, broken: dict[str, None]) -> Any:
     """The items of a split in order; what cannot be used stops, or is noted."""
-    from sightline.tasks.classification.samples import close_loader
+    from sightline.data.loader import close_loader
     from sightline.tasks.dense.loading import Keys, make_loader
     from sightline.tasks.dense.reporting import Broken
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sightline.analysis.maps import Patch, Query
-    from sightline.tasks.classification.card import ModelCard
+    from sightline.tasks.card import ModelCard
 
 COLUMNS = (Column("rank", right=True), Column("index", right=True), Column("probability", right=True), Column("class"))
 

@@ -84,8 +84,9 @@ def test_every_source_holds_the_same(folder: Path, tmp_path: Path, kind: str, mo
 
 
 def test_tar_is_read_by_several_processes_at_once(folder: Path, tmp_path: Path) -> None:
-    from sightline.tasks.classification.card import ModelCard
-    from sightline.tasks.classification.samples import Keys, Samples, close_loader, eval_transform, make_loader
+    from sightline.data.loader import Keys, close_loader
+    from sightline.tasks.card import ModelCard
+    from sightline.tasks.classification.samples import Samples, eval_transform, make_loader
 
     split = open_split(Data(path=str(as_tar(folder, tmp_path / "tar"))), "train")
     split.image(0)  # opens the archive before the processes start

@@ -13,10 +13,11 @@ from sightline.engine.checkpoint import find_weights
 from sightline.engine.report.record import Record
 from sightline.engine.settings import resolve
 from sightline.models.weights.reader import read_metadata
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.data import Split, open_split
-from sightline.tasks.classification.model import create, load_weights
+from sightline.tasks.classification.model import load_weights
 from sightline.tasks.classification.preprocess import make_transform
+from sightline.tasks.create import create
 
 IMAGES = 4
 QUERY = (0.5, 0.5)

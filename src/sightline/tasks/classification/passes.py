@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sightline.data.images import ImageError
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.data import Split
 from sightline.tasks.classification.preprocess import make_transform
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sightline.data.loader import Keys, close_loader
 from sightline.data.order import Key
+from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.batch import Batch
-from sightline.tasks.classification.card import ModelCard
-from sightline.tasks.classification.samples import Keys, Samples, close_loader, eval_transform, make_loader
+from sightline.tasks.classification.samples import Samples, eval_transform, make_loader
 
 CHUNK = 256  # images decoded at a time
 

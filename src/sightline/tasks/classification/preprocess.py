@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sightline.tasks.classification.card import ModelCard
+from sightline.tasks.card import ModelCard
 
 Size = int | tuple[int, int]
 

@@ -1,8 +1,7 @@
 """Images one by one in loader processes: decoded, augmented by timm from the seed of their place, uint8."""
 
 import random
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sightline.data.images import ImageError
+from sightline.data.loader import Keys, start_worker
 from sightline.data.order import Key
+from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.batch import Batch
-from sightline.tasks.classification.card import ModelCard
 from sightline.tasks.classification.config import Augment
 from sightline.tasks.classification.data import Split
 
@@ -70,16 +70,6 @@ def collate(samples: Sequence[Sample]) -> Batch:
     return Batch(images, torch.tensor([target for _, target in good], dtype=torch.long), broken)
 
 
-class Keys:
-    """What a loader is to read next; the main process sets `keys` before every pass."""
-
-    def __init__(self) -> None:
-        self.keys: Callable[[], Iterator[list[Key]]] = lambda: iter(())
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self.keys()
-
-
 def make_loader(samples: Samples, keys: Keys, workers: int, pin: bool) -> DataLoader[Any]:
     """A loader of the batches in `keys`, with processes that outlive an epoch."""
     return DataLoader(
@@ -93,13 +83,6 @@ def make_loader(samples: Samples, keys: Keys, workers: int, pin: bool) -> DataLo
     )
 
 
-def close_loader(loader: DataLoader[Any]) -> None:
-    """End the processes of a loader. They ignore signals, so nothing else would."""
-    iterator = getattr(loader, "_iterator", None)
-    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
-
-
 def _keep_a_bit() -> None:
     """timm's posterize may ask for no bits at all, which Pillow refuses from version 13 on: one is the least."""
     from timm.data.auto_augment import NAME_TO_OP
@@ -111,14 +94,6 @@ def _posterize(image: Any, bits: int, **_: Any) -> Any:
     from PIL import ImageOps
 
     return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
-
-
-def start_worker(number: int) -> None:
-    """The main process decides when loading ends: a signal to the whole group must not tear its workers away."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    torch.set_num_threads(1)
 
 
 def train_transform(card: ModelCard, augment: Augment) -> Transform:

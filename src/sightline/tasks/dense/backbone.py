@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sightline.models.base import FeatureNet
 from sightline.models.weights.fit import MismatchError, read_state
 from sightline.models.zoo import VARIANTS
-from sightline.tasks.classification.model import create
+from sightline.tasks.create import create
 from sightline.tasks.dense.config import DenseModel
 
 STRIDES = (4, 8, 16, 32)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sightline.tasks.classification.card import MAX_SIDE, CardError, ModelCard
+from sightline.tasks.card import MAX_SIDE, CardError, ModelCard
 
 TASKS = ("segmentation", "detection")
 Check = Callable[[Any], bool]

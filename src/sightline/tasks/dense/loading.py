@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sightline.data.images import ImageError, load_image
+from sightline.data.loader import Keys, start_worker
 from sightline.data.order import Key
-from sightline.tasks.classification.samples import Keys, start_worker
 
 __all__ = ["AnnotationError", "Items", "Keys", "Loaded", "collate", "load_annotated", "make_loader", "normalize"]
 

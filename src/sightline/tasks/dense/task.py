@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from sightline.data.loader import close_loader
 from sightline.data.order import Key, Place
-from sightline.tasks.classification.samples import close_loader
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.loading import Items, Keys, Loaded, make_loader
 from sightline.tasks.dense.reporting import Broken

@@ -17,8 +17,8 @@ from threading import Thread
 import numpy as np
 
 from sightline.data.images import ImageError
+from sightline.data.loader import start_worker
 from sightline.data.order import derive
-from sightline.tasks.classification.samples import start_worker
 from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.images import grey
 from sightline.tasks.sequences.tokens import TokenSet

@@ -1,0 +1,35 @@
+"""Loader processes: which keys they read next, how they start and how they end."""
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from sightline.data.order import Key
+
+
+class Keys:
+    """A batch sampler; the main process sets `keys` before every pass."""
+
+    def __init__(self) -> None:
+        self.keys: Callable[[], Iterator[list[Key]]] = lambda: iter(())
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self.keys()
+
+
+def start_worker(number: int) -> None:
+    """Ignore signals: the main process decides when loading ends, not a signal to the whole process group."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def close_loader(loader: DataLoader[Any]) -> None:
+    """End the processes of a loader. They ignore signals, so nothing else would."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
