@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import json
-import os
 import platform
 import re
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sightline.util.files import write_text
 from sightline.util.provenance import source_commit
 
 OK, REFUSED, NO_MEMORY, FAILED = "ok", "refused", "out of memory", "failed"
@@ -130,9 +130,7 @@ class Writer:
 
     def write(self, report: Report) -> None:
         for path, text in ((self.json, report.to_json()), (self.csv, report.to_csv())):
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            temporary.write_text(text)
-            temporary.replace(path)
+            write_text(path, text)
 
 
 def file_stem(what: str, dtypes: Sequence[str], about: dict[str, Any]) -> str:

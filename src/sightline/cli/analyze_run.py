@@ -23,13 +23,13 @@ def begin(options: Output) -> "torch.device":
     import torch
 
     from sightline.analysis.figures import new_figure
-    from sightline.cli.classifier import choose_device
+    from sightline.util.device import choose_device
 
     check_output(options)
     new_figure(1, 1)  # says what to install
     if options.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = choose_device(options.device)
+    device = choose_device(options.device, "--device")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"--device: {options.device!r} has no float64; give cpu or cuda")
     return device

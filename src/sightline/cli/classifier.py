@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from sightline.cli.options import UsageError
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from sightline.cli.weights import Checkpoint
@@ -114,19 +113,6 @@ def _foreign(path: Path, card: "ModelCard") -> Any:
     model: Any = create(card.name, card.arguments)
     model.load_state_dict(state)
     return model
-
-
-def choose_device(name: str) -> "torch.device":
-    """`auto` is a GPU where there is one; a device that does not work is an error of one line."""
-    import torch
-
-    from sightline.util.device import check_device
-
-    if name == "auto":
-        usable = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(usable)
-    check_device(name, "--device")
-    return torch.device(name)
 
 
 def parse_sizes(texts: tuple[str, ...]) -> list[tuple[int, int]]:

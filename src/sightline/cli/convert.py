@@ -1,7 +1,6 @@
 """`sightline convert`: a checkpoint of any origin into sightline's layout, as safetensors."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +86,7 @@ def write(model: "VisionModel", out: Path, identity: "Identity") -> None:
     from safetensors.torch import save_file
 
     from sightline import __version__
+    from sightline.util.files import write_atomic
 
     metadata = {
         "format": "pt",
@@ -94,19 +94,11 @@ def write(model: "VisionModel", out: Path, identity: "Identity") -> None:
         "model": identity.name,
         "model_args": json.dumps(identity.kwargs),
     }
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    state = {k: v.contiguous() for k, v in model.state_dict().items()}
     try:
-        temporary.touch()
-        usual = temporary.stat().st_mode  # safetensors would leave it readable for its owner only
-        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, temporary, metadata)
-        temporary.chmod(usual)
-        with temporary.open("r+b") as file:
-            os.fsync(file.fileno())
-        temporary.replace(out)
+        write_atomic(out, lambda temporary: save_file(state, temporary, metadata))
     except SafetensorError as error:
         raise UsageError(f"{out}: cannot be written ({error}); is there room on the disk?") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _say(what: str, text: str) -> None:

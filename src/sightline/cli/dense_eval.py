@@ -26,10 +26,10 @@ SHOWN = 20  # classes in the table; of more, those with the lowest score
 def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     """Load, evaluate, print, and write eval.json with tables where a folder is given."""
     from sightline.cli.analyze_output import clean
-    from sightline.cli.classifier import choose_device
+    from sightline.util.device import choose_device
 
     _refuse(options, card)
-    device = choose_device(options.device)
+    device = choose_device(options.device, "--device")
     loaded = load_dense(path, card, device)
     data = _data(options, card)
     score = _segmentation if card.task == "segmentation" else _detection

@@ -36,10 +36,10 @@ def predict_dense(options: "Options", path: Path, card: "DenseCard", pictures: d
     Args:
         pictures: the images, and the file for the picture of each.
     """
-    from sightline.cli.classifier import choose_device
     from sightline.data.images import ImageError, load_image
+    from sightline.util.device import choose_device
 
-    device = choose_device(options.device)
+    device = choose_device(options.device, "--device")
     loaded = load_dense(path, card, device)
     facts: list[dict[str, Any]] = []
     for source, target in pictures.items():

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.cli.classifier import choose_device
 from sightline.cli.options import UsageError, refuse_given
 from sightline.cli.results import write_facts, write_tables
 from sightline.cli.table import Column, show
@@ -73,7 +72,9 @@ def evaluate_run(
 
     if split not in SPLITS:
         raise UsageError(f"--split: {split!r} is not one of {', '.join(SPLITS)}")
-    place = choose_device(device)
+    from sightline.util.device import choose_device
+
+    place = choose_device(device, "--device")
     model, card = load(path)
     if card.task != data.name:
         raise UsageError(f"{path}: a model of {card.task}, and the data are of {data.name}")

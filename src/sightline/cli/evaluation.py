@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.cli.classifier import Classifier, choose_device, load_classifier
+from sightline.cli.classifier import Classifier, load_classifier
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import UsageError
 
@@ -78,7 +78,9 @@ def prepare(options: "Options") -> Job:
     from sightline.tasks.classification.data import open_split
 
     assert options.checkpoint is not None
-    device = choose_device(options.device)
+    from sightline.util.device import choose_device
+
+    device = choose_device(options.device, "--device")
     classifier = load_classifier(options.checkpoint, options.model, parse_model_args(options.model_args))
     data = data_of(options.checkpoint, options.data, options.split)
     split = open_split(replace(data, limit=options.limit), "val")

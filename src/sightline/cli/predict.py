@@ -7,7 +7,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sightline.cli.classifier import Classifier, choose_device, load_classifier, parse_sizes
+from sightline.cli.classifier import Classifier, load_classifier, parse_sizes
 from sightline.cli.dense import find_dense
 from sightline.cli.dense_predict import predict_dense, refuse_options
 from sightline.cli.models import parse_model_args
@@ -82,7 +82,9 @@ def run(options: Options) -> None:
     )
     query = parse_query(options.query)
     pictures = _pictures(options.attention, paths)
-    device = choose_device(options.device)
+    from sightline.util.device import choose_device
+
+    device = choose_device(options.device, "--device")
     classifier = load_classifier(options.checkpoint, options.model, parse_model_args(options.model_args))
     if options.attention is not None:
         check_attention(classifier, query)

@@ -1,10 +1,8 @@
 """Files that commands write: whether a folder can take them, whole ones, and those of `sightline eval --out`."""
 
-import contextlib
 import csv
 import io
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from sightline.cli.evaluation import times
 from sightline.cli.options import UsageError
+from sightline.util.files import reason, write_atomic
 
 
 def check_writable(folder: str | Path, name: str) -> None:
@@ -41,18 +40,12 @@ def write_whole(path: Path, write: Callable[[Path], Any], name: str = "--out") -
     Raises:
         UsageError: there is no room, or no permission.
     """
-    temporary = path.with_name(f".{os.getpid()}.tmp{path.suffix}")
     try:
-        write(temporary)
-        temporary.replace(path)
+        write_atomic(path, write)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
         raise UsageError(
-            f"{path}: could not be written ({why}); make room, or give another place with {name}"
+            f"{path}: could not be written ({reason(error).lower()}); make room, or give another place with {name}"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def write_facts(folder: Path, facts: dict[str, Any]) -> Path:

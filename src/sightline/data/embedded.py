@@ -6,12 +6,11 @@ tar files of PNG images, which the ordinary loader reads. `tools/make_embedded.p
 
 import lzma
 import os
-import shutil
 import tempfile
-from contextlib import suppress
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+
+from sightline.util.files import file_digest, write_bytes
 
 SPLITS = {
     "train": "4942a5f859118f64076ce3df4f2509efa7f8857bb9bd9abbee9547c1c9940ef1",
@@ -51,28 +50,12 @@ def _user() -> int:
 
 
 def _unpack(folder: Path) -> Path:
-    """Write what is missing; under temporary names first, so that several processes may do it at once."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write what is missing; several processes may do it at once."""
     for split, digest in SPLITS.items():
         path = folder / f"{split}.tar"
-        if path.is_file() and _digest(path) == digest:
+        if path.is_file() and file_digest(path) == digest:
             continue
         packed = files("sightline.data") / "fashion_mnist" / f"{split}.tar.xz"
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as out, packed.open("rb") as file, lzma.open(file) as data:
-                shutil.copyfileobj(data, out)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with packed.open("rb") as file, lzma.open(file) as data:
+            write_bytes(path, data.read())
     return folder
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        hasher = sha256()
-        while block := file.read(1 << 20):
-            hasher.update(block)
-    return hasher.hexdigest()

@@ -5,11 +5,10 @@ the best evaluation. A manifest with the size and hash of every file tells a com
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from sightline.engine.errors import SaveError
 from sightline.engine.tree import State, plain, same
+from sightline.util.files import file_digest, flush_folder, reason, write_atomic, write_text
 
 WEIGHTS, TENSORS, RECORD, MANIFEST = "model.safetensors", "state.safetensors", "state.json", "manifest.json"
 LAST, PREVIOUS, BEST, NEW, OLD = "last", "previous", "best", ".new", ".old"
@@ -40,17 +40,11 @@ def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: Any
     Raises:
         SaveError: the disk is full or cannot be written; a file that was there before is intact.
     """
-    state = model.state_dict() if isinstance(model, nn.Module) else dict(model)
-    temporary = path.with_name(f".{path.name}.tmp")
+    state = plain(model.state_dict() if isinstance(model, nn.Module) else dict(model))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_tensors(temporary, plain(state), card.to_metadata())
-        temporary.replace(path)
-        _flush_folder(path.parent)
+        write_atomic(path, lambda temporary: _write_tensors(temporary, state, card.to_metadata()))
     except (OSError, safetensors.SafetensorError) as error:
-        raise SaveError(f"{path}: could not be written ({_reason(error)}); make room and start again") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise SaveError(f"{path}: could not be written ({reason(error)}); make room and start again") from error
 
 
 def find_weights(folder: Path) -> Path:
@@ -88,17 +82,18 @@ class Checkpoints:
         try:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
-            _write_tensors(new / WEIGHTS, plain(weights), card.to_metadata())
-            _write_tensors(new / TENSORS, plain(tensors), {"format": "pt"})
-            _write_text(new / RECORD, json.dumps(record))
+            for name, state, metadata in ((WEIGHTS, weights, card.to_metadata()), (TENSORS, tensors, {"format": "pt"})):
+                write_atomic(new / name, partial(_write_tensors, tensors=plain(state), metadata=metadata))
+            write_text(new / RECORD, json.dumps(record))
             names = (WEIGHTS, TENSORS, RECORD)
-            manifest = {name: {"bytes": (new / name).stat().st_size, "sha256": _digest(new / name)} for name in names}
-            _write_text(new / MANIFEST, json.dumps({"step": record["step"], "files": manifest}, indent=1))
-            _flush_folder(new)
+            manifest = {
+                name: {"bytes": (new / name).stat().st_size, "sha256": file_digest(new / name)} for name in names
+            }
+            write_text(new / MANIFEST, json.dumps({"step": record["step"], "files": manifest}, indent=1))
         except (OSError, safetensors.SafetensorError) as error:
             shutil.rmtree(new, ignore_errors=True)
             raise SaveError(
-                f"{self.folder}: the state after step {record['step']} could not be written ({_reason(error)}); the "
+                f"{self.folder}: the state after step {record['step']} could not be written ({reason(error)}); the "
                 f"last checkpoint is intact: make room and give the same command to resume"
             ) from error
         self._rotate(new)
@@ -112,7 +107,7 @@ class Checkpoints:
         if last.exists():
             last.rename(previous)
         new.rename(last)
-        _flush_folder(self.folder)
+        flush_folder(self.folder)
         shutil.rmtree(old, ignore_errors=True)
 
     def exist(self) -> bool:
@@ -148,12 +143,12 @@ def read(path: Path) -> Saved:
             size = (path / name).stat().st_size
             if size != files[name]["bytes"]:
                 raise ValueError(f"{path / name}: damaged, {size} bytes instead of {files[name]['bytes']}")
-            if _digest(path / name) != files[name]["sha256"]:
+            if file_digest(path / name) != files[name]["sha256"]:
                 raise ValueError(f"{path / name}: damaged, its bytes are not those that were written")
         record = json.loads((path / RECORD).read_text())
         weights, tensors = (safetensors.torch.load_file(path / name) for name in (WEIGHTS, TENSORS))
     except (OSError, KeyError, TypeError, safetensors.SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: damaged checkpoint ({_reason(error)})") from error
+        raise ValueError(f"{path}: damaged checkpoint ({reason(error)})") from error
     return Saved(weights, tensors, record, path)
 
 
@@ -165,48 +160,7 @@ def _step(path: Path) -> int:
 
 
 def _write_tensors(path: Path, tensors: State, metadata: dict[str, str]) -> None:
-    path.touch()
-    usual = path.stat().st_mode  # safetensors would leave it readable for its owner only
     safetensors.torch.save_file(tensors, path, metadata)
-    path.chmod(usual)
-    _flush(path)
     back = safetensors.torch.load_file(path)
     if back.keys() != tensors.keys() or not all(same(back[key], value) for key, value in tensors.items()):
         raise OSError(f"{path.name} reads back otherwise than it was written")
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush(path: Path) -> None:
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    """Make renames in a folder last; some systems cannot open folders, and need not."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(path: Path) -> str:
-    hasher = sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            hasher.update(block)
-    return hasher.hexdigest()
-
-
-def _reason(error: BaseException) -> str:
-    strerror = getattr(error, "strerror", None)
-    return strerror or " ".join(str(error).split())[:160] or type(error).__name__

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.tasks.classification.metrics import Statistics, precision, recall, scores, statistics
-from sightline.tasks.precision import autocast
+from sightline.util.device import autocast
 
 Batches = Iterable[Any]  # of (images, labels, ...)
 

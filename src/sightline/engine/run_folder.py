@@ -14,6 +14,7 @@ import yaml
 from sightline.engine.config import AnyConfig
 from sightline.engine.settings import DEFAULT_TASK, TASK, to_dict, to_yaml
 from sightline.engine.values import ConfigError
+from sightline.util.files import write_text
 
 CONFIG, VERSIONS, METRICS, CLASSES = "config.yaml", "versions.json", "metrics.jsonl", "classes.json"
 CONFUSION, PER_CLASS, DONE, LOCK = "confusion.json", "per_class.json", "done.json", ".lock"
@@ -41,9 +42,9 @@ class RunFolder:
 
     def describe(self, config: AnyConfig, classes: tuple[str, ...], device: str) -> None:
         """Write the resolved configuration, the versions of everything, and the names of the classes."""
-        write(self.path / CONFIG, to_yaml(config))
-        write(self.path / VERSIONS, json.dumps(versions(device), indent=1) + "\n")
-        write(self.path / CLASSES, json.dumps(list(classes), ensure_ascii=False, indent=1) + "\n")
+        write_text(self.path / CONFIG, to_yaml(config))
+        write_text(self.path / VERSIONS, json.dumps(versions(device), indent=1) + "\n")
+        write_text(self.path / CLASSES, json.dumps(list(classes), ensure_ascii=False, indent=1) + "\n")
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Append a line to the metrics, flushed to the disk."""
@@ -64,7 +65,7 @@ class RunFolder:
                     kept.append(line)
             except (ValueError, KeyError, TypeError):
                 continue
-        write(path, "".join(f"{line}\n" for line in kept))
+        write_text(path, "".join(f"{line}\n" for line in kept))
 
     def clear(self) -> None:
         """A run that starts anew, in a folder where another one ended before its first checkpoint."""
@@ -74,12 +75,12 @@ class RunFolder:
         """The best evaluation: scores by class and, where there is one, the confusion matrix (rows are the truth)."""
         if evaluation.confusion is not None:
             counts = evaluation.confusion.tolist()
-            write(self.path / CONFUSION, json.dumps({"classes": list(classes), "counts": counts}) + "\n")
-        write(self.path / PER_CLASS, json.dumps(evaluation.per_class(classes), indent=1) + "\n")
+            write_text(self.path / CONFUSION, json.dumps({"classes": list(classes), "counts": counts}) + "\n")
+        write_text(self.path / PER_CLASS, json.dumps(evaluation.per_class(classes), indent=1) + "\n")
 
     def finish(self, values: Mapping[str, Any]) -> None:
         """Mark the run as complete."""
-        write(self.path / DONE, json.dumps(values, indent=1) + "\n")
+        write_text(self.path / DONE, json.dumps(values, indent=1) + "\n")
 
     def close(self) -> None:
         if self._lock is not None:
@@ -168,16 +169,6 @@ def versions(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "command": " ".join(["sightline", *sys.argv[1:]]),
     }
-
-
-def write(path: Path, text: str) -> None:
-    """A small text file that is whole or not there."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _lock(path: Path) -> int | None:

@@ -1,33 +1,55 @@
-"""Devices by name: which there are, and what to say of one that there is not."""
+"""Devices by name, and mixed precision on them."""
 
 from difflib import get_close_matches
 
 import torch
 
-KINDS = ("auto", "cpu", "cuda", "mps")
+from sightline.util.errors import InputError
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def choose_device(name: str = "auto", key: str = "device") -> torch.device:
+    """The device called `name`; "auto" is the GPU if there is one.
+
+    Args:
+        name: auto, cpu, cuda or mps, or one of several GPUs such as cuda:1.
+        key: the option or argument to name in errors.
+
+    Raises:
+        InputError: no such device is available here.
+
+    Example:
+        >>> choose_device("cpu")
+        device(type='cpu')
+    """
+    check_device(name, key)
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def check_device(name: str, key: str) -> None:
-    """Refuse a device that does not exist here.
-
-    Args:
-        name: auto, cpu, cuda, mps, or one of several, as cuda:1.
-        key: what to blame.
-
-    Raises:
-        ValueError: there is no such device; the message says why and what to give.
-    """
+    """Raise InputError unless `name` is a device that exists here; the message names `key` and the remedy."""
     kind, _, number = name.partition(":")
-    if kind not in KINDS or (number and not number.isdecimal()):
-        close = ["cuda"] if kind == "gpu" else get_close_matches(name, KINDS, 1, cutoff=0.5)
+    if kind not in DEVICES or (number and not number.isdecimal()):
+        close = ["cuda"] if kind == "gpu" else get_close_matches(name, DEVICES, 1, cutoff=0.5)
         near = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{key}: {name!r} is not one of {', '.join(KINDS)}{near}")
+        raise InputError(f"{key}: expected one of {', '.join(DEVICES)}; got {name!r}{near}")
     if kind == "cuda" and not torch.cuda.is_available():
         built = torch.version.cuda is not None or torch.version.hip is not None
         why = "finds no GPU" if built else "is built without CUDA"
-        raise ValueError(f"{key}: {name} cannot be used: torch {torch.__version__} {why}; give cpu or auto")
+        raise InputError(f"{key}: {name} cannot be used: torch {torch.__version__} {why}; give cpu or auto")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"{key}: {name} cannot be used: torch {torch.__version__} finds no MPS; give cpu or auto")
+        raise InputError(f"{key}: {name} cannot be used: torch {torch.__version__} finds no MPS; give cpu or auto")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if number and int(number) >= count:
-        raise ValueError(f"{key}: {name} cannot be used: the highest number here is {kind}:{count - 1}")
+        raise InputError(f"{key}: {name} cannot be used: the highest number here is {kind}:{count - 1}")
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of a forward pass in "fp16" or "bf16", or in full precision for "no"."""
+    return torch.autocast(device.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST)

@@ -1,13 +1,15 @@
 """The report of a run: figures and one page, made from the files of its folder."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sightline.engine.report.attention import draw_attention
 from sightline.engine.report.figures import confusion_figure, curves_figure
-from sightline.engine.report.page import render
+from sightline.engine.report.page import run_page
 from sightline.engine.report.record import read_record
 from sightline.engine.settings import DEFAULT_TASK
+from sightline.util.files import write_atomic, write_text
 
 __all__ = ["write_report"]
 
@@ -35,11 +37,11 @@ def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
             figure = draw(record)
             if figure is not None:
                 figures[name] = folder / f"{name}.png"
-                figure.savefig(figures[name], dpi=110, bbox_inches="tight")
+                write_atomic(figures[name], partial(figure.savefig, dpi=110, bbox_inches="tight"))
         if record.task == DEFAULT_TASK:
             pictures = draw_attention(folder, record)
     except (ValueError, OSError, RuntimeError) as error:
         note(f"the report is not complete: {' '.join(str(error).split())}")
     page = folder / "report.html"
-    page.write_text(render(record, figures, pictures), encoding="utf-8")
+    write_text(page, run_page(record, figures, pictures))
     return page

@@ -17,7 +17,7 @@ from sightline.tasks.detection.infer import in_place, to_coco
 from sightline.tasks.detection.metrics import DetectionResult, score
 from sightline.tasks.detection.model import build, has_masks
 from sightline.tasks.detection.transforms import EvalTransform, TrainTransform
-from sightline.tasks.precision import autocast
+from sightline.util.device import autocast
 
 Batch = tuple[list[Tensor], list[Target]]
 

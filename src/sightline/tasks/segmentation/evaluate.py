@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from sightline.tasks.dense.loading import normalize
-from sightline.tasks.precision import autocast
 from sightline.tasks.segmentation.config import Inference
 from sightline.tasks.segmentation.infer import predict
 from sightline.tasks.segmentation.metrics import SegmentationResult, confusion
+from sightline.util.device import autocast
 
 Item = tuple[Tensor, Tensor]  # uint8 image (3, h, w), mask (H, W)
 

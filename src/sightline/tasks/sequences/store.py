@@ -1,8 +1,6 @@
-"""Token sets on the disk: one safetensors file, written beside and renamed, checked when it is read."""
+"""Token sets on the disk: one safetensors file, written atomically, checked when it is read."""
 
-import contextlib
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +11,10 @@ from safetensors.numpy import save as to_bytes
 
 from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
+from sightline.util.files import write_bytes
 
 KEYS = ("values", "ends", "labels")
 Check = Callable[[TokenSet], None]
-STALE = 3600.0  # seconds after which a file that was never renamed is of a process that was killed
 
 
 def default_cache() -> Path:
@@ -46,27 +44,8 @@ def cached(path: Path, make: Callable[[], TokenSet], check: Check | None = None)
 
 
 def save(path: Path, tokens: TokenSet) -> None:
-    """Write under a temporary name of this process and rename: readers never see half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:  # its own writer would use a name that nobody sweeps
-            file.write(to_bytes({key: np.ascontiguousarray(getattr(tokens, key)) for key in KEYS}))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sweep(path: Path) -> None:
-    """Remove what processes that were killed left beside a file."""
-    for left in path.parent.iterdir():
-        if left.name.startswith(f".{path.name}.") and left.suffix == ".tmp":
-            with contextlib.suppress(OSError):  # another process may do the same
-                if time.time() - left.stat().st_mtime > STALE:
-                    left.unlink()
+    """Write a set; readers never find half a file."""
+    write_bytes(path, to_bytes({key: np.ascontiguousarray(getattr(tokens, key)) for key in KEYS}))
 
 
 def load(path: Path, check: Check | None = None) -> TokenSet:

@@ -1,0 +1,124 @@
+"""Pages of runs and analyses: sections of blocks, rendered by one template into HTML that needs no other file.
+
+    page = render("My run", [Section("Curves", [Picture.read(path, "learning curves")])])
+
+The template escapes all text: a class may be called `<script>`.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Block", "Cards", "Code", "Columns", "Picture", "Section", "Table", "Text", "render"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image inside the page; `format` is png or gif."""
+
+    data: bytes
+    alt: str
+    format: str = "png"
+    kind: str = field(default="picture", init=False)
+
+    @classmethod
+    def read(cls, path: Path, alt: str) -> "Picture":
+        """The image in a file."""
+        return cls(path.read_bytes(), alt, path.suffix.lstrip("."))
+
+    @classmethod
+    def draw(cls, figure: "Figure", alt: str, dpi: int = 110) -> "Picture":
+        """A figure of matplotlib."""
+        out = io.BytesIO()
+        figure.savefig(out, format="png", dpi=dpi, bbox_inches="tight")
+        return cls(out.getvalue(), alt)
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.data).decode()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells; columns with an index in `numeric` are aligned right."""
+
+    rows: Sequence[Sequence[str]]
+    columns: Sequence[str] = ()
+    numeric: frozenset[int] = frozenset()
+    caption: str = ""
+    kind: str = field(default="table", init=False)
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Large numbers, each as (label, value)."""
+
+    pairs: Sequence[tuple[str, str]]
+    kind: str = field(default="cards", init=False)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `style` is note, under, warn or missing."""
+
+    text: str
+    style: str = "note"
+    kind: str = field(default="text", init=False)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Preformatted text."""
+
+    text: str
+    kind: str = field(default="code", init=False)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Blocks next to each other, if the page is wide enough."""
+
+    blocks: Sequence["Block"]
+    kind: str = field(default="columns", init=False)
+
+
+Block = Picture | Table | Cards | Text | Code | Columns
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a title; `remark` follows the title in the table of contents."""
+
+    title: str
+    blocks: Sequence[Block]
+    remark: str = ""
+
+
+def render(
+    title: str, sections: Sequence[Section], *, subtitle: str = "", warnings: Sequence[str] = (), contents: bool = False
+) -> str:
+    """The page as HTML, with styles and pictures inside and no script.
+
+    Args:
+        title: of the page.
+        sections: in order; one with an empty title has no heading.
+        subtitle: a line under the title.
+        warnings: lines that a reader must not miss.
+        contents: whether to link all sections at the top.
+    """
+    return _template().render(title=title, sections=sections, subtitle=subtitle, warnings=warnings, contents=contents)
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(Path(__file__).with_name("template.html").read_text(encoding="utf-8"))

@@ -1,0 +1,90 @@
+"""Files that are complete or absent: written under a temporary name in the same folder, flushed, and renamed."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+STALE = 3600.0  # seconds after which a temporary file belongs to a process that was killed
+
+
+def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
+    """Create or replace a file. If anything fails, what was there before is intact.
+
+    Args:
+        write: writes to the path it is given, which has the same suffix. File mode follows the umask.
+
+    Example:
+        >>> write_atomic(folder / "curves.png", figure.savefig)  # doctest: +SKIP
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # some writers replace the file with one that only its owner can read
+        write(temporary)
+        temporary.chmod(mode)
+        flush(temporary)
+        temporary.replace(path)
+        flush_folder(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Create or replace a text file in UTF-8; line ends are written as given."""
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Create or replace a binary file."""
+    write_atomic(path, lambda temporary: temporary.write_bytes(data))
+
+
+def flush(path: Path) -> None:
+    """Force the contents of a file to the disk."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def flush_folder(path: Path) -> None:
+    """Force renames in a folder to the disk, on systems that can open folders."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    hasher = sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def reason(error: BaseException) -> str:
+    """Why an operation failed, in one line: the system's words if it has any."""
+    strerror = getattr(error, "strerror", None)
+    return strerror or " ".join(str(error).split())[:160] or type(error).__name__
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove temporary files that killed processes left next to `path`."""
+    for left in path.parent.glob(f".{_escaped(path.name)}.*.tmp*"):
+        with contextlib.suppress(OSError):  # another process may do the same
+            if time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
