@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sightline.tasks.classification.metrics import (
+from sightline.tasks.metrics import (
     BINS,
     MAX_CONFUSION,
     NO_LABEL,

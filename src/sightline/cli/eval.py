@@ -88,7 +88,7 @@ def run(options: Options) -> None:
         return run_dense(options, *dense)
     if (sequences := eval_sequences.weights_of(options.checkpoint)) is not None:
         return eval_sequences.run(options, sequences)
-    from sightline.tasks.classification.names import describe
+    from sightline.tasks.describe import describe
 
     refuse_given(
         {"--slide": options.slide, "--scales": options.scales, "--flip": options.flip},

@@ -11,7 +11,7 @@ from sightline.cli.table import Column, show
 
 if TYPE_CHECKING:
     from sightline.cli.eval import Options
-    from sightline.engine.evaluate import Evaluation
+    from sightline.tasks.evaluation import Evaluation
     from sightline.tasks.sequences.config import Data
 
 SCORES = (
@@ -65,7 +65,7 @@ def evaluate_run(
 ) -> Found:
     """Evaluate a file of weights on a split of the data."""
     from sightline.cli.progress import bar
-    from sightline.engine.evaluate import evaluate
+    from sightline.tasks.evaluation import evaluate
     from sightline.tasks.sequences.data import SPLITS, Teller, cut, open_splits
     from sightline.tasks.sequences.model import load
     from sightline.tasks.sequences.passes import one_pass

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sightline.cli.eval import Options
-    from sightline.engine.evaluate import Evaluation
     from sightline.tasks.classification.config import Data
     from sightline.tasks.classification.data import Split
+    from sightline.tasks.evaluation import Evaluation
 
 WAYS = ("names", "order", "v2")
 
@@ -165,9 +165,9 @@ def evaluate_at(job: Job, size: tuple[int, int], options: "Options") -> list[Res
     """Evaluate at one size; a result for every set of labels."""
     from sightline.cli.progress import bar
     from sightline.data.images import ImageError
-    from sightline.engine.evaluate import evaluate_tables
     from sightline.tasks.classification.passes import one_pass
     from sightline.tasks.classification.preprocess import at_size
+    from sightline.tasks.evaluation import evaluate_tables
 
     broken: dict[str, None] = {}
     card = at_size(job.classifier.card, size)

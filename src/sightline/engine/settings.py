@@ -13,7 +13,6 @@ from typing import Any, get_type_hints
 import yaml
 
 from sightline.engine.config import CONFIGS, AnyConfig
-from sightline.engine.validate import check_sense
 from sightline.engine.values import ConfigError, check
 
 BASE, TASK, DEFAULT_TASK = "base", "task", "classification"
@@ -70,7 +69,9 @@ def resolve(recipe: Mapping[str, Any], overrides: Mapping[str, str] | None = Non
     for key, text in (overrides or {}).items():
         section, _, name = key.partition(".")
         values = merge(values, {section: {name: parse(text)}})
-    return check_sense(_build(_config_class(values.get(TASK, DEFAULT_TASK)), values, ""))
+    config = _build(_config_class(values.get(TASK, DEFAULT_TASK)), values, "")
+    config.check()
+    return config
 
 
 def _config_class(task: Any) -> type[AnyConfig]:

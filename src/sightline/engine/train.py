@@ -1,23 +1,23 @@
 """A training run as a whole: from a configuration to a run folder with its report."""
 
 import errno
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sightline.data.order import Place
-from sightline.engine.checkpoint import Checkpoints
+from sightline.engine.checkpoint import Checkpoints, find_weights
 from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total, wait
 from sightline.engine.errors import RunError, SaveError
-from sightline.engine.kinds import kind_of
 from sightline.engine.progress import clock
 from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.signals import StopSignals, listening
 from sightline.engine.trainer import Trainer
 from sightline.engine.values import ConfigError
-from sightline.tasks.classification.names import describe
+from sightline.tasks.registry import TASKS
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for now
 
@@ -64,7 +64,7 @@ def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signal
     try:
         wait(accelerator.device)
         with signals.at_once():
-            task = kind_of(config).make(config, _place(config, accelerator), _note)
+            task = TASKS[config.task].make(with_weights(config), _place(config, accelerator), _note)
         board = _board(config, folder)
         trainer = Trainer(config, task, accelerator, folder, signals, board)
         _introduce(trainer, path)
@@ -116,6 +116,17 @@ def _place(config: AnyConfig, accelerator: Any) -> Place:
     )
 
 
+def with_weights(config: Any) -> Any:
+    """A configuration whose sections name a file of weights where `checkpoint` names a run folder."""
+    changed = {}
+    for item in fields(config):
+        section = getattr(config, item.name)
+        checkpoint = getattr(section, "checkpoint", None)
+        if is_dataclass(section) and checkpoint is not None and Path(checkpoint).is_dir():
+            changed[item.name] = replace(section, checkpoint=str(find_weights(Path(checkpoint))))  # type: ignore[type-var]
+    return replace(config, **changed)
+
+
 def _note(what: str, done: int, total: int) -> None:
     if rank() == 0 and done >= total:
         print(f"{what} decoded: {total:,}", flush=True)
@@ -143,12 +154,9 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     task = trainer.task
     millions = sum(p.numel() for p in trainer.raw.parameters()) / 1e6
     size = "x".join(map(str, task.card.input_size))
-    words = describe(task.card.name, task.card.arguments)
-    if head := getattr(task.card, "head", None):
-        words = f"{head['name']} on {words}"
-    trainer.display.say(f"{words}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
+    trainer.display.say(f"{task.card.title}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
     trainer.display.say(
-        f"{task.order.images:,} training {trainer.kind.unit}, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
+        f"{task.order.images:,} training {trainer.spec.unit}, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
     for note in task.notes:
         trainer.display.say(note)
@@ -164,11 +172,11 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> None:
         from sightline.engine.report import write_report
 
         write_report(folder.path)
-    best = trainer.kind.best
+    best = trainer.spec.best
     folder.finish({best: here.best, "epoch": here.best_epoch, "step": here.step, "seconds": here.seconds})
     if here.skipped or trainer.task.broken:
         print(f"skipped: {here.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
-    words = trainer.kind.shown[best]
+    words = trainer.spec.shown[best]
     reached = f"no {words}, since nothing to evaluate could be scored: checkpoints/best has the last weights;"
     if here.best is not None:
         reached = f"best {words} {here.best:.2f} % (epoch {here.best_epoch})"

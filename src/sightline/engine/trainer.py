@@ -12,7 +12,6 @@ from sightline.engine.checkpoint import BEST, WEIGHTS, Checkpoints, Saved, write
 from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import gather, total
 from sightline.engine.errors import NonFiniteError, Stopped
-from sightline.engine.kinds import Kind, kind_of
 from sightline.engine.optimize import make_average, make_optimizer, make_schedule
 from sightline.engine.progress import Display
 from sightline.engine.run_folder import RunFolder
@@ -21,6 +20,7 @@ from sightline.engine.state import Progress, capture, full_weights, is_sharded, 
 from sightline.engine.step import Stepper
 from sightline.engine.sync import FlagReader, Flags
 from sightline.engine.values import ConfigError
+from sightline.tasks.registry import TASKS, TaskSpec
 
 
 class Trainer:
@@ -39,7 +39,7 @@ class Trainer:
         self, config: AnyConfig, task: Any, accelerator: Any, folder: RunFolder | None, signals: StopSignals, board: Any
     ) -> None:
         self.config, self.task, self.accelerator = config, task, accelerator
-        self.kind = kind_of(config)
+        self.spec = TASKS[config.task]
         self.folder, self.signals, self.board = folder, signals, board
         self.raw = task.model
         optimizer = make_optimizer(self.raw, config)
@@ -59,7 +59,7 @@ class Trainer:
         self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
         self.progress = Progress()
         main, every = accelerator.is_main_process, config.run.log_every
-        self.display = Display(main, self.epochs, task.order.steps, config.batch.size, every, self.kind.unit)
+        self.display = Display(main, self.epochs, task.order.steps, config.batch.size, every, self.spec.unit)
         self.saved_at = self.started = time.monotonic()
         self.last: Any = None  # the evaluation of the last epoch
         self.rate = 0.0  # examples a second of the last epoch, evaluation aside
@@ -85,7 +85,7 @@ class Trainer:
             )
         if (before := saved.record.get("images", images)) != images:
             raise ConfigError(
-                f"data.path: {images:,} training {self.kind.unit}, but {saved.path} was trained on {before:,}; give "
+                f"data.path: {images:,} training {self.spec.unit}, but {saved.path} was trained on {before:,}; give "
                 f"the same data"
             )
 
@@ -193,8 +193,7 @@ class Trainer:
             if self.signals.received and self.accelerator.num_processes == 1:  # several agree when it is over
                 self._stop()
 
-        return self.kind.evaluate(
-            self.task,
+        return self.task.evaluate(
             model,
             device=self.accelerator.device,
             precision=self.config.run.precision,
@@ -214,7 +213,7 @@ class Trainer:
         }
         if self.last is not None:
             values |= {"val_loss" if name == "loss" else name: _finite(value) for name, value in self.last}
-            self._keep_best(values.get(self.kind.best))
+            self._keep_best(values.get(self.spec.best))
         if here.skipped or self.task.broken:
             values |= {"skipped_batches": here.skipped, "skipped_images": len(self.task.broken)}
         if self.folder is not None:
@@ -224,7 +223,7 @@ class Trainer:
                 if name not in ("epoch", "step") and value is not None:
                     self.board.add_scalar(name, value, here.step)
             self.board.flush()
-        self.display.say(_line(values, self.epochs, self.kind, self.last is not None))
+        self.display.say(_line(values, self.epochs, self.spec, self.last is not None))
 
     def _keep_best(self, score: float | None) -> None:
         """Keep weights that are better than all before; until there is a score at all, the newest."""
@@ -282,10 +281,10 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _line(values: dict[str, Any], epochs: int, kind: Kind, evaluated: bool) -> str:
+def _line(values: dict[str, Any], epochs: int, spec: TaskSpec, evaluated: bool) -> str:
     loss = values["train_loss"]
     parts = [f"epoch {values['epoch']}/{epochs}", f"loss {'-' if loss is None else format(loss, '.3f')}"]
-    parts += [f"{words} {values[key]:.2f} %" for key, words in kind.shown.items() if values.get(key) is not None]
-    if evaluated and values.get(kind.best) is None:
+    parts += [f"{words} {values[key]:.2f} %" for key, words in spec.shown.items() if values.get(key) is not None]
+    if evaluated and values.get(spec.best) is None:
         parts.append("nothing to score")
-    return ", ".join([*parts, f"{values['images_per_second']:,.0f} {kind.unit}/s"])
+    return ", ".join([*parts, f"{values['images_per_second']:,.0f} {spec.unit}/s"])

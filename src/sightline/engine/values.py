@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from sightline.util.errors import InputError
 
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is one line that says why."""
+ConfigError = InputError
 
 
 def check(name: str, value: Any, hint: Any, item: Any) -> Any:

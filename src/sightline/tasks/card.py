@@ -44,6 +44,13 @@ class ModelCard:
     interpolation: str = "bicubic"
     crop_pct: float = 0.9
 
+    @property
+    def title(self) -> str:
+        """The model in a few words."""
+        from sightline.tasks.describe import describe
+
+        return describe(self.name, self.arguments)
+
     def to_metadata(self) -> dict[str, str]:
         """The card as safetensors keeps it; `model` and `model_args` are what `sightline convert` writes too."""
         values = asdict(self)

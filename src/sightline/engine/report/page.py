@@ -8,8 +8,8 @@ import numpy as np
 from sightline.engine.report.html import Block, Cards, Code, Columns, Picture, Section, Table, Text, render
 from sightline.engine.report.record import Record
 from sightline.engine.settings import dump
-from sightline.tasks.classification.names import describe
 from sightline.tasks.dense.names import BY_CLASS, MAIN
+from sightline.tasks.describe import describe
 
 MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
 ATTENTION = (

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from sightline.engine.kinds import KINDS
 from sightline.engine.settings import DEFAULT_TASK, TASK
+from sightline.tasks.registry import TASKS
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Record:
     def task(self) -> str:
         """What was trained for."""
         task = self.config.get(TASK)
-        return task if task in KINDS else DEFAULT_TASK
+        return task if task in TASKS else DEFAULT_TASK
 
     @property
     def unit(self) -> str:
         """What was trained on."""
-        return KINDS[self.task].unit
+        return TASKS[self.task].unit
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
         """Epochs and values of a metric, where it was measured."""
@@ -51,7 +51,7 @@ class Record:
 
     def best(self) -> dict[str, Any]:
         """The row with the highest score of the task; empty where nothing was evaluated."""
-        score = KINDS[self.task].best
+        score = TASKS[self.task].best
         measured = [row for row in self.rows if _is_number(row.get(score))]
         return max(measured, key=lambda row: row[score], default={})
 

@@ -4,10 +4,12 @@ Nothing heavy is imported here, so that `sightline train --help` stays fast.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_range, check_schedule
 from sightline.tasks.options import entry
+from sightline.util.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,30 @@ class Distill:
     mode: Literal["soft", "hard"] = entry("soft", "follow the teacher's probabilities, or its first choice")
     weight: float = entry(0.5, "share of the teacher in the loss", least=0, most=1)
     temperature: float = entry(1.0, "temperature of soft distillation", least=0.01)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A classification run. A recipe is this as YAML; `base: NAME` in it starts from another recipe."""
+
+    task: Literal["classification"] = entry("classification", "what the model is trained for")
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: Augment = field(default_factory=Augment)
+    loss: Loss = field(default_factory=Loss)
+    distill: Distill = field(default_factory=Distill)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+    def check(self) -> None:
+        """Raise InputError if values contradict each other."""
+        check_schedule(self.schedule)
+        check_range("augment.scale", self.augment.scale)
+        check_range("augment.ratio", self.augment.ratio)
+        distill = self.distill
+        if distill.teacher is None and (distill.checkpoint is not None or distill.args):
+            key = "checkpoint" if distill.checkpoint is not None else "args"
+            raise InputError(f"distill.{key}: there is no teacher for it; name one with --distill.teacher")

@@ -19,9 +19,9 @@ from sightline.tasks.classification.augment import COLUMNS, BatchAugment
 from sightline.tasks.classification.batch import Batch, Normalize
 from sightline.tasks.classification.config import Augment, Data
 from sightline.tasks.classification.data import Split
-from sightline.tasks.classification.metrics import NO_LABEL
 from sightline.tasks.classification.preload import Preloaded, preload, preloading
 from sightline.tasks.classification.samples import Samples, eval_transform, make_loader, train_transform
+from sightline.tasks.metrics import NO_LABEL
 
 AHEAD = 256  # images augmented at a time, in whole parts: small batches would spend their time on launching kernels
 SYNTHETIC_STEPS = 100  # updates of an epoch of synthetic data

@@ -86,6 +86,10 @@ class DenseCard(ModelCard):
     task: str = "segmentation"
     head: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        return f"{self.head['name']} on {super().title}"
+
     def to_metadata(self) -> dict[str, str]:
         return super().to_metadata() | {"task": self.task, "head": json.dumps(self.head)}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sightline.tasks.options import entry
+from sightline.util.errors import InputError
 
 SKIP = "--data.on_error skip"  # what `sightline train` is told to go on without what cannot be used
 
@@ -41,3 +42,12 @@ class DenseModel:
     grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
     compile: bool = entry(False, "torch.compile the model")
     compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")
+
+
+def check_dense(data: DenseData, model: DenseModel) -> None:
+    """Reject images that are not in colour."""
+    for key in ("mean", "std"):
+        if len(values := getattr(data, key)) != 3:
+            raise InputError(f"data.{key}: {len(values)} numbers; give three, one for each channel of a colour image")
+    if model.args.get("in_chans", 3) != 3:
+        raise InputError("model.args: in_chans is 3 for segmentation and detection; leave it out")

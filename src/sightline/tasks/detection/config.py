@@ -1,10 +1,12 @@
 """What a detection run is configured with. Nothing heavy is imported here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from sightline.tasks.dense.config import DenseData, DenseModel
+from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_range, check_schedule
+from sightline.tasks.dense.config import DenseData, DenseModel, check_dense
 from sightline.tasks.options import entry
+from sightline.util.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,28 @@ class Inference:
     score: float = entry(0.05, "least score", least=0, most=1)
     nms: float = entry(0.5, "overlap above which the weaker of two boxes of a class is dropped", least=0, most=1)
     detections: int = entry(100, "at most so many an image", least=1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A detection run."""
+
+    task: Literal["detection"] = entry("detection", "what the model is trained for")
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: Augment = field(default_factory=Augment)
+    loss: Loss = field(default_factory=Loss)
+    test: Inference = field(default_factory=Inference)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+    def check(self) -> None:
+        """Raise InputError if values contradict each other."""
+        check_schedule(self.schedule)
+        check_range("augment.scale", self.augment.scale)
+        check_dense(self.data, self.model)
+        if not self.augment.sizes:
+            raise InputError("augment.sizes: it is empty; give short sides such as [480, 800]")

@@ -1,10 +1,12 @@
 """What a segmentation run is configured with. Nothing heavy is imported here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from sightline.tasks.dense.config import DenseData, DenseModel
+from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_range, check_schedule
+from sightline.tasks.dense.config import DenseData, DenseModel, check_dense
 from sightline.tasks.options import entry
+from sightline.util.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,28 @@ class Inference:
                                                  least=1)  # fmt: skip
     scales: tuple[float, ...] = entry((1.0,), "sizes to average over, as factors", least=0.1, most=8)
     flip: bool = entry(False, "average over the mirror image too")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A segmentation run."""
+
+    task: Literal["segmentation"] = entry("segmentation", "what the model is trained for")
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: Augment = field(default_factory=Augment)
+    loss: Loss = field(default_factory=Loss)
+    test: Inference = field(default_factory=Inference)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+    def check(self) -> None:
+        """Raise InputError if values contradict each other."""
+        check_schedule(self.schedule)
+        check_range("augment.scale", self.augment.scale)
+        check_dense(self.data, self.model)
+        if not self.test.scales:
+            raise InputError("test.scales: it is empty; give factors such as [1.0]")

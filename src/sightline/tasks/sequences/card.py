@@ -32,6 +32,12 @@ class SequenceCard:
     def input_size(self) -> tuple[int, ...]:
         return (self.length,)
 
+    @property
+    def title(self) -> str:
+        from sightline.tasks.describe import describe
+
+        return describe(self.name, self.arguments)
+
     def to_metadata(self) -> dict[str, str]:
         """The card as safetensors keeps it."""
         return {

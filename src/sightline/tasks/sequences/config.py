@@ -4,10 +4,12 @@ Nothing heavy is imported here, so that `sightline train --help` stays fast.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_schedule
 from sightline.tasks.options import entry
+from sightline.util.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -50,3 +52,25 @@ class Loss:
     """What is minimised: softmax cross entropy."""
 
     smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run on sequences."""
+
+    task: Literal["sequences"] = entry("sequences", "what the model is trained for")
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    loss: Loss = field(default_factory=Loss)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
+
+    def check(self) -> None:
+        """Raise InputError if values contradict each other."""
+        check_schedule(self.schedule)
+        for key in ("train", "val", "test"):
+            if self.data.path is not None and getattr(self.data, key) is not None:
+                raise InputError(f"data.{key}: for data that are generated; leave it out, or --data")

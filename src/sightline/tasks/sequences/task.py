@@ -1,6 +1,6 @@
 """Sequences as the engine trains them: data, model and loss put together."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.data.order import Order, Place
+from sightline.tasks.evaluation import Evaluation, evaluate
 from sightline.tasks.sequences.config import Data, Loss, Model
 from sightline.tasks.sequences.data import Teller, cut, open_splits
 from sightline.tasks.sequences.model import build
@@ -95,6 +96,22 @@ class Sequences:
         """This process's share of the examples to evaluate, every one once over all processes."""
         for share in self.place.evaluation(len(self.val)):
             yield self._batch(self.val, np.arange(share.start, share.stop))
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        precision: str,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+        gather: object = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Evaluation:
+        """Score the evaluation set, every example once over all processes."""
+        return evaluate(
+            model, self.evaluation(), len(self.card.classes), device=device, precision=precision, reduce=reduce,
+            on_batch=on_batch,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Nothing was started that would have to end."""

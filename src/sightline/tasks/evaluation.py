@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.classification.metrics import Statistics, precision, recall, scores, statistics
+from sightline.tasks.metrics import Statistics, precision, recall, scores, statistics
 from sightline.util.device import autocast
 
 Batches = Iterable[Any]  # of (images, labels, ...)

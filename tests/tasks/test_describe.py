@@ -3,7 +3,7 @@
 import pytest
 
 from sightline.engine.settings import load_recipe
-from sightline.tasks.classification.names import describe
+from sightline.tasks.describe import describe
 
 
 @pytest.mark.parametrize(

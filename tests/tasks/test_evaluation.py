@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.engine.evaluate import Evaluation, evaluate, evaluate_tables
-from sightline.tasks.classification.metrics import NO_LABEL, scores, statistics
+from sightline.tasks.evaluation import Evaluation, evaluate, evaluate_tables
+from sightline.tasks.metrics import NO_LABEL, scores, statistics
 
 
 def make(images: int = 50, size: int = 8) -> tuple[nn.Module, torch.Tensor, torch.Tensor, list[tuple]]:

@@ -4,16 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from sightline.engine.config import CONFIGS, Config, DetectionConfig, SegmentationConfig
-from sightline.engine.kinds import KINDS
+from sightline.engine.config import CONFIGS
 from sightline.engine.run_folder import differences
 from sightline.engine.settings import entries, load_recipe, resolve, to_yaml
 from sightline.engine.values import ConfigError
+from sightline.tasks.classification.config import Config
+from sightline.tasks.detection.config import Config as DetectionConfig
+from sightline.tasks.registry import TASKS
+from sightline.tasks.segmentation.config import Config as SegmentationConfig
 
 
-def test_every_task_has_a_configuration_and_a_kind() -> None:
-    assert CONFIGS.keys() == KINDS.keys()
-    assert all(kind.best in kind.shown for kind in KINDS.values())
+def test_every_task_has_a_configuration_and_a_metric() -> None:
+    assert CONFIGS.keys() == TASKS.keys()
+    assert all(spec.best in spec.shown for spec in TASKS.values())
 
 
 def test_the_recipe_chooses() -> None:

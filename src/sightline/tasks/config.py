@@ -1,0 +1,162 @@
+"""The sections of a run's configuration that all tasks share, with defaults, limits and one line of help per key.
+
+A task adds its own sections (data, model, loss, ...) in its `config.Config`. Nothing heavy is imported here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+from sightline.tasks.options import entry
+from sightline.util.errors import InputError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How many images make an update."""
+
+    size: int = entry(1024, "images of one update, over all processes and micro-batches", least=1)
+    accumulate: int = entry(1, "micro-batches that an update is computed in, one after the other", least=1)
+    eval_size: int | None = entry(None, "images of one evaluation step, over all processes; by default as in training",
+                                  least=1)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer, from timm."""
+
+    name: str = entry("adamw", "optimizer of timm, see timm.optim.list_optimizers()")
+    lr: float = entry(5e-4, "learning rate; for a batch of optim.lr_batch where that is given", least=0)
+    lr_batch: int | None = entry(None, "scale the rate linearly: lr x batch.size / lr_batch", least=1)
+    weight_decay: float = entry(
+        0.05, "decay of matrices; 1-d parameters, biases and position tables have none", least=0
+    )
+    betas: tuple[float, ...] | None = entry(None, "betas of the optimizer; by default its own", least=0, below=1)
+    eps: float | None = entry(None, "epsilon of the optimizer; by default its own", least=0)
+    momentum: float = entry(0.9, "momentum, for the optimizers that have it", least=0, most=1)
+    args: Mapping[str, Any] = entry({}, "further arguments of the optimizer")
+    clip: float | None = entry(None, "largest norm of the gradient", above=0)
+    clip_mode: Literal["norm", "value", "agc"] = entry("norm", "how gradients are clipped")
+    layer_decay: float | None = entry(None, "factor of the rate from a layer to the one before it", above=0, most=1)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over time, from timm; it changes at every update."""
+
+    name: Literal["cosine", "linear", "tanh", "step", "multistep", "poly"] = entry("cosine", "form of the schedule")
+    epochs: int = entry(300, "epochs of the schedule, warm-up included; cool-down comes on top", least=1)
+    warmup_epochs: float = entry(0.0, "epochs over which the rate rises", least=0)
+    warmup_lr: float = entry(1e-6, "rate at the very start", least=0)
+    min_lr: float = entry(0.0, "rate at the end", least=0)
+    cooldown_epochs: int = entry(0, "epochs at the lowest rate", least=0)
+    scale_all: bool = entry(False, "scale warmup_lr and min_lr with the batch too, as Swin's recipe does")
+    decay_epochs: float = entry(30.0, "epochs between the steps of `step`", above=0)
+    decay_rate: float = entry(0.1, "factor of a step", least=0)
+    milestones: tuple[int, ...] = entry((), "epochs of the steps of `multistep`", least=0)
+
+
+@dataclass(frozen=True)
+class Ema:
+    """A running average of the weights, evaluated beside them."""
+
+    decay: float = entry(0.0, "decay of the average for every update, 0 for none", least=0, below=1)
+    batch: int | None = entry(None, "the decay is meant for this batch: decay ** (batch.size / ema.batch)", least=1)
+    warmup: bool = entry(False, "start with a short average that grows to the decay")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where it runs, what it writes, and when it gives up."""
+
+    folder: str | None = entry(None, "folder of the run; by default runs/NAME-OF-THE-RECIPE, with a number")
+    resume: Literal["auto", "never", "must"] = entry(
+        "auto", "go on with an unfinished run of the same configuration; never; or fail where there is none"
+    )
+    seed: int = entry(0, "seed of weights, order and augmentation", least=0, most=2**63 - 1)
+    device: str = entry("auto", "cpu, cuda, mps; auto takes what there is")
+    threads: int | None = entry(None, "threads of the processor for each process; by default all", least=1,
+                                 most=4096)  # fmt: skip
+    precision: Literal["no", "fp16", "bf16"] = entry("no", "mixed precision")
+    deterministic: bool = entry(False, "only deterministic kernels, also on a GPU; slower")
+    eval_every: int = entry(1, "epochs between evaluations; the last one is always evaluated", least=1)
+    save_every: int = entry(1, "epochs between checkpoints", least=1)
+    save_minutes: float | None = entry(10.0, "minutes between checkpoints inside an epoch; null for none", least=0)
+    save_steps: int | None = entry(None, "updates between checkpoints inside an epoch", least=1)
+    skip_nonfinite: int = entry(0, "batches with a non-finite loss or gradient to skip before stopping", least=0)
+    max_steps: int | None = entry(None, "stop after this many updates in all", least=1)
+    timeout: float = entry(600.0, "seconds that processes wait for each other before they give up", least=1, most=10**7)
+    tensorboard: bool = entry(True, "write TensorBoard events")
+    report: bool = entry(True, "write figures and the report at the end")
+    log_every: int = entry(50, "updates between lines where there is no terminal", least=1)
+
+
+class ModelSection(Protocol):
+    """What the engine reads in the section `model` of any task."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def checkpoint(self) -> str | None: ...
+
+    @property
+    def compile(self) -> bool: ...
+
+    @property
+    def compile_mode(self) -> str | None: ...
+
+
+class RunConfig(Protocol):
+    """The configuration of a whole run, of any task."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def data(self) -> object:
+        """The section `data`, the task's own."""
+
+    @property
+    def model(self) -> ModelSection: ...
+
+    @property
+    def batch(self) -> Batch: ...
+
+    @property
+    def optim(self) -> Optim: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def ema(self) -> Ema: ...
+
+    @property
+    def run(self) -> Run: ...
+
+    def check(self) -> None:
+        """Raise InputError if values that are valid by themselves contradict each other."""
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Reject a warm-up that does not fit the schedule."""
+    if schedule.warmup_epochs > schedule.epochs:
+        raise InputError(
+            f"schedule.warmup_epochs: {schedule.warmup_epochs:g} is longer than schedule.epochs={schedule.epochs}; "
+            f"give at most as many"
+        )
+    if schedule.name == "linear" and schedule.warmup_epochs == schedule.epochs:
+        raise InputError(
+            f"schedule.warmup_epochs: the warm-up takes all {schedule.epochs} epochs of schedule.epochs, and a linear "
+            f"schedule falls after it; give the warm-up fewer"
+        )
+
+
+def check_range(key: str, values: tuple[float, float]) -> None:
+    """Reject a range whose lower end is above its upper end."""
+    low, high = values
+    if low > high:
+        raise InputError(f"{key}: [{low:g}, {high:g}] is reversed; give [{high:g}, {low:g}]")

@@ -1,0 +1,141 @@
+"""The tasks by the name that a recipe gives as `task`. What a task does is imported when it is asked for.
+
+spec = TASKS[config.task]
+task = spec.make(config, placement, note)      # to train
+scores = spec.evaluate(loaded, data, section, options)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from sightline.tasks.classification.config import Config as ClassificationConfig
+from sightline.tasks.config import RunConfig
+from sightline.tasks.dense.names import MAIN
+from sightline.tasks.detection.config import Config as DetectionConfig
+from sightline.tasks.segmentation.config import Config as SegmentationConfig
+from sightline.tasks.sequences.config import Config as SequencesConfig
+
+if TYPE_CHECKING:
+    from sightline.data.order import Place
+    from sightline.tasks.base import (
+        EvalOptions,
+        ImageSource,
+        Loaded,
+        Metadata,
+        Note,
+        Prediction,
+        PredictOptions,
+        Scores,
+        StateReader,
+        Task,
+    )
+
+
+class Spec(Protocol):
+    """The functions in the module `spec` of a task, whose docstrings say more."""
+
+    def make(self, config: Any, placement: Place, note: Note) -> Task:
+        """The task of a run."""
+
+    def open(self, path: Path, metadata: Metadata, read: StateReader) -> Loaded:
+        """The model in a file with a card of this task, checked on the meta device before memory is taken."""
+
+    def evaluate(
+        self, loaded: Loaded, data: str | None, section: Any | None, options: EvalOptions
+    ) -> dict[str, Scores]:
+        """Scores by label set ("usual", "real"), on `data` or what the `section` data of the run's config names."""
+
+    def predict(self, loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
+        """One result per image."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task.
+
+    Args:
+        name: the key `task` of a recipe.
+        config: the dataclass of a whole run.
+        best: the metric, in percent, by which the best weights are chosen.
+        shown: metrics in the line of an epoch, with their names for people.
+        marks: whether a file with this metadata holds a model of this task.
+        unit: what is trained on, for rates and counts.
+        module: has the functions of `Spec`.
+    """
+
+    name: str
+    config: type[RunConfig]
+    best: str
+    shown: Mapping[str, str]
+    marks: Callable[[Metadata], bool]
+    unit: str = "images"
+
+    @property
+    def module(self) -> Spec:
+        return cast(Spec, import_module(f"sightline.tasks.{self.name}.spec"))
+
+    def make(self, config: RunConfig, placement: Place, note: Note) -> Task:
+        """The task of a run: data, model and loss put together."""
+        return self.module.make(config, placement, note)
+
+    def open(self, path: Path, metadata: Metadata, read: StateReader) -> Loaded:
+        """The model in a file with a card of this task.
+
+        Args:
+            path: of the file, for messages and for `Loaded.path`.
+            metadata: of the file.
+            read: reads its tensors.
+        """
+        return self.module.open(path, metadata, read)
+
+    def evaluate(
+        self, loaded: Loaded, data: str | None, section: object | None, options: EvalOptions
+    ) -> dict[str, Scores]:
+        """Scores by label set: "usual" always, "real" as well if `options.labels` asks for a second set.
+
+        Args:
+            data: path of the data; by default that of `section`.
+            section: the section `data` of the run that the weights are from, or None.
+        """
+        return self.module.evaluate(loaded, data, section, options)
+
+    def predict(self, loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
+        """One result per image, in order; an unreadable one stops, or gives its `error`."""
+        return self.module.predict(loaded, images, options)
+
+
+def _shown(*keys: str) -> dict[str, str]:
+    return {key: MAIN[key] for key in keys}
+
+
+TASKS: dict[str, TaskSpec] = {
+    spec.name: spec
+    for spec in (
+        TaskSpec(
+            "classification", ClassificationConfig, "top1", {"top1": "top-1", "top5": "top-5"},
+            lambda metadata: {"model", "classes", "input"} <= metadata.keys() and "task" not in metadata,
+        ),
+        TaskSpec(
+            "segmentation", SegmentationConfig, "miou", _shown("miou", "macc", "aacc"),
+            lambda metadata: metadata.get("task") == "segmentation",
+        ),
+        TaskSpec(
+            "detection", DetectionConfig, "box_ap", _shown("box_ap", "mask_ap"),
+            lambda metadata: metadata.get("task") == "detection",
+        ),
+        TaskSpec(
+            "sequences", SequencesConfig, "top1", {"top1": "accuracy"},
+            lambda metadata: "sequences" in metadata, unit="sequences",
+        ),
+    )
+}  # fmt: skip
+
+
+def task_of(metadata: Metadata) -> TaskSpec | None:
+    """The task whose card is in the metadata of a file; None if it has no card, as public checkpoints."""
+    return next((spec for spec in TASKS.values() if spec.marks(metadata)), None)
