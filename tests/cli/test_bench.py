@@ -152,7 +152,7 @@ def test_goals_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
         (["models", "--mechanism", "inline"], "--mechanism goes with"),
         (["models", "--model", "inline_deit_tny"], "did you mean 'inline_deit_tiny'?"),
         (["models", "--model", "inline_deit_tiny:depht=2"], "did you mean 'depths'?"),
-        (["models", "--img-size", "12x"], "'12x' is not a size"),
+        (["models", "--img-size", "12x"], "got '12x'"),
         (["models", "--batch-size", "0"], "--batch-size: '0'"),
         (["models", "--batch-size", "1,2"], "--batch-size: 2 values for 1 sizes"),
         (["models", "--dtype", "float8"], "--dtype: 'float8'"),

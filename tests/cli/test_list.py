@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sightline.cli.main import main
-from sightline.cli.table import Column, _fitting, plain
+from sightline.cli.output import Column, _fitting, plain
 from sightline.layers.spec import MECHANISMS
 from sightline.models.zoo import VARIANTS, create
 
@@ -104,7 +104,7 @@ def test_narrow_terminal_shows_whole_names(monkeypatch: pytest.MonkeyPatch, caps
     shown = capsys.readouterr().out
     assert all(name in shown for name in VARIANTS)
     assert max(map(len, shown.splitlines()[:-1])) <= 80
-    assert "--json shows also: dims / heads / depths, attention." in shown
+    assert "also shows: dims / heads / depths, attention." in shown
 
 
 def test_wide_columns_go_first_to_last() -> None:

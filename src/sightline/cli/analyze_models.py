@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.analyze_options import MODEL, Models
-from sightline.cli.classifier import load_classifier, parse_sizes
+from sightline.cli.classifier import load_classifier
 from sightline.cli.models import check_model_args, known, parse_model_args
 from sightline.cli.options import UsageError
+from sightline.util.names import parse_sizes
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,6 @@
 """What `sightline analyze` leaves behind: pictures as PNG and SVG, numbers as JSON, tables on the screen."""
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import sightline
 from sightline.cli.analyze_models import Loaded
-from sightline.cli.table import Column, show
+from sightline.cli.output import Column, clean, show
 
 if TYPE_CHECKING:
     import torch
@@ -64,17 +63,6 @@ def write(folder: Path, head: dict[str, Any], studies: "Sequence[Study]") -> lis
         facts = {**head, "title": study.title, "notes": study.notes, "result": study.facts}
         written[-1].write_text(json.dumps(clean(facts), indent=1) + "\n", encoding="utf-8")
     return written
-
-
-def clean(value: Any) -> Any:
-    """The same as JSON holds it: no infinities, no tuples."""
-    if isinstance(value, dict):
-        return {str(key): clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _print(study: "Study") -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sightline.cli.analyze_options import Pictures
-from sightline.cli.options import Command, UsageError, nearest, option, positional
+from sightline.cli.options import Command, UsageError, option, positional
 from sightline.cli.query import find_query, parse_query
+from sightline.util.names import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +76,7 @@ class Job:
 def run(options: Options) -> None:
     """Make the sections one by one, write the page and everything on it."""
     from sightline.cli.analyze_page import Section
-    from sightline.cli.progress import Progress
+    from sightline.cli.output import Progress
 
     if options.which not in PAPERS:
         remedy = nearest(options.which, PAPERS, f"give one of {', '.join(PAPERS)}")

@@ -61,7 +61,7 @@ def subjects_of(models: Sequence[Loaded], gallery: Gallery, device: "torch.devic
 @contextmanager
 def ticking(title: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on a terminal; gives what moves it on."""
-    from sightline.cli.progress import bar
+    from sightline.cli.output import bar
 
     with bar(total, title) as advance:
         yield lambda: advance(1)

@@ -78,7 +78,7 @@ def run_memory(options: MemoryOptions) -> None:
     from sightline.analysis.studies.memory import study_memory
     from sightline.cli.analyze_output import about, finish
     from sightline.cli.analyze_run import begin
-    from sightline.cli.progress import Progress
+    from sightline.cli.output import Progress
     from sightline.layers.spec import Spec
 
     device = begin(options)

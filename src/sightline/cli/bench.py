@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.bench_wish import read_wish
-from sightline.cli.options import Command, UsageError, nearest, option, positional
+from sightline.cli.options import Command, UsageError, option, positional
+from sightline.util.names import nearest
 
 if TYPE_CHECKING:
     from sightline.bench.select import Wish
@@ -181,7 +182,7 @@ def _plans(options: Options, kinds: Sequence[str], wish: "Wish") -> tuple[list[A
 def _measure(work: "Session", plans: Sequence[Any], mechanisms: Sequence[str], wish: "Wish", options: Options) -> None:
     """Everything, with progress on the standard error."""
     from sightline.cli.bench_tables import summary
-    from sightline.cli.progress import Progress
+    from sightline.cli.output import Progress
 
     compiled = sum(len(plan.networks) for plan in plans if plan_compiles(plan))
     if options.jobs > 1 and compiled:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sightline.cli.table import Column, show
+from sightline.cli.output import Column, show
 
 if TYPE_CHECKING:
     from sightline.bench.goals import Goal

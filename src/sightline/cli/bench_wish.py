@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from sightline.cli.models import check_model_args, parse_model_args, parse_size
-from sightline.cli.options import UsageError, nearest
+from sightline.cli.options import UsageError
+from sightline.util.names import nearest
 
 if TYPE_CHECKING:
     import torch

@@ -113,16 +113,3 @@ def _foreign(path: Path, card: "ModelCard") -> Any:
     model: Any = create(card.name, card.arguments)
     model.load_state_dict(state)
     return model
-
-
-def parse_sizes(texts: tuple[str, ...]) -> list[tuple[int, int]]:
-    """`("224,288", "384x640")` -> heights and widths, each once."""
-    from sightline.cli.models import parse_size
-
-    sizes: list[tuple[int, int]] = []
-    for text in ",".join(texts).split(","):
-        size = parse_size(text)
-        pair = (size, size) if isinstance(size, int) else size
-        if pair not in sizes:
-            sizes.append(pair)
-    return sizes

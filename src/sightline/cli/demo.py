@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.models import known
 from sightline.cli.options import Command, UsageError, option
-from sightline.cli.table import Column, show
+from sightline.cli.output import Column, show
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, inference_of, load_dense
 from sightline.cli.options import UsageError, refuse_given
-from sightline.cli.results import write_facts, write_tables
-from sightline.cli.table import Column, show
+from sightline.cli.output import Column, show, write_facts, write_tables
 from sightline.tasks.dense.names import BY_CLASS, DETECTION, SEGMENTATION
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ SHOWN = 20  # classes in the table; of more, those with the lowest score
 
 def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     """Load, evaluate, print, and write eval.json with tables where a folder is given."""
-    from sightline.cli.analyze_output import clean
+    from sightline.cli.output import clean
     from sightline.util.device import choose_device
 
     _refuse(options, card)
@@ -145,7 +144,7 @@ def _batches(options: "Options", items: Any, count: int, broken: dict[str, None]
 
 
 def _segmentation(options: "Options", loaded: DenseModel, data: Any, device: "torch.device") -> tuple[Any, str, Any]:
-    from sightline.cli.progress import bar
+    from sightline.cli.output import bar
     from sightline.tasks.dense.loading import Items
     from sightline.tasks.segmentation.data import open_split
     from sightline.tasks.segmentation.evaluate import evaluate
@@ -168,7 +167,7 @@ def _segmentation(options: "Options", loaded: DenseModel, data: Any, device: "to
 
 
 def _detection(options: "Options", loaded: DenseModel, data: Any, device: "torch.device") -> tuple[Any, str, Any]:
-    from sightline.cli.progress import bar
+    from sightline.cli.output import bar
     from sightline.tasks.dense.loading import Items
     from sightline.tasks.detection.data import open_split
     from sightline.tasks.detection.model import has_masks

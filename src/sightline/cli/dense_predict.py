@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.dense import DenseModel, detect, inference_of, load_dense, segment
 from sightline.cli.options import UsageError, refuse_given
-from sightline.cli.results import write_whole
+from sightline.cli.output import write_whole
 
 if TYPE_CHECKING:
     import torch

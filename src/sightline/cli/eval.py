@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sightline.cli import eval_sequences
-from sightline.cli.classifier import parse_sizes
 from sightline.cli.dense import find_dense
 from sightline.cli.dense_eval import run_dense
-from sightline.cli.evaluation import Job, Result, evaluate_at, prepare, times
+from sightline.cli.evaluation import Job, Result, evaluate_at, prepare
 from sightline.cli.options import Command, UsageError, option, refuse_given
-from sightline.cli.results import check_writable, write_results
-from sightline.cli.table import Column, show
+from sightline.cli.output import Column, check_writable, show, write_results
+from sightline.util.names import format_size as times
+from sightline.util.names import parse_sizes
 
 SCORES = (
     Column("size", right=True), Column("labels"), Column("images", right=True), Column("top-1 %", right=True),

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.options import UsageError, refuse_given
-from sightline.cli.results import write_facts, write_tables
-from sightline.cli.table import Column, show
+from sightline.cli.output import Column, show, write_facts, write_tables
 
 if TYPE_CHECKING:
     from sightline.cli.eval import Options
@@ -64,7 +63,7 @@ def evaluate_run(
     path: Path, data: "Data", split: str, *, batch_size: int = 64, device: str = "auto", precision: str = "no"
 ) -> Found:
     """Evaluate a file of weights on a split of the data."""
-    from sightline.cli.progress import bar
+    from sightline.cli.output import bar
     from sightline.tasks.evaluation import evaluate
     from sightline.tasks.sequences.data import SPLITS, Teller, cut, open_splits
     from sightline.tasks.sequences.model import load

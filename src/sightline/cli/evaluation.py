@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.cli.classifier import Classifier, load_classifier
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import UsageError
+from sightline.util.names import format_size as times
 
 if TYPE_CHECKING:
     import torch
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
     from sightline.tasks.evaluation import Evaluation
 
 WAYS = ("names", "order", "v2")
-
-
-def times(size: Sequence[int]) -> str:
-    """A size as one writes it: 384x640."""
-    return "x".join(map(str, size))
 
 
 @dataclass
@@ -163,7 +159,7 @@ def _is_split(path: Path) -> bool:
 
 def evaluate_at(job: Job, size: tuple[int, int], options: "Options") -> list[Result]:
     """Evaluate at one size; a result for every set of labels."""
-    from sightline.cli.progress import bar
+    from sightline.cli.output import bar
     from sightline.data.images import ImageError
     from sightline.tasks.classification.passes import one_pass
     from sightline.tasks.classification.preprocess import at_size

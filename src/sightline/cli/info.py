@@ -6,7 +6,7 @@ from typing import Any
 
 from sightline.cli.models import known, parse_classes, parse_size
 from sightline.cli.options import Command, UsageError, option, positional
-from sightline.cli.table import Column, show
+from sightline.cli.output import Column, show
 
 FIGURES = (Column("figure"), Column("measured", right=True), Column("published", right=True))
 STAGES = (

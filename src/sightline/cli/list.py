@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sightline.cli.options import Command, UsageError, nearest, option, positional
-from sightline.cli.table import Column, show
+from sightline.cli.options import Command, UsageError, option, positional
+from sightline.cli.output import Column, show
+from sightline.util.names import nearest
 
 COLUMNS = (
     Column("name"),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sightline.cli.options import Command, UsageError, nearest, option, positional
-from sightline.cli.results import check_writable, write_whole
-from sightline.cli.table import Column, show
+from sightline.cli.options import Command, UsageError, option, positional
+from sightline.cli.output import Column, check_writable, show, write_whole
+from sightline.util.names import nearest
 
 COLUMNS = (
     Column("attention"), Column("parameters", right=True, wide=True), Column("updates", right=True),

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from sightline.cli.options import UsageError, nearest
-
-MAX_SIDE = 65536  # pixels; more is a slip of the finger
+from sightline.cli.options import UsageError
+from sightline.util import names
+from sightline.util.names import nearest
 
 
 def known(name: str) -> str:
@@ -21,13 +21,8 @@ def known(name: str) -> str:
 
 def parse_size(text: str) -> int | tuple[int, int]:
     """`224` -> 224, `384x640` -> (384, 640), height first."""
-    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text.strip().lower())
-    sides = [int(side) for side in match.groups() if side] if match else []
-    if not sides or min(sides) < 1 or max(sides) > MAX_SIDE:
-        raise UsageError(
-            f"--img-size: {text!r} is not a size; give 224, or 384x640 for height x width, up to {MAX_SIDE}"
-        )
-    return sides[0] if len(sides) == 1 or sides[0] == sides[1] else (sides[0], sides[1])
+    height, width = names.parse_size(text)
+    return height if height == width else (height, width)
 
 
 def parse_classes(number: int) -> int:

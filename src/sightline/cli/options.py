@@ -1,55 +1,65 @@
-"""Commands as data: a typed dataclass of options for each, from which jsonargparse makes the parser.
+"""Commands as data: each has a typed dataclass of options, from which argparse makes the parser.
 
     @dataclass(frozen=True)
     class Options:
         name: str = positional("model to describe")
         img_size: str | None = option("size of the images")     # --img-size
 
-Booleans are switches and tuples are options that may be repeated, or places that take several values; all others are
-checked against their type.
+A boolean is a switch, a tuple an option that can be repeated (or a positional that takes several values). Texts stay
+as typed; numbers and choices are converted, and a value that cannot be is an `InputError` naming option and value.
 """
 
-import re
-from argparse import Action
-from collections.abc import Callable, Iterable, Mapping
+from argparse import ArgumentError, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
-from typing import Any, NoReturn, get_origin, get_type_hints
+from inspect import getdoc
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
+from sightline.util.errors import InputError
+from sightline.util.names import nearest
+
+UsageError = InputError  # the former name
 
 
-class UsageError(ValueError):
-    """Bad input; the message is one line that says what to do instead."""
+class Fields(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: "ClassVar[dict[str, Field[Any]]]"
 
 
-def refuse_given(options: Mapping[str, Any], why: str) -> None:
-    """Refuse options that would change nothing, by their names, where one has a value.
+T = TypeVar("T", bound=Fields)
+V = TypeVar("V")
+
+
+def refuse_given(options: Mapping[str, object], why: str) -> None:
+    """Reject options that would change nothing if one has a value.
 
     Raises:
-        UsageError: one of them was given.
+        InputError: names those that were given.
     """
     if given := [name for name, value in options.items() if value]:
-        raise UsageError(f"{', '.join(given)}: {why}")
+        raise InputError(f"{', '.join(given)}: {why}")
 
 
 @dataclass(frozen=True)
-class Command:
-    """A command: its options, what runs it (its exit status, None for 0), a line of help, and examples that follow."""
+class Command(Generic[T]):
+    """A command: its options, the function that runs it and returns the exit status (None is 0), help and examples."""
 
-    options: type
-    run: Callable[[Any], int | None]
+    options: type[T]
+    run: Callable[[T], int | None]
     help: str
     examples: str
-    usage: str | None = None  # where a list of all options would say less
-    aliases: dict[str, str] = field(default_factory=dict)  # short options and what they stand for
+    usage: str | None = None  # if a list of all options would be too long
+    aliases: dict[str, str] = field(default_factory=dict)  # short options by what they replace
 
 
 @dataclass(frozen=True)
 class Group:
-    """A command that has commands of its own: `sightline NAME WHAT ...`; `noun` is what one of them is called."""
+    """A command with subcommands, `sightline NAME WHAT ...`; `noun` is what one of them is called."""
 
-    commands: dict[str, Command]
+    commands: "dict[str, Command[Any]]"
     noun: str
     help: str
     description: str
@@ -57,109 +67,133 @@ class Group:
 
 
 def positional(help: str, *, optional: bool = False) -> Any:
-    """A field that is given by its place."""
+    """Declare an argument given by position."""
     return field(default=None if optional else MISSING, metadata={"help": help, "positional": True})
 
 
-def option(help: str, *, default: Any = None, metavar: str | None = None) -> Any:
-    """A field that is given as `--name VALUE`."""
+def option(help: str, *, default: V = None, metavar: str | None = None) -> V:  # type: ignore[assignment]
+    """Declare an option, `--name VALUE`."""
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
-class _Help(DefaultHelpFormatter):
-    """Help without the types and defaults that jsonargparse adds; paragraphs are filled, examples kept."""
-
-    def _get_help_string(self, action: Action) -> str:
-        return action.help or ""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        paragraphs = text.split("\n\n")
-        return "\n\n".join(p if "\n  " in p else fill(p, width, indent) for p in paragraphs)
-
-
 class Parser(ArgumentParser):
-    """A parser that raises `UsageError` with one line instead of printing its usage."""
+    """An argparse parser that raises `InputError` instead of printing its usage and exiting."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, formatter_class=_Help, allow_abbrev=False, **kwargs)
+    def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
+        width = get_terminal_size().columns - 2
+        description = "\n\n".join(fill(text, width) for text in description.split("\n\n"))
+        super().__init__(
+            prog=prog, usage=usage, description=description, epilog=epilog, allow_abbrev=False, exit_on_error=False,
+            formatter_class=RawDescriptionHelpFormatter,
+        )  # fmt: skip
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UsageError(_one_line(message)) from ex
-
-
-def _one_line(message: str) -> str:
-    key = re.search(r'[Pp]arser key "(?:\w+\.)?(\w+)"', message)
-    value = re.search(r"(?:Given value|Got value): (.*)", message)
-    if key and value:
-        given = value[1].strip()
-        choices = re.findall(r"'([\w-]+)'", message.partition("Literal")[2].partition("]")[0])
-        kind = "a whole number" if "int" in message else "of the right kind"
-        if choices:
-            close = nearest(given, choices, "")
-            kind = f"one of {', '.join(choices)}{close and f'; {close}'}"
-        return f"--{key[1].replace('_', '-')}: {given!r} is not {kind}"
-    message = " ".join(message.split()).rstrip(".")
-    if "required" in message:  # jsonargparse names a place as command.name
-        message = re.sub(r"\b(?:[a-z]+\.)+([a-z_]+)\b", lambda match: match[1].upper(), message)
-    return message
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
 
 
-def add_options(parser: Parser, options: type) -> None:
-    """Give the parser an argument for every field of the dataclass `options`."""
-    hints = get_type_hints(options)
-    for item in fields(options):
+def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
+    """Read the options of a command.
+
+    Raises:
+        InputError: an unknown option, a missing argument or a bad value.
+        SystemExit: after `--help`.
+    """
+    usage = None if command.usage is None else command.usage.replace("%", "%%")
+    parser = Parser(prog, getdoc(command.options) or "", f"examples:\n{command.examples}", usage)
+    hints = get_type_hints(command.options)
+    for item in fields(command.options):
+        _add(parser, item, hints[item.name])
+    try:
+        parsed, extra = parser.parse_known_args(_expand(argv, command.aliases))
+        if extra:
+            raise InputError(_unknown(command, extra))
+    except ArgumentError as error:
+        raise InputError(f"{error.argument_name}: {error.message}; see `{prog} --help`") from error
+    except InputError as error:
+        raise InputError(f"{error}; see `{prog} --help`") from error
+    given = vars(parsed)
+    values: dict[str, object] = {}
+    for item in fields(command.options):
         if "keys" in item.metadata:
-            for key, help_text in item.metadata["keys"]():
-                parser.add_argument(f"--{key}", type=str, help=help_text.replace("%", "%%"), metavar="VALUE")
-            continue
-        help_text, metavar = item.metadata["help"], item.metadata.get("metavar")
-        if item.metadata.get("positional"):
-            several = get_origin(hints[item.name]) is tuple
-            nargs: Any = {"nargs": "+"} if several else {} if item.default is MISSING else {"nargs": "?"}
-            parser.add_argument(item.name, type=str, help=help_text, metavar=item.name.upper(), **nargs)
-            continue
-        flag = f"--{item.name.replace('_', '-')}"
-        if hints[item.name] is bool:
-            parser.add_argument(flag, action="store_true", help=help_text)
-        elif get_origin(hints[item.name]) is tuple:
-            parser.add_argument(flag, action="append", help=help_text, metavar=metavar)
-        else:
-            parser.add_argument(flag, type=hints[item.name], default=item.default, help=help_text, metavar=metavar)
+            values[item.name] = {key: given[key] for key, _ in item.metadata["keys"]() if given[key] is not None}
+        elif given[item.name] is not None:
+            value = given[item.name]
+            values[item.name] = tuple(value) if isinstance(value, list) else value
+    return command.options(**values)
 
 
-def read_options(options: type, parsed: Any) -> Any:
-    """The dataclass `options` filled with what was parsed."""
-    values = {item.name: _read(item, parsed) for item in fields(options)}
-    return options(**{name: value for name, value in values.items() if value is not None})
+def _add(parser: Parser, item: "Field[object]", kind: object) -> None:
+    """Give the parser the argument of one field, or of each key of a configuration."""
+    if "keys" in item.metadata:
+        for key, help in item.metadata["keys"]():
+            parser.add_argument(f"--{key}", dest=key, help=_percent(help), metavar="VALUE")
+        return
+    help, several = _percent(item.metadata["help"]), get_origin(kind) is tuple
+    if item.metadata.get("positional"):
+        count = "+" if several else None if item.default is MISSING else "?"
+        parser.add_argument(item.name, help=help, metavar=item.name.upper(), nargs=count)
+        return
+    flag, metavar = f"--{item.name.replace('_', '-')}", item.metadata["metavar"]
+    if kind is bool:
+        parser.add_argument(flag, action="store_true", help=help)
+    elif several:
+        parser.add_argument(flag, action="append", help=help, metavar=metavar)
+    else:
+        parser.add_argument(flag, type=_converter(kind), help=help, metavar=metavar)
 
 
-def _read(item: Field[Any], parsed: Any) -> Any:
-    """The value of a field; of one with keys, those keys that were given, as texts."""
-    if "keys" not in item.metadata:
-        return parsed[item.name]
-    return {key: parsed[key] for key, _ in item.metadata["keys"]() if parsed[key] is not None}
+def _percent(text: str) -> str:
+    return text.replace("%", "%%")
 
 
-def expand(argv: list[str], aliases: dict[str, str]) -> list[str]:
+def _converter(kind: object) -> Callable[[str], object]:
+    """What turns the text of an option into its type: str, int, float or one of the choices of a Literal."""
+    members = [member for member in get_args(kind) if member is not type(None)]
+    if get_origin(kind) is Literal:
+        return lambda text: _choice(text, members)
+    if members:  # X | None
+        return _converter(members[0])
+    return _whole if kind is int else _number if kind is float else str
+
+
+def _choice(text: str, choices: Sequence[str]) -> str:
+    if text not in choices:
+        remedy = nearest(text, choices)
+        raise ArgumentTypeError(f"expected one of {', '.join(choices)}; got {text!r}{remedy and f'; {remedy}'}")
+    return text
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"expected a whole number, got {text!r}") from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"expected a number, got {text!r}") from error
+
+
+def _expand(argv: Sequence[str], aliases: Mapping[str, str]) -> Iterator[str]:
     """`argv` with the short options written out."""
-    names = ((word, *word.split("=", 1)) for word in argv)
-    return [word if name not in aliases else "=".join([aliases[name], *value]) for word, name, *value in names]
+    for word in argv:
+        name, equals, value = word.partition("=")
+        yield f"{aliases.get(name, name)}{equals}{value}"
 
 
-def check_keys(options: type, argv: list[str]) -> None:
-    """Refuse `--section.key` that the configuration does not have, with the nearest one that it has."""
-    for item in fields(options):
+def _unknown(command: "Command[T]", extra: Sequence[str]) -> str:
+    """What to say of words that no option takes."""
+    word = next((word for word in extra if word.startswith("--")), extra[0])
+    if not word.startswith("--"):
+        return f"unexpected argument {word!r}"
+    name = word.removeprefix("--").partition("=")[0]
+    items = fields(command.options)
+    own = [item.name.replace("_", "-") for item in items if "keys" not in item.metadata]
+    for item in items:
         if "keys" in item.metadata:
-            own = [other.name.replace("_", "-") for other in fields(options) if other is not item]
-            known = {*own, *(key for key, _ in item.metadata["keys"]()), "help", "version"}
-            for word in argv:
-                name = word.removeprefix("--").split("=", 1)[0]
-                if word.startswith("--") and name not in known:
-                    raise UsageError(item.metadata["unknown"](name, own))
-
-
-def nearest(name: str, names: Iterable[str], otherwise: str) -> str:
-    """The remedy for a wrong name: the one that was probably meant, or another remedy where none is near."""
-    close = get_close_matches(name.strip("*?"), list(names), 1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else otherwise
+            return str(item.metadata["unknown"](name, own))
+    remedy = nearest(f"--{name}", [f"--{other}" for other in own])
+    return f"unknown option --{name}{remedy and f'; {remedy}'}"

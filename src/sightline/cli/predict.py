@@ -7,14 +7,14 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sightline.cli.classifier import Classifier, load_classifier, parse_sizes
+from sightline.cli.classifier import Classifier, load_classifier
 from sightline.cli.dense import find_dense
 from sightline.cli.dense_predict import predict_dense, refuse_options
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, UsageError, option, positional, refuse_given
+from sightline.cli.output import Column, check_writable, show, write_whole
 from sightline.cli.query import find_query, parse_query
-from sightline.cli.results import check_writable, write_whole
-from sightline.cli.table import Column, show
+from sightline.util.names import parse_sizes
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,293 @@
+"""What commands print and write: lines, tables, progress bars, JSON, result files; and no warnings of libraries."""
+
+import csv
+import io
+import json
+import logging
+import math
+import re
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sightline.util.errors import InputError
+from sightline.util.files import reason, write_atomic
+from sightline.util.names import format_size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+LOGGERS = ("accelerate", "datasets", "huggingface_hub", "timm", "torch", "torch.utils.cpp_extension")
+# Control characters, line separators, bidirectional overrides and halves of surrogate pairs.
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+LONGEST = 2000  # characters of a line
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the warnings of libraries, unless python -W or PYTHONWARNINGS asks for them; errors still show."""
+    before = {name: logging.getLogger(name).level for name in LOGGERS}
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+            for name in LOGGERS:
+                logging.getLogger(name).setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for name, level in before.items():
+                logging.getLogger(name).setLevel(level)
+
+
+def escaped(text: str) -> str:
+    """Text from a file, safe to print: control characters become `\\x1b` and the like."""
+    return UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Text as one line of bounded length, without control characters."""
+    line = escaped(" ".join(text.split()))
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+
+
+@dataclass(frozen=True)
+class Column:
+    """A title; `right` for numbers; `wide` columns are dropped if the terminal is too narrow."""
+
+    title: str
+    right: bool = False
+    wide: bool = False
+
+
+def show(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: drawn by rich on a terminal, plain and as wide as needed in a pipe or a file."""
+    rows = [[escaped(cell) for cell in row] for row in rows]
+    if sys.stdout is not None and sys.stdout.isatty():
+        _show_rich(columns, rows)
+        return
+    for line in plain(columns, rows):
+        print(line)
+
+
+def plain(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table without frames, two spaces between columns, nothing cut off."""
+    cells = [[column.title for column in columns], *rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _show_rich(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    shown = _fitting(columns, rows, console.width)
+    table = Table(box=SIMPLE, pad_edge=False)
+    for i in shown:
+        justify: Literal["left", "right"] = "right" if columns[i].right else "left"
+        table.add_column(columns[i].title, justify=justify, no_wrap=not i, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(row[i]) for i in shown))
+    with console.capture() as text:
+        console.print(table)
+    sys.stdout.write(text.get())
+    if hidden := [column.title for i, column in enumerate(columns) if i not in shown]:
+        print(f"A wider terminal, a pipe or --json also shows: {', '.join(hidden)}.")
+
+
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns to show: wide ones are dropped, the first one first, until the rest fits."""
+    shown = list(range(len(columns)))
+    for i in [i for i in shown if columns[i].wide]:
+        lines = plain([columns[j] for j in shown], [[row[j] for j in shown] for row in rows])
+        if max(map(len, lines)) < width:
+            break
+        shown.remove(i)
+    return shown
+
+
+class Progress:
+    """Progress over steps, on the standard error: a bar on a terminal, a line per step in a file.
+
+    Example:
+        with Progress("cases", 12) as progress:
+            progress.begin("deit_tiny_224 forward")
+            ...
+            progress.done("0.031 ms")
+    """
+
+    def __init__(self, unit: str, total: int) -> None:
+        self.unit, self.total, self.count, self.label = unit, total, 0, ""
+        self.start = time.monotonic()
+        self._bar: Bar | None = None
+
+    def __enter__(self) -> "Progress":
+        if sys.stderr is not None and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
+                       TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.description}"))  # fmt: skip
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._bar.add_task("", total=self.total, rate="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, label: str) -> None:
+        """Name the step that starts now."""
+        self.label = label
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description=label)
+
+    def step(self, label: str) -> None:
+        """Count a step that is named only when it is done."""
+        self.begin(label)
+        self.done()
+
+    def done(self, result: str = "") -> None:
+        """Count a step."""
+        self.count += 1
+        pace = (time.monotonic() - self.start) / self.count
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], advance=1, rate=f"{pace:.1f} s each")
+        elif sys.stderr is not None:
+            rate = f"{pace:.1f} s each, about {pace * max(self.total - self.count, 0):.0f} s left"
+            line = f"[{self.count}/{self.total} {self.unit}, {rate}] {self.label}: {result}"
+            print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def bar(total: int, title: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar over `total` images on a terminal, nothing in a file; yields the function that advances it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text("" if task.speed is None else f"{task.speed:,.0f} images/s")
+
+    console = Console(stderr=True)
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def clean(value: Any) -> Any:
+    """A value as JSON holds it: NaN and infinities become null, tuples lists."""
+    if isinstance(value, dict):
+        return {str(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def check_writable(folder: str | Path, name: str) -> None:
+    """Create the folder of option `name`, and reject one that cannot be written before any work is done.
+
+    Raises:
+        InputError: the path is empty, or nothing can be written there.
+    """
+    if not str(folder).strip():
+        raise InputError(f"{name}: the path is empty; give a folder")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{name}: cannot write to {folder} ({reason(error).lower()}); give another folder") from error
+
+
+def write_whole(path: Path, write: Callable[[Path], object], name: str = "--out") -> None:
+    """Write a file under a temporary name and rename it, so that a partial file never takes its place.
+
+    Args:
+        write: writes to the path it is given, which has the same suffix.
+        name: the option that gives the folder.
+
+    Raises:
+        InputError: no space or no permission.
+    """
+    try:
+        write_atomic(path, write)
+    except OSError as error:
+        why = reason(error).lower()
+        raise InputError(f"{path}: cannot be written ({why}); free some space, or give another {name}") from error
+
+
+def write_facts(folder: Path, facts: Mapping[str, object]) -> Path:
+    """Write eval.json with everything."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(facts, indent=1) + "\n"
+    write_whole(folder / "eval.json", lambda path: path.write_text(text, encoding="utf-8"))
+    return folder / "eval.json"
+
+
+def write_results(folder: Path, facts: Mapping[str, Any]) -> list[Path]:
+    """Write eval.json with everything, and the files of `write_tables` for every size; returns their paths."""
+    written = [write_facts(folder, facts)]
+    for result in facts["results"]:
+        ending = f"-{format_size(result['img_size'])}"
+        written += write_tables(folder, facts["classes"], result["per_class"], result["confusion"], ending)
+    return written
+
+
+def write_tables(
+    folder: Path,
+    classes: Sequence[str],
+    rows: Sequence[Mapping[str, object]] | None,
+    confusion: list[list[int]] | None,
+    ending: str = "",
+) -> list[Path]:
+    """Write scores by class as CSV, and the confusion matrix as CSV (one row per true class) and PNG.
+
+    Args:
+        rows: one per class; None or empty for none.
+        confusion: counts; None if there is no matrix.
+        ending: the end of the file names.
+    """
+    from sightline.engine.report.figures import confusion_figure
+    from sightline.engine.report.record import Record
+
+    written = []
+    if rows:
+        written.append(folder / f"per_class{ending}.csv")
+        _write_csv(written[-1], [list(rows[0]), *(list(row.values()) for row in rows)])
+    if confusion:
+        written.append(folder / f"confusion{ending}.csv")
+        lines = [[name, *counts] for name, counts in zip(classes, confusion, strict=True)]
+        _write_csv(written[-1], [["true class", *classes], *lines])
+        figure = confusion_figure(Record(folder.name, {}, {}, [], list(classes), confusion))
+        assert figure is not None
+        written.append(folder / f"confusion{ending}.png")
+        write_whole(written[-1], lambda path: figure.savefig(path, dpi=110, bbox_inches="tight"))
+    return written
+
+
+def _write_csv(path: Path, lines: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(lines)
+    write_whole(path, lambda target: target.write_text(text.getvalue(), encoding="utf-8", newline=""))

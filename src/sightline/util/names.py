@@ -1,0 +1,52 @@
+"""Names and sizes as people type them: the nearest known name, and image sizes such as 224 and 384x640."""
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from sightline.util.errors import InputError
+
+MAX_SIDE = 65536  # pixels; anything larger is a typo
+
+
+def closest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name most like a wrong one, or None if none is similar."""
+    found = get_close_matches(name.strip("*?"), list(names), 1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def nearest(name: str, names: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
+    """The remedy for a wrong name, for the end of an error message.
+
+    >>> nearest("inlin", ["inline", "soft"])
+    "did you mean 'inline'?"
+    >>> nearest("xyz", ["inline", "soft"], "expected inline or soft")
+    'expected inline or soft'
+    """
+    found = closest(name, names, cutoff)
+    return otherwise if found is None else f"did you mean {found!r}?"
+
+
+def parse_size(text: str, option: str = "--img-size") -> tuple[int, int]:
+    """Read an image size, height first: `224` -> (224, 224), `384x640` -> (384, 640).
+
+    Raises:
+        InputError: not a size, or a side above 65,536 pixels; names `option`.
+    """
+    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text.strip().lower())
+    height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
+        raise InputError(
+            f"{option}: expected pixels from 1 to {MAX_SIDE}, e.g. 224, or 384x640 (height x width); got {text!r}"
+        )
+    return height, width
+
+
+def parse_sizes(texts: Iterable[str], option: str = "--img-size") -> list[tuple[int, int]]:
+    """Read comma-separated sizes, each kept once: `["224,288", "384x640"]` -> three (height, width) pairs."""
+    return list(dict.fromkeys(parse_size(text, option) for text in ",".join(texts).split(",")))
+
+
+def format_size(size: Sequence[int]) -> str:
+    """Write a size: (384, 640) -> `384x640`."""
+    return "x".join(map(str, size))
