@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from sightline.cli.main import main
 from sightline.data.images import ImageError
-from sightline.data.order import Place
+from sightline.data.order import Placement
 from sightline.engine.errors import RunError
 from sightline.engine.train import train, with_weights
 from sightline.engine.values import ConfigError
@@ -250,7 +250,7 @@ def test_a_backbone_of_another_run(
     task = "segmentation" if target is segmentation else "detection"
     for checkpoint in (first, first / "checkpoints/best/model.safetensors"):
         config = target.config(data, tmp_path / "second", model={"checkpoint": str(checkpoint)})
-        made = TASKS[task].make(with_weights(config), Place(torch.device("cpu"), 2), lambda *_: None)
+        made = TASKS[task].make(with_weights(config), Placement(torch.device("cpu"), 2), lambda *_: None)
         (body,) = (module for name, module in made.model.named_modules() if name.endswith("backbone.body.model"))
         started = body.state_dict()
         made.close()

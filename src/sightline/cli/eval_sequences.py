@@ -65,7 +65,7 @@ def evaluate_run(
     """Evaluate a file of weights on a split of the data."""
     from sightline.cli.output import bar
     from sightline.tasks.evaluation import evaluate
-    from sightline.tasks.sequences.data import SPLITS, Teller, cut, open_splits
+    from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
     from sightline.tasks.sequences.model import load
     from sightline.tasks.sequences.passes import one_pass
 
@@ -78,7 +78,7 @@ def evaluate_run(
     if card.task != data.name:
         raise UsageError(f"{path}: a model of {card.task}, and the data are of {data.name}")
     data = replace(data, length=card.length)
-    tokens = open_splits(data, data.path, Teller(), (split,))[split]
+    tokens = open_splits(data, data.path, ProgressPrinter(), (split,))[split]
     with bar(len(tokens), split) as advance:
         found = evaluate(
             model.to(place), one_pass(tokens, batch_size, card.length), len(card.classes),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sightline.data.order import Place
+from sightline.data.order import Placement
 from sightline.engine.checkpoint import Checkpoints, find_weights
 from sightline.engine.config import AnyConfig
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total, wait
@@ -64,7 +64,7 @@ def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signal
     try:
         wait(accelerator.device)
         with signals.at_once():
-            task = TASKS[config.task].make(with_weights(config), _place(config, accelerator), _note)
+            task = TASKS[config.task].make(with_weights(config), _placement(config, accelerator), _note)
         board = _board(config, folder)
         trainer = Trainer(config, task, accelerator, folder, signals, board)
         _introduce(trainer, path)
@@ -103,9 +103,9 @@ def _agree(trainer: Trainer) -> None:
         raise ConfigError("run.folder: processes see different checkpoints; give a folder that all machines share")
 
 
-def _place(config: AnyConfig, accelerator: Any) -> Place:
+def _placement(config: AnyConfig, accelerator: Any) -> Placement:
     batch = config.batch
-    return Place(
+    return Placement(
         accelerator.device,
         batch.size,
         batch.accumulate,

@@ -115,7 +115,7 @@ class Trainer:
         self.display.begin(here.epoch, here.batch)
         batches = iter(self.task.batches(here.epoch, here.batch)) if here.batch < order.steps else iter(())
         while here.batch < order.steps and not self._enough():
-            parts = list(islice(batches, order.parts))
+            parts = list(islice(batches, order.accumulate))
             flags = self._update(parts)
             self.display.update(here.epoch, here.batch, here.mean_loss, self.optimizer.param_groups[0]["lr"])
             if flags is not None and flags.stop:

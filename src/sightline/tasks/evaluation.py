@@ -86,15 +86,15 @@ def evaluate_tables(
         reduce: sums a tensor over processes; every process must then call this.
         on_batch: called with the number of images after every batch.
     """
-    place, training = torch.device(device), model.training
+    target, training = torch.device(device), model.training
     start = time.perf_counter()
-    totals = {name: _empty(classes, table, place) for name, table in tables.items()}
-    moved = {name: None if table is None else table.to(place) for name, table in tables.items()}
+    totals = {name: _empty(classes, table, target) for name, table in tables.items()}
+    moved = {name: None if table is None else table.to(target) for name, table in tables.items()}
     model.eval()
     try:
         for images, labels, *_ in loader:
-            images, labels = images.to(place, non_blocking=True), labels.to(place, non_blocking=True)
-            with autocast(place, precision):
+            images, labels = images.to(target, non_blocking=True), labels.to(target, non_blocking=True)
+            with autocast(target, precision):
                 logits = model(images)
             for name, table in moved.items():
                 right = labels if table is None else table[labels]

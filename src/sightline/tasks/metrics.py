@@ -107,9 +107,9 @@ def _confusion(labels: Tensor, chosen: Tensor, classes: int) -> Tensor:
 
 def _bins(confidence: Tensor, hits: Tensor) -> Tensor:
     """(3, BINS): images, summed confidence and hits; a bin is (lower, upper]."""
-    place = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    bin = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
     rows = torch.stack([torch.ones_like(confidence), confidence, hits.to(confidence)])
-    return torch.zeros(3, BINS, dtype=rows.dtype, device=rows.device).index_add_(1, place, rows)
+    return torch.zeros(3, BINS, dtype=rows.dtype, device=rows.device).index_add_(1, bin, rows)
 
 
 def add(parts: Iterable[Statistics]) -> Statistics:

@@ -21,7 +21,7 @@ from sightline.tasks.segmentation.config import Config as SegmentationConfig
 from sightline.tasks.sequences.config import Config as SequencesConfig
 
 if TYPE_CHECKING:
-    from sightline.data.order import Place
+    from sightline.data.order import Placement
     from sightline.tasks.base import (
         EvalOptions,
         ImageSource,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Spec(Protocol):
     """The functions in the module `spec` of a task, whose docstrings say more."""
 
-    def make(self, config: Any, placement: Place, note: Note) -> Task:
+    def make(self, config: Any, placement: Placement, note: Note) -> Task:
         """The task of a run."""
 
     def open(self, path: Path, metadata: Metadata, read: StateReader) -> Loaded:
@@ -79,7 +79,7 @@ class TaskSpec:
     def module(self) -> Spec:
         return cast(Spec, import_module(f"sightline.tasks.{self.name}.spec"))
 
-    def make(self, config: RunConfig, placement: Place, note: Note) -> Task:
+    def make(self, config: RunConfig, placement: Placement, note: Note) -> Task:
         """The task of a run: data, model and loss put together."""
         return self.module.make(config, placement, note)
 

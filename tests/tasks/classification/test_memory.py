@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sightline.data.order import Place
+from sightline.data.order import Placement
 from sightline.engine.settings import load_recipe, resolve
 from sightline.tasks.classification import loaders as feeds
 from sightline.tasks.classification.config import Augment, Data
@@ -35,7 +35,7 @@ class Counted(TorchDispatchMode):
 def task(folder: Path, augment: Augment, batch: int, parts: int = 1, **place: int) -> Classification:
     config = resolve(RECIPE)
     data = Data(path=str(folder), size=16, crop_pct=1.0, workers=0, preload=True)
-    where = Place(torch.device("cpu"), batch, parts, **place)
+    where = Placement(torch.device("cpu"), batch, parts, **place)
     return Classification(data, config.model, augment, config.loss, config.distill, where, lambda *_: None)
 
 

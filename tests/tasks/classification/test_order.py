@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sightline.data.order import Order, Place, derive
+from sightline.data.order import Order, Placement, derive
 
 
 def test_seeds_do_not_collide() -> None:
@@ -53,7 +53,7 @@ def test_impossible_batches(images: int, batch: int, message: str) -> None:
 @pytest.mark.parametrize("images", [1, 5, 16, 17, 31])
 def test_evaluation_counts_every_image_once(images: int) -> None:
     for ranks in (1, 2, 4):
-        shares = [list(Place(torch.device("cpu"), 8, eval_batch=6, ranks=ranks, rank=r).evaluation(images))
+        shares = [list(Placement(torch.device("cpu"), 8, eval_batch=6, ranks=ranks, rank=r).evaluation(images))
                   for r in range(ranks)]  # fmt: skip
         assert sorted(i for share in shares for local in share for i in local) == list(range(images))
         assert len({len(share) for share in shares}) == 1

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from sightline.cli import lra
 from sightline.cli.main import main
-from sightline.data.order import Place
+from sightline.data.order import Placement
 from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
 from sightline.engine.train import train
 from sightline.engine.values import ConfigError
@@ -21,7 +21,7 @@ from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.data import KINDS
 from sightline.tasks.sequences.model import build, load
 from sightline.tasks.sequences.published import MECHANISMS, PUBLISHED
-from sightline.tasks.sequences.task import Sequences, Stretches
+from sightline.tasks.sequences.task import Sequences, StepEpochs
 
 SMALL = {
     "data.train": "64",
@@ -63,23 +63,23 @@ def weights(out: Path) -> dict[str, bytes]:
 
 
 def test_epochs_are_stretches_of_passes() -> None:
-    order = Stretches(50, 8, seed=1, length=4)  # 6 updates in a pass
+    order = StepEpochs(50, 8, seed=1, length=4)  # 6 updates in a pass
     assert order.steps == 4
     taken = torch.cat([order.sequence(epoch) for epoch in range(3)]).view(12, 8)
     passes = [taken[:6].flatten().tolist(), taken[6:].flatten().tolist()]
     for each in passes:
         assert len(set(each)) == 48
     assert passes[0] != passes[1]
-    whole = Stretches(50, 8, seed=1)
+    whole = StepEpochs(50, 8, seed=1)
     assert whole.steps == 6
     assert whole.sequence(1)[:48].tolist() == passes[1]
-    assert [len(places) for places in order.places(1)] == [8, 8, 8]
+    assert [len(places) for places in order.positions(1)] == [8, 8, 8]
 
 
 def test_processes_share_an_epoch() -> None:
-    alone = Stretches(50, 8, seed=1, length=4)
-    ranks = [Stretches(50, 8, ranks=2, rank=rank, seed=1, length=4) for rank in range(2)]
-    for one, *both in zip(alone.places(), *(rank.places() for rank in ranks), strict=True):
+    alone = StepEpochs(50, 8, seed=1, length=4)
+    ranks = [StepEpochs(50, 8, ranks=2, rank=rank, seed=1, length=4) for rank in range(2)]
+    for one, *both in zip(alone.positions(), *(rank.positions() for rank in ranks), strict=True):
         assert sorted(torch.cat(both).tolist()) == one.tolist()
 
 
@@ -87,8 +87,8 @@ def test_every_example_is_evaluated_once(cache: str, tmp_path: Path) -> None:
     config = configure(cache, tmp_path)
     labels = []
     for rank in range(2):
-        place = Place(torch.device("cpu"), 8, eval_batch=6, ranks=2, rank=rank)
-        task = Sequences(config.data, config.model, config.loss, place)
+        placement = Placement(torch.device("cpu"), 8, eval_batch=6, ranks=2, rank=rank)
+        task = Sequences(config.data, config.model, config.loss, placement)
         for ids, some in task.evaluation():
             assert ids.shape[0] == len(some)
             assert task.model(ids).shape == (len(some), 10)

@@ -1,4 +1,4 @@
-"""The loss of a batch: labels, smoothed or mixed, and a teacher beside them."""
+"""The loss of a batch: labels, smoothed or mixed, and a teacher."""
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ class Criterion:
         if self.teacher is None:
             return own
         with torch.no_grad():
-            wisdom = self.teacher(images).float()
-        return torch.lerp(own, self._teacher(logits.float(), wisdom), self.distill.weight)
+            teacher_logits = self.teacher(images).float()
+        return torch.lerp(own, self._teacher(logits.float(), teacher_logits), self.distill.weight)
 
     def _labels(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self.loss.name == "cross_entropy":
@@ -37,10 +37,10 @@ class Criterion:
         smooth = soft * (1 - self.loss.smoothing) + self.loss.smoothing / classes
         return F.binary_cross_entropy_with_logits(logits, smooth)
 
-    def _teacher(self, logits: Tensor, wisdom: Tensor) -> Tensor:
+    def _teacher(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         if self.distill.mode == "hard":
-            return F.cross_entropy(logits, wisdom.argmax(1))
-        heat = self.distill.temperature
-        gap = F.kl_div((logits / heat).log_softmax(1), (wisdom / heat).log_softmax(1), reduction="batchmean",
-                       log_target=True)  # fmt: skip
-        return gap * heat**2
+            return F.cross_entropy(logits, teacher_logits.argmax(1))
+        temperature = self.distill.temperature
+        own, wanted = ((values / temperature).log_softmax(1) for values in (logits, teacher_logits))
+        gap = F.kl_div(own, wanted, reduction="batchmean", log_target=True)
+        return gap * temperature**2

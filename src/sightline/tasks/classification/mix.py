@@ -1,7 +1,7 @@
 """Mixup, cutmix and random erasing of batches on their device.
 
-Random numbers come from a generator that knows the place of an image in the whole batch, and partners are mirror
-images of places; so the result for an image does not depend on the number of processes.
+Random numbers come from a generator that knows the position of an image in the whole batch, and partners are at
+mirrored positions; so the result for an image does not depend on the number of processes.
 """
 
 import numpy as np
@@ -21,21 +21,27 @@ def mixes(augment: Augment, epoch: int) -> bool:
 
 
 def mix(
-    images: Tensor, targets: Tensor, classes: int, augment: Augment, rng: np.random.Generator, slots: Tensor, part: int
+    images: Tensor,
+    targets: Tensor,
+    classes: int,
+    augment: Augment,
+    rng: np.random.Generator,
+    slots: Tensor,
+    size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Mix every image with the one at the mirrored place of its batch.
+    """Mix every image with the one at the mirrored position of its batch.
 
     Args:
         images: (B, C, H, W), normalised.
         targets: (B,) classes.
         classes: their number.
-        rng: for this part of this update, the same in every process.
-        slots: (B,) places of these images among the `part` images of all processes.
+        rng: for this micro-batch, the same in every process.
+        slots: (B,) positions of these images among the `size` images of the micro-batch.
 
     Returns:
         Mixed images, and probabilities (B, classes).
     """
-    ratio, cut, centre = (values[slots.numpy()] for values in _draw(augment, rng, part))
+    ratio, cut, centre = (values[slots.numpy()] for values in _draw(augment, rng, size))
     # Compared, not F.one_hot: that one asks for the largest class first.
     soft = (targets.unsqueeze(1) == torch.arange(classes, device=targets.device)).float()
     if (ratio == 1).all():
@@ -47,15 +53,15 @@ def mix(
     partner = images.flip(0)
     mixed = torch.lerp(partner, images, amount.view(-1, 1, 1, 1))
     if cut.any():
-        place = _mask(torch.from_numpy(box).to(images.device, non_blocking=True), height, width)
+        inner = _mask(torch.from_numpy(box).to(images.device, non_blocking=True), height, width)
         cuts = torch.from_numpy(cut).to(images.device, non_blocking=True).view(-1, 1, 1, 1)
-        mixed = torch.where(cuts, torch.where(place, partner, images), mixed)
+        mixed = torch.where(cuts, torch.where(inner, partner, images), mixed)
     return mixed, torch.lerp(soft.flip(0), soft, amount.view(-1, 1))
 
 
-def _draw(augment: Augment, rng: np.random.Generator, part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For all images of a part: the share that stays, whether it is cut, and the centre of the cut."""
-    count = {"batch": 1, "pair": (part + 1) // 2, "elem": part}[augment.mix_mode]
+def _draw(augment: Augment, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For all images of a micro-batch: the share that stays, whether it is cut, and the centre of the cut."""
+    count = {"batch": 1, "pair": (size + 1) // 2, "elem": size}[augment.mix_mode]
     up = rng.beta(augment.mixup, augment.mixup, count) if augment.mixup else np.ones(count)
     down = rng.beta(augment.cutmix, augment.cutmix, count) if augment.cutmix else np.ones(count)
     both = augment.mixup > 0 and augment.cutmix > 0
@@ -65,8 +71,8 @@ def _draw(augment: Augment, rng: np.random.Generator, part: int) -> tuple[np.nda
     if augment.mix_mode == "elem":
         return drawn
     if augment.mix_mode == "batch":
-        return tuple(np.repeat(values, part, 0) for values in drawn)  # type: ignore[return-value]
-    mirrored = np.minimum(np.arange(part), np.arange(part)[::-1])
+        return tuple(np.repeat(values, size, 0) for values in drawn)  # type: ignore[return-value]
+    mirrored = np.minimum(np.arange(size), np.arange(size)[::-1])
     return tuple(values[mirrored] for values in drawn)  # type: ignore[return-value]
 
 
@@ -88,14 +94,14 @@ def _mask(box: Tensor, height: int, width: int) -> Tensor:
     return (row >= top) & (row < bottom) & (column >= left) & (column < right)
 
 
-def erase(images: Tensor, augment: Augment, rng: np.random.Generator, slots: Tensor, part: int, noise: int) -> Tensor:
+def erase(images: Tensor, augment: Augment, rng: np.random.Generator, slots: Tensor, size: int, noise: int) -> Tensor:
     """Replace a rectangle of some images by noise, by one random colour, or by the mean.
 
     Args:
         images: (B, C, H, W), normalised.
         noise: seed of the noise.
     """
-    drawn = rng.random((part, 5))[slots.numpy()]
+    drawn = rng.random((size, 5))[slots.numpy()]
     chosen, area, ratio, down, across = torch.from_numpy(drawn).float().to(images.device, non_blocking=True).unbind(1)
     height, width = images.shape[-2:]
     area = (ERASED_AREA[0] + area * (ERASED_AREA[1] - ERASED_AREA[0])) * height * width
@@ -104,11 +110,11 @@ def erase(images: Tensor, augment: Augment, rng: np.random.Generator, slots: Ten
     tall = (area * ratio).sqrt().round().clamp(1, height)
     wide = (area / ratio).sqrt().round().clamp(1, width)
     top, left = (down * (height - tall)).round(), (across * (width - wide)).round()
-    place = _mask(torch.stack([top, top + tall, left, left + wide], 1), height, width)
-    place = place & (chosen < augment.erase).view(-1, 1, 1, 1)
+    erased = _mask(torch.stack([top, top + tall, left, left + wide], 1), height, width)
+    erased = erased & (chosen < augment.erase).view(-1, 1, 1, 1)
     if augment.erase_mode == "const":
-        return images.masked_fill(place, 0.0)
+        return images.masked_fill(erased, 0.0)
     generator = torch.Generator(images.device).manual_seed(noise)
     shape = images.shape if augment.erase_mode == "pixel" else (*images.shape[:2], 1, 1)
     fill = torch.randn(shape, device=images.device, dtype=images.dtype, generator=generator)
-    return torch.where(place, fill, images)
+    return torch.where(erased, fill, images)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from sightline.data.images import ImageError
-from sightline.data.order import Place, derive
+from sightline.data.order import Placement, derive
+from sightline.tasks.base import Note
 from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
 from sightline.tasks.classification.data import open_split
-from sightline.tasks.classification.loaders import Feed, LoaderFeed, MemoryFeed, Note, SyntheticFeed
+from sightline.tasks.classification.loaders import DeviceLoader, Loader, SyntheticLoader, WorkerLoader
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.mix import erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
@@ -25,50 +26,50 @@ class Classification:
 
     Args:
         data, model, augment, loss, distill: sections of the configuration.
-        place: device and share of the work.
-        note: hears of the progress of preloading.
+        placement: device and share of the work.
+        note: reports the progress of preloading.
 
     Attributes:
         model: in training mode on the device, not yet compiled or wrapped.
-        card: what a file of its weights says of itself.
+        card: what a file of its weights records.
         order: of the training images.
-        broken: what was wrong with images that could not be read, every one once.
-        notes: what a user should know of the data, a line each.
+        broken: messages about images that could not be read, each once.
+        notes: what a user should know about the data, one line each.
     """
 
     def __init__(
-        self, data: Data, model: Model, augment: Augment, loss: Loss, distill: Distill, place: Place, note: Note
+        self, data: Data, model: Model, augment: Augment, loss: Loss, distill: Distill, placement: Placement, note: Note
     ) -> None:
-        self.data, self.augment, self.place = data, augment, place
+        self.data, self.augment, self.placement = data, augment, placement
         self.channels_last = model.channels_last
         splits = None
         classes: tuple[str, ...] = tuple(f"class {i}" for i in range(SYNTHETIC_CLASSES))
         if data.source != "synthetic":
             train = open_split(data, "train")
             splits, classes = (train, open_split(data, "val", train.classes)), train.classes
-        torch.manual_seed(place.seed)
+        torch.manual_seed(placement.seed)
         built, self.card = build(model, data, classes)
-        self.model: nn.Module = built.to(place.device)
+        self.model: nn.Module = built.to(placement.device)
         if model.channels_last:
             self.model.to(memory_format=torch.channels_last)
         self.criterion = Criterion(
-            loss, distill, build_teacher(distill, len(classes), self.card.input_size[0], place.device)
+            loss, distill, build_teacher(distill, len(classes), self.card.input_size[0], placement.device)
         )
         self.broken: dict[str, None] = {}
         self.notes = tuple(note for split in splits or () for note in split.notes)
-        self.feed: Feed
+        self.loader: Loader
         if splits is None:
-            self.feed = SyntheticFeed(self.card, place)
+            self.loader = SyntheticLoader(self.card, placement)
         elif data.preload:
-            self.feed = MemoryFeed(data, augment, self.card, splits, place, note, model.compile)
+            self.loader = DeviceLoader(data, augment, self.card, splits, placement, note, model.compile)
         else:
-            self.feed = LoaderFeed(data, augment, self.card, *splits, place)
-        self.order = self.feed.order
-        self.images = len(splits[1]) if splits else self.order.local * place.ranks
+            self.loader = WorkerLoader(data, augment, self.card, *splits, placement)
+        self.order = self.loader.order
+        self.images = len(splits[1]) if splits else self.order.local * placement.ranks
         if self.order.ranks > 1 and self.order.local % 2 and mixes(augment, 0):
             raise ValueError(
-                f"batch.size={place.batch} gives {self.order.local} images a process and part, mixing needs an even "
-                f"number; give a multiple of {2 * place.ranks * place.parts}"
+                f"batch.size={placement.batch} gives {self.order.local} images per process and micro-batch, but mixing "
+                f"needs an even number; give a multiple of {2 * placement.ranks * placement.accumulate}"
             )
 
     def __len__(self) -> int:
@@ -76,27 +77,29 @@ class Classification:
         return self.images
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """The parts of an epoch's updates from update `start` on, ready for the model."""
+        """The micro-batches of an epoch from update `start` on, ready for the model."""
         order, slots = self.order, self.order.slots()
         mixing = mixes(self.augment, epoch)
-        for part, batch in enumerate(self.feed.parts(epoch, start), start * order.parts):
+        for number, batch in enumerate(self.loader.micro_batches(epoch, start), start * order.accumulate):
             self._note_broken(batch)
             images, targets = batch.images, batch.targets
-            rng = np.random.default_rng(derive(order.seed, epoch, part, 1))
+            rng = np.random.default_rng(derive(order.seed, epoch, number, 1))
             if mixing:
-                images, targets = mix(images, targets, len(self.card.classes), self.augment, rng, slots, order.part)
+                images, targets = mix(
+                    images, targets, len(self.card.classes), self.augment, rng, slots, order.micro_batch
+                )
             if self.augment.erase:
-                noise = derive(order.seed, epoch, part, 3, order.rank)
-                images = erase(images, self.augment, rng, slots, order.part, noise)
+                noise = derive(order.seed, epoch, number, 3, order.rank)
+                images = erase(images, self.augment, rng, slots, order.micro_batch, noise)
             yield Batch(self._layout(images), targets)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss of a part of an update."""
+        """The mean loss of a micro-batch."""
         return self.criterion(model(batch.images), batch.targets, batch.images)
 
     def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the images to evaluate, every one once over all processes."""
-        for batch in self.feed.evaluation():
+        for batch in self.loader.evaluation():
             self._note_broken(batch)
             yield self._layout(batch.images), batch.targets
 
@@ -118,7 +121,7 @@ class Classification:
 
     def close(self) -> None:
         """End what was started to load images."""
-        self.feed.close()
+        self.loader.close()
 
     def _layout(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images

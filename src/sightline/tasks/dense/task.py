@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from sightline.data.loader import close_loader
-from sightline.data.order import Key, Place
+from sightline.data.order import Key, Placement
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.loading import Items, Keys, Loaded, make_loader
 from sightline.tasks.dense.reporting import Broken
@@ -20,7 +20,7 @@ class DenseTask:
 
     Args:
         data: section of the configuration.
-        place: device and share of the work.
+        placement: device and share of the work.
         train, val: splits, each with its length and `notes`.
 
     Attributes:
@@ -33,9 +33,9 @@ class DenseTask:
     model: nn.Module
     card: DenseCard
 
-    def __init__(self, data: Any, place: Place, train: Any, val: Any) -> None:
-        self.data, self.place, self.val = data, place, val
-        self.order = place.order(len(train))
+    def __init__(self, data: Any, placement: Placement, train: Any, val: Any) -> None:
+        self.data, self.placement, self.val = data, placement, val
+        self.order = placement.order(len(train))
         self.notes = (*train.notes, *val.notes)
         self._images = len(train)
         self._broken = Broken(data.on_error)
@@ -71,7 +71,7 @@ class DenseTask:
             yield loaded.items
 
     def _eval_keys(self) -> Iterator[list[Key]]:
-        for local in self.place.evaluation(len(self.val)):
+        for local in self.placement.evaluation(len(self.val)):
             yield [(index, 0) for index in local]
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.data.order import Place
+from sightline.data.order import Placement
 from sightline.tasks.dense.loading import normalize
 from sightline.tasks.dense.task import DenseTask
 from sightline.tasks.detection.config import Augment, Data, Inference, Loss, Model
@@ -27,17 +27,19 @@ class Detection(DenseTask):
 
     Args:
         data, model, augment, loss, test: sections of the configuration.
-        place: device and share of the work.
+        placement: device and share of the work.
     """
 
-    def __init__(self, data: Data, model: Model, augment: Augment, loss: Loss, test: Inference, place: Place) -> None:
+    def __init__(
+        self, data: Data, model: Model, augment: Augment, loss: Loss, test: Inference, placement: Placement
+    ) -> None:
         self.masks = has_masks(model.head)
         train = open_split(data, "train", masks=self.masks)
-        super().__init__(data, place, train, open_split(data, "val", train, masks=self.masks))
+        super().__init__(data, placement, train, open_split(data, "val", train, masks=self.masks))
         self.options = loss
-        torch.manual_seed(place.seed)
+        torch.manual_seed(placement.seed)
         built, self.card = build(model, data, test, train.classes, train.categories)
-        self.model = built.to(place.device)
+        self.model = built.to(placement.device)
         self.start(
             TrainReader(train, TrainTransform(data, augment), self.masks),
             EvalReader(self.val, EvalTransform(data.short, data.long)),
@@ -45,7 +47,7 @@ class Detection(DenseTask):
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The parts of an epoch's updates from update `start` on, ready for the model."""
-        device = self.place.device
+        device = self.placement.device
         for items in self.training(epoch, start):
             images = [normalize(p.to(device), self.data.mean, self.data.std) for p, _ in items]
             targets = [{key: value.to(device) for key, value in target.items()} for _, target in items]
@@ -55,7 +57,8 @@ class Detection(DenseTask):
         """The sum of the detector's losses, weighted."""
         losses = model(*batch)
         return sum(
-            (self._weight(name) * value for name, value in losses.items()), torch.zeros((), device=self.place.device)
+            (self._weight(name) * value for name, value in losses.items()),
+            torch.zeros((), device=self.placement.device),
         )
 
     def _weight(self, name: str) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.data.order import Place
+from sightline.data.order import Placement
 from sightline.tasks.dense.loading import normalize
 from sightline.tasks.dense.task import DenseTask
 from sightline.tasks.segmentation.config import Augment, Data, Inference, Loss, Model
@@ -27,26 +27,28 @@ class Segmentation(DenseTask):
 
     Args:
         data, model, augment, loss, test: sections of the configuration.
-        place: device and share of the work.
+        placement: device and share of the work.
     """
 
-    def __init__(self, data: Data, model: Model, augment: Augment, loss: Loss, test: Inference, place: Place) -> None:
+    def __init__(
+        self, data: Data, model: Model, augment: Augment, loss: Loss, test: Inference, placement: Placement
+    ) -> None:
         train = open_split(data, "train")
-        super().__init__(data, place, train, open_split(data, "val", train.labels))
+        super().__init__(data, placement, train, open_split(data, "val", train.labels))
         self.options, self.test = loss, test
         if self.order.local == 1 and (model.head == "upernet" or loss.auxiliary):
             raise ValueError(
-                f"batch.size={place.batch} gives one image a process and part, but batch norm needs two; give at least "
-                f"{2 * place.ranks * place.parts}"
+                f"batch.size={placement.batch} gives one image per process and micro-batch, but batch norm needs two; "
+                f"give at least {2 * placement.ranks * placement.accumulate}"
             )
-        torch.manual_seed(place.seed)
+        torch.manual_seed(placement.seed)
         built, self.card = build(model, data, asdict(test), train.classes, loss.auxiliary > 0)
-        self.model = built.to(place.device)
+        self.model = built.to(placement.device)
         self.start(Reader(train, TrainTransform(data, augment)), Reader(self.val, EvalTransform(data), train=False))
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The parts of an epoch's updates from update `start` on, ready for the model."""
-        device = self.place.device
+        device = self.placement.device
         for items in self.training(epoch, start):
             images = torch.stack([image for image, _ in items]).to(device, non_blocking=True)
             masks = torch.stack([mask for _, mask in items]).to(device, non_blocking=True)

@@ -83,8 +83,8 @@ def open_splits(config: Data, path: str | None, note: Note, splits: tuple[str, .
     return made
 
 
-class Teller:
-    """Prints how far something is that takes long: a line every few seconds, with what is left, and one at the end."""
+class ProgressPrinter:
+    """Prints the progress of slow work: a line every few seconds with an estimate, and one at the end."""
 
     def __init__(self) -> None:
         self.start = self.said = time.monotonic()

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.data.order import Order, Place
+from sightline.data.order import Order, Placement
 from sightline.tasks.evaluation import Evaluation, evaluate
 from sightline.tasks.sequences.config import Data, Loss, Model
-from sightline.tasks.sequences.data import Teller, cut, open_splits
+from sightline.tasks.sequences.data import ProgressPrinter, cut, open_splits
 from sightline.tasks.sequences.model import build
 from sightline.tasks.sequences.tokens import TokenSet
 
 
 @dataclass(frozen=True)
-class Stretches(Order):
-    """Passes over the examples, one behind the other and each in its own order, cut into epochs of `length` updates."""
+class StepEpochs(Order):
+    """Epochs of `length` updates, cut from consecutive passes over the examples, each in its own order."""
 
     length: int | None = None
 
@@ -51,7 +51,7 @@ class Sequences:
 
     Args:
         data, model, loss: sections of the configuration.
-        place: device and share of the work.
+        placement: device and share of the work.
 
     Attributes:
         model: in training mode on the device, not yet compiled or wrapped.
@@ -61,15 +61,21 @@ class Sequences:
         broken: nothing; sequences that cannot be read end a run.
     """
 
-    def __init__(self, data: Data, model: Model, loss: Loss, place: Place) -> None:
-        torch.manual_seed(place.seed)
+    def __init__(self, data: Data, model: Model, loss: Loss, placement: Placement) -> None:
+        torch.manual_seed(placement.seed)
         built, self.card = build(model, data)
-        splits = open_splits(data, data.path, Teller() if place.rank == 0 else _silent, ("train", "val"))
+        splits = open_splits(data, data.path, ProgressPrinter() if placement.rank == 0 else _silent, ("train", "val"))
         self.train, self.val = splits["train"], splits["val"]
-        self.model: nn.Module = built.to(place.device)
-        self.place, self.smoothing = place, loss.smoothing
-        self.order = Stretches(
-            len(self.train), place.batch, place.parts, place.ranks, place.rank, place.seed, length=data.epoch_steps
+        self.model: nn.Module = built.to(placement.device)
+        self.placement, self.smoothing = placement, loss.smoothing
+        self.order = StepEpochs(
+            len(self.train),
+            placement.batch,
+            placement.accumulate,
+            placement.ranks,
+            placement.rank,
+            placement.seed,
+            length=data.epoch_steps,
         )
         self.notes = [
             f"{name}: {count:,} of {len(tokens.ends) - 1:,} sequences cut to {self.card.length:,} tokens"
@@ -83,18 +89,18 @@ class Sequences:
         return len(self.val)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """The parts of an epoch's updates from update `start` on, ready for the model."""
+        """The micro-batches of an epoch from update `start` on, ready for the model."""
         sequence = self.order.sequence(epoch).numpy()
-        for places in self.order.places(start):
-            yield Batch(*self._batch(self.train, sequence[places.numpy()]))
+        for positions in self.order.positions(start):
+            yield Batch(*self._batch(self.train, sequence[positions.numpy()]))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss of a part of an update."""
+        """The mean loss of a micro-batch."""
         return F.cross_entropy(model(batch.ids).float(), batch.labels, label_smoothing=self.smoothing)
 
     def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the examples to evaluate, every one once over all processes."""
-        for share in self.place.evaluation(len(self.val)):
+        for share in self.placement.evaluation(len(self.val)):
             yield self._batch(self.val, np.arange(share.start, share.stop))
 
     def evaluate(
@@ -118,7 +124,7 @@ class Sequences:
 
     def _batch(self, tokens: TokenSet, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         ids, labels = tokens.batch(indices, self.card.length)
-        device = self.place.device
+        device = self.placement.device
         if device.type == "cuda":
             ids, labels = ids.pin_memory(), labels.pin_memory()
         return ids.to(device, non_blocking=True).int(), labels.to(device, non_blocking=True)
