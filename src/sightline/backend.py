@@ -1,33 +1,54 @@
-"""Which implementation of an operator runs: decided here and nowhere else.
+"""Which implementation runs: one policy for every operator and every shortened path.
 
-Every operator has a `torch` implementation, the readable reference, which runs on any device. Some have a `triton` one
-besides. `auto` takes the Triton kernel where there is one that takes the tensors and these are on a CUDA device, else
-the reference. The environment variable `SIGHTLINE_BACKEND` replaces `auto` for the operators that have a kernel; an
-explicit `backend=` argument wins over both. With `TRITON_INTERPRET=1`, Triton's interpreter runs the kernels on a CPU,
-slowly.
+Every operator has a `torch` implementation, the readable reference, which runs on any device. Some have Triton kernels
+as well. `auto` takes the kernels if they support the tensors and the device, else the reference. The environment
+variable `SIGHTLINE_BACKEND` replaces `auto` for the operators that have kernels; an explicit `backend=` argument wins
+over both. With `TRITON_INTERPRET=1`, Triton's interpreter runs the kernels on a CPU, slowly.
+
+Layers and references also have shortened paths: the same result up to rounding, in fewer or larger steps (`SHORTENED`).
+They are taken wherever they are faster. `SIGHTLINE_BACKEND=torch` turns off all of them and all kernels.
 """
 
 import os
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
+from typing import NamedTuple, ParamSpec
 
 import torch
+from torch import Tensor
 
 BACKENDS = ("auto", "triton", "torch")
 VARIABLE = "SIGHTLINE_BACKEND"
+TRITON_INSTALLED = find_spec("triton") is not None
 
-# Operators that have a Triton implementation.
+# Operators that have Triton kernels, and what the kernels support.
 TRITON_OPERATORS = frozenset({"headwise_conv", "inline_attention", "linear_attention", "soft_attention"})
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HEAD_DIMS = (8, 128)
+LANDMARKS = 4096  # of soft_attention, at most
+FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
+
+CAPABILITY = (8, 0)  # of a GPU, at least: tensor cores for bfloat16 and TF32
+
+
+class Limits(NamedTuple):
+    """What a GPU offers a kernel: its compute capability, and bytes of shared memory per block."""
+
+    major: int
+    minor: int
+    shared_memory: int
 
 
 def choose(operator: str, device: torch.device, backend: str | None = None, obstacle: str | None = None) -> str:
     """The implementation to run for `operator` on `device`: "torch" or "triton".
 
-    `obstacle` says why the kernel cannot take the tensors; `auto` then takes the reference.
+    `obstacle` is the reason why the kernels cannot take the tensors (see `obstacle`); `auto` then takes the reference.
 
     Example: `choose("inline_attention", torch.device("cpu"))` gives "torch".
     """
     source = "backend" if backend is not None else VARIABLE
-    wanted = backend if backend is not None else os.environ.get(VARIABLE, "auto")
+    wanted = backend if backend is not None else requested()
     if wanted not in BACKENDS:
         raise ValueError(f"{operator}: {source}={wanted!r} is not a backend; use one of {', '.join(BACKENDS)}")
     if wanted == "torch" or (backend is None and operator not in TRITON_OPERATORS):
@@ -40,15 +61,158 @@ def choose(operator: str, device: torch.device, backend: str | None = None, obst
     return wanted
 
 
+def requested() -> str:
+    """The value of `SIGHTLINE_BACKEND`, "auto" if it is not set."""
+    return os.environ.get(VARIABLE, "auto")
+
+
+def obstacle(
+    operator: str, q: Tensor, k: Tensor, v: Tensor, *, landmarks: int = 0, filter_size: int = FILTERS[0]
+) -> str | None:
+    """Why the kernels of `operator` cannot take these tensors on their device, or None if they can."""
+    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
+        return f"dtypes are {q.dtype}, {k.dtype}, {v.dtype} (one of bfloat16, float16, float32 for all)"
+    if not HEAD_DIMS[0] <= q.shape[-1] <= HEAD_DIMS[1]:
+        return f"head dim is {q.shape[-1]} ({HEAD_DIMS[0]} to {HEAD_DIMS[1]})"
+    if v.shape[-1] != q.shape[-1]:
+        return f"v has head dim {v.shape[-1]} but q has {q.shape[-1]} (they must agree)"
+    if q.numel() == 0 or k.numel() == 0:
+        return "there are no tokens"
+    if landmarks > LANDMARKS:
+        return f"there are {landmarks} landmarks ({LANDMARKS} at most)"
+    if filter_size not in FILTERS:
+        return f"the filter is {filter_size} wide (one of {', '.join(map(str, FILTERS))})"
+    return device_obstacle(operator, q.device, q.dtype, q.shape[-1])
+
+
+def device_obstacle(operator: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why the kernels of `operator` cannot run on this device for tokens of this dtype and head dim, or None."""
+    if device.type != "cuda":
+        return None
+    limits = device_limits(device.index)
+    if limits is None:
+        return "there are kernels for NVIDIA GPUs only"
+    major, minor, available = limits
+    if (major, minor) < CAPABILITY:
+        return f"the GPU has compute capability {major}.{minor} ({CAPABILITY[0]}.{CAPABILITY[1]} at least)"
+    needed = shared_memory(operator, dtype, head_dim)
+    if available < needed:
+        return f"the GPU has {available:,} bytes of shared memory per block ({needed:,} needed)"
+    return None
+
+
+@torch.compiler.assume_constant_result
+def device_limits(index: int | None) -> tuple[int, int, int] | None:
+    """The `Limits` of a CUDA device, the current one if `index` is None; None for GPUs of other vendors."""
+    if index not in _limits:
+        gpu = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+        nvidia = torch.version.hip is None
+        _limits[index] = Limits(gpu.major, gpu.minor, gpu.shared_memory_per_block_optin) if nvidia else None
+    return _limits[index]
+
+
+_limits: dict[int | None, Limits | None] = {}
+
+
+# Bytes of shared memory per block that the kernels of an operator need at most, forward and backward, by the width of a
+# head (a power of two) in bfloat16 and in the other dtypes; measured for compute capabilities 8.0, 8.6 and 9.0.
+SHARED_MEMORY: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
+
+
+def shared_memory(operator: str, dtype: torch.dtype, head_dim: int) -> int:
+    """Bytes of shared memory per block that the kernels need for tokens of this dtype and head dim."""
+    if operator not in SHARED_MEMORY:
+        return 0
+    by_width = SHARED_MEMORY[operator][dtype != torch.bfloat16]
+    return next(need for width, need in by_width.items() if head_dim <= width)
+
+
+Arguments = ParamSpec("Arguments")
+SHORTENED: dict[str, Callable[..., bool]] = {}
+
+
+def shortened(decide: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
+    """Register a function that decides on a shortened path; with SIGHTLINE_BACKEND=torch its answer is no."""
+
+    @wraps(decide)
+    def decision(*args: Arguments.args, **kwargs: Arguments.kwargs) -> bool:
+        return requested() != "torch" and decide(*args, **kwargs)
+
+    SHORTENED[decide.__name__] = decision
+    return decision
+
+
+@shortened
+def packed_projection(x: Tensor, head_dim: int) -> bool:
+    """InLine attention of a layer whose projection of the tokens x (B, N, C) is one tensor (B, N, 3, H, D)."""
+    half = _autocast(x.device)
+    dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
+    return x.numel() > 0 and _kernels("inline_attention", x.device, dtype, head_dim)
+
+
+@shortened
+def unprojected_tokens(x: Tensor) -> bool:
+    """InLine attention without queries and keys, from the tokens x (B, N, C): on a CPU, for 2 C tokens or more."""
+    wide = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    on_cpu = x.device.type == "cpu" and choose("inline_attention", x.device) == "torch"
+    return on_cpu and wide and x.shape[1] >= 2 * x.shape[2]
+
+
+@shortened
+def local_weights(tokens: Tensor, head_dim: int) -> bool:
+    """The weights of InLine's local residual from the tokens (B, N, C) by kernels."""
+    fits = tokens.stride(2) == 1 and tokens.numel() > 0
+    return fits and _kernels("inline_attention", tokens.device, tokens.dtype, head_dim)
+
+
+@shortened
+def activated_linear(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """A linear layer with its activation as one product: inference in half precision on a GPU."""
+    half = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype == bias.dtype
+    return half and x.is_cuda and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
+
+
+@shortened
+def patch_product(x: Tensor) -> bool:
+    """A convolution of patches as one matrix product of them: on a GPU, where cuDNN is slow for patches of 16."""
+    return x.is_cuda
+
+
+@shortened
+def fused_stem(x: Tensor) -> bool:
+    """Convolutions of few channels as products of patches, batch norms folded in inference: on a GPU."""
+    return x.is_cuda
+
+
+@shortened
+def tall_products(a: Tensor, b: Tensor) -> bool:
+    """Products of tall matrices whose backward pass transposes small ones only: on a CPU, if a gradient is needed."""
+    return a.device.type == "cpu" and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+
+
+@shortened
+def shifted_products(height: int) -> bool:
+    """The local residual of a single grid row, a sequence, as sums of shifted tokens instead of a convolution."""
+    return height == 1
+
+
+def _kernels(operator: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the kernels of an operator run for such tokens."""
+    if dtype not in DTYPES or not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
+        return False
+    return choose(operator, device, None, device_obstacle(operator, device, dtype, head_dim)) == "triton"
+
+
+def _autocast(device: torch.device) -> bool:
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def _no_kernel(operator: str) -> str | None:
     if operator not in TRITON_OPERATORS:
         return "there is no Triton kernel for it"
-    return None if _INSTALLED else "Triton is not installed"
+    return None if TRITON_INSTALLED else "Triton is not installed"
 
 
 def _no_device(device: torch.device) -> str | None:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu"
     return None if device.type == "cuda" or interpreted else f"the tensors are on {device}, not on a CUDA device"
-
-
-_INSTALLED = find_spec("triton") is not None

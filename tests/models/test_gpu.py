@@ -13,7 +13,7 @@ import sightline  # noqa: F401
 from . import weights
 from .test_golden import EXACT, MODELS, PROMISED, STEP_OF_THE_BATCH
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; the CPU has tests of its own")
+pytestmark = pytest.mark.gpu
 
 SOFT = ["soft_tiny", "soft_norm_tiny"]
 NAMES = ["inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "inline_cswin_tiny", *SOFT]

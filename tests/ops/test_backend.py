@@ -12,12 +12,12 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture(autouse=True)
 def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(backend.VARIABLE, raising=False)
-    monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"fused"}))
+    monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"kernel"}))
 
 
 @pytest.mark.parametrize(
     ("operator", "device", "expected"),
-    [("fused", CPU, "torch"), ("fused", CUDA, "triton"), ("plain", CPU, "torch"), ("plain", CUDA, "torch")],
+    [("kernel", CPU, "torch"), ("kernel", CUDA, "triton"), ("plain", CPU, "torch"), ("plain", CUDA, "torch")],
 )
 @pytest.mark.parametrize("wanted", [None, "auto"])
 def test_auto_takes_the_kernel_where_it_can_run(
@@ -33,26 +33,28 @@ def test_name_of_the_variable() -> None:
 @pytest.mark.parametrize(("value", "expected"), [("torch", "torch"), ("triton", "triton"), ("auto", "triton")])
 def test_variable_replaces_auto(value: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_BACKEND", value)
-    assert choose("fused", CUDA) == expected
+    assert choose("kernel", CUDA) == expected
 
 
 @pytest.mark.parametrize(("argument", "expected"), [("torch", "torch"), ("triton", "triton")])
 def test_argument_wins_over_the_variable(argument: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_BACKEND", "torch" if argument == "triton" else "triton")
-    assert choose("fused", CUDA, argument) == expected
+    assert choose("kernel", CUDA, argument) == expected
 
 
 @pytest.mark.parametrize("value", ["nonsense", "", "Triton"])
 def test_unknown_argument(value: str) -> None:
-    with pytest.raises(ValueError, match=rf"fused: backend='{value}' is not a backend; use one of auto, triton, torch"):
-        choose("fused", CPU, value)
+    with pytest.raises(
+        ValueError, match=rf"kernel: backend='{value}' is not a backend; use one of auto, triton, torch"
+    ):
+        choose("kernel", CPU, value)
 
 
 @pytest.mark.parametrize("value", ["nonsense", ""])
 def test_unknown_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_BACKEND", value)
-    with pytest.raises(ValueError, match=rf"fused: SIGHTLINE_BACKEND='{value}' is not a backend"):
-        choose("fused", CPU)
+    with pytest.raises(ValueError, match=rf"kernel: SIGHTLINE_BACKEND='{value}' is not a backend"):
+        choose("kernel", CPU)
 
 
 def test_triton_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,20 +66,22 @@ def test_triton_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_triton_on_the_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(ValueError, match=r"fused: backend='triton' but the tensors are on cpu, not on a CUDA device"):
-        choose("fused", CPU, "triton")
+    with pytest.raises(ValueError, match=r"kernel: backend='triton' but the tensors are on cpu, not on a CUDA device"):
+        choose("kernel", CPU, "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert choose("fused", CPU, "triton") == "triton"
+    assert choose("kernel", CPU, "triton") == "triton"
 
 
 def test_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_INSTALLED", False)
-    assert choose("fused", CUDA) == "torch"
-    with pytest.raises(ValueError, match=r"fused: backend='triton' but Triton is not installed; use 'auto' or 'torch'"):
-        choose("fused", CUDA, "triton")
+    monkeypatch.setattr(backend, "TRITON_INSTALLED", False)
+    assert choose("kernel", CUDA) == "torch"
+    with pytest.raises(
+        ValueError, match=r"kernel: backend='triton' but Triton is not installed; use 'auto' or 'torch'"
+    ):
+        choose("kernel", CUDA, "triton")
 
 
 def test_auto_steps_back_from_an_obstacle() -> None:
-    assert choose("fused", CUDA, None, "head dim is 256") == "torch"
-    with pytest.raises(ValueError, match=r"fused: backend='triton' but head dim is 256; use 'auto' or 'torch'"):
-        choose("fused", CUDA, "triton", "head dim is 256")
+    assert choose("kernel", CUDA, None, "head dim is 256") == "torch"
+    with pytest.raises(ValueError, match=r"kernel: backend='triton' but head dim is 256; use 'auto' or 'torch'"):
+        choose("kernel", CUDA, "triton", "head dim is 256")

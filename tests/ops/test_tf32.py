@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sightline.ops import headwise_conv, linear_attention
 
-from .fused.cases import DEVICE, GPU, TOLERANCE, compare, inline, tokens, weights
-from .soft_fused.cases import inputs, soft
+from .cases import DEVICE, GPU, TOLERANCE, compare, inline, tokens, weights
+from .soft.cases import inputs, soft
 
 # Ten bits after the point, as float16 has; but the tensor cores cut off what is beyond, which is twice as far.
 CUT_OFF = 2 * TOLERANCE[torch.float16]

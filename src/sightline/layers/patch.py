@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from sightline import backend
 from sightline.layers.core import Grid, hooked
 from sightline.ops.activated import activated_linear
 
@@ -41,7 +42,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = pad_to_multiple(x, self.proj.stride)
-        x, grid = self._product(x) if x.is_cuda else to_tokens(self.proj(x))
+        x, grid = self._product(x) if backend.patch_product(x) else to_tokens(self.proj(x))
         return self.norm(x), grid
 
     def _product(self, x: Tensor) -> tuple[Tensor, Grid]:
@@ -80,7 +81,7 @@ class ConvBNEmbed(nn.Module):
         self.proj = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        if not x.is_cuda or not self._plain():
+        if not backend.fused_stem(x) or not self._plain():
             return to_tokens(self.proj(x))
         return to_tokens(self._by_layers(x) if self.training or torch.is_grad_enabled() else self._folded(x))
 

@@ -1,4 +1,4 @@
-"""A linear layer and its activation as one matrix product, for inference in half precision on a card.
+"""A linear layer and its activation as one matrix product, for inference in half precision on a GPU.
 
 cuBLASLt applies the activation before it writes the product; torch and its compiler write, read and write again.
 """
@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-LIBRARY = torch.library.Library("sightline", "FRAGMENT")
+from sightline import backend as backends
+from sightline.ops.common.registration import LIBRARY
+
 LIBRARY.define("activated_linear(Tensor x, Tensor weight, Tensor bias, bool gelu) -> Tensor")
 
 
@@ -21,10 +23,9 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool) -> 
         gelu: GELU or ReLU.
 
     Returns:
-        (..., features). One product where nothing needs a gradient; its GELU is exact to half precision.
+        (..., features). One product if nothing needs a gradient; its GELU is exact to half precision.
     """
-    half = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype == bias.dtype
-    if half and x.is_cuda and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda"):
+    if backends.activated_linear(x, weight, bias):
         return torch.ops.sightline.activated_linear(x, weight, bias, gelu)
     return _by_torch(x, weight, bias, gelu)
 

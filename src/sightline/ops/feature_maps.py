@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline.ops.checks import accumulate_dtype
+
 Affine = tuple[Tensor, Tensor]  # weight (heads, d, d) or (d, d), bias (heads, d) or (d,)
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -23,7 +25,7 @@ NAMES = (*FEATURE_MAPS, AFFINE_MAP)
 
 
 def check_feature_map(operator: str, phi: str, affine: Affine | None, heads: int, dim: int) -> None:
-    """Refuse an unknown name, or an affine map without its matrix and bias for `heads` heads of `dim` channels."""
+    """Reject an unknown name, or an affine map without its matrix and bias for `heads` heads of `dim` channels."""
     if phi not in NAMES:
         raise ValueError(f"{operator}: phi={phi!r} is not a feature map; use one of {', '.join(NAMES)}")
     if (phi == AFFINE_MAP) != (affine is not None):
@@ -58,3 +60,14 @@ def hide(x: Tensor, hidden: Tensor | None) -> Tensor:
 def key_features(k: Tensor, phi: str, affine: Affine | None, hidden: Tensor | None) -> Tensor:
     """phi(k), zero for hidden tokens; hidden from phi too, whose derivative could be infinite there."""
     return hide(apply_feature_map(hide(k, hidden), phi, affine), hidden)
+
+
+def kernel_features(
+    q: Tensor, k: Tensor, phi: str, affine: Affine | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor, str]:
+    """Queries, keys and the map that the kernels apply: relu_affine, a matrix product, is applied here."""
+    if phi != AFFINE_MAP:
+        return q, k, phi
+    wide, hidden = accumulate_dtype(q.dtype), None if key_mask is None else ~key_mask[:, :, None, None]
+    fq = apply_feature_map(q.to(wide), phi, affine).to(q.dtype)
+    return fq, key_features(k.to(wide), phi, affine, hidden).to(k.dtype), "identity"

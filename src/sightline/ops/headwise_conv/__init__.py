@@ -1,16 +1,14 @@
-"""Depthwise convolution of the tokens' grid whose filters a head's channels share (SOFT)."""
+"""Depthwise convolution of the tokens' grid with one filter per head (SOFT)."""
 
 from torch import Tensor
 
 from sightline import backend as backends
 from sightline.ops.checks import Grid, check_grid, check_same, check_tensor, check_tokens, full_precision
-from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.headwise_conv import reference
 
 NAME = "headwise_conv"
-if AVAILABLE:
+if backends.TRITON_INSTALLED:
     from sightline.ops.headwise_conv import operator
-    from sightline.ops.headwise_conv.launch import SIZES
 
 
 def headwise_conv(
@@ -22,7 +20,7 @@ def headwise_conv(
         x: (batch, height * width, heads, head_dim), any strides.
         weight: (heads, 1, k, k), k odd; of any floating-point type.
         grid: (height, width) of the tokens.
-        add: where given, added to the result, like x.
+        add: added to the result, shaped like x.
         backend: "auto", "triton" or "torch"; see `sightline.backend`. The kernels take k = 3, 5, 7 and 9.
 
     Returns:
@@ -43,10 +41,8 @@ def headwise_conv(
         check_tokens(NAME, x=x, add=add)
         check_same(NAME, 1, x=x, add=add)
         check_same(NAME, 3, x=x, add=add)
-    reason = obstacle(x, x, x)
-    if reason is None and AVAILABLE and weight.shape[3] not in SIZES:
-        reason = f"the filter is {weight.shape[3]} wide (one of {', '.join(map(str, SIZES))})"
-    if backends.choose(NAME, x.device, backend, reason) == "triton":
+    obstacle = backends.obstacle(NAME, x, x, x, filter_size=weight.shape[3])
+    if backends.choose(NAME, x.device, backend, obstacle) == "triton":
         return operator.headwise_conv(x, weight, add, *grid, False)
     with full_precision(x.device):
         return reference.headwise_conv(x, weight, grid, add)

@@ -10,19 +10,19 @@ filter sums G x_(y + dy)^T (T, T) over the grid, and then its diagonals.
 import triton
 import triton.language as tl
 
-from sightline.ops.fused.tiles import dot, operand
+from sightline.ops.common.tiles import dot, head_of, operand
 
 
 @triton.jit
-def _patch(x, y, column, height, width, x_sn, x_sd, D: tl.constexpr, W: tl.constexpr, X: tl.constexpr, T: tl.constexpr):
-    """The tokens of the patch from row y and `column` on, (T, W): zero outside of the grid."""
+def _patch(x, y, column, height, width, D: tl.constexpr, W: tl.constexpr, X: tl.constexpr, T: tl.constexpr):
+    """The tokens of the patch that starts at row y and `column` as (T, W): zero outside the grid."""
     i, c = tl.arange(0, T), tl.arange(0, W)[None, :]
     row, col = y + i // X, column + i % X
     ok = ((row >= 0) & (row < height) & (col >= 0) & (col < width))[:, None]
     if D < W:
         ok = ok & (c < D)
-    place = tl.cast(y * width + column, tl.int64) * x_sn + ((i // X * width + i % X) * x_sn)[:, None] + c * x_sd
-    return tl.load(x + place, mask=ok, other=0)
+    start = tl.cast(y * width + column, tl.int64) * x.token
+    return tl.load(x.ptr + (start + ((i // X * width + i % X) * x.token)[:, None] + c * x.dim), mask=ok, other=0)
 
 
 @triton.jit
@@ -42,15 +42,15 @@ def _lag(X: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _band(
-    weight, dy, w_sy, w_sx, X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr, DOT: tl.constexpr,
+    w, head, dy, X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr, DOT: tl.constexpr,
 ):
-    """Row dy of the filter as a matrix (T, T) to be multiplied with a patch."""
+    """Row dy of a head's filter in `w` (`HeadFilters`) as a matrix (T, T) to be multiplied with a patch."""
     dx = _lag(X, T, K)
     ok = (dx >= 0) & (dx < K)
     if FLIP:
         dx = K - 1 - dx
         dy = K - 1 - dy
-    return operand(tl.load(weight + dy * w_sy + dx * w_sx, mask=ok, other=0), DOT)
+    return operand(tl.load(w.ptr + head * w.head + dy * w.row + dx * w.column, mask=ok, other=0), DOT)
 
 
 @triton.jit
@@ -66,78 +66,77 @@ def _piece(piece, height, width, rows, X: tl.constexpr, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["H", "height", "width", "rows"])
 def conv(
-    x, w, base, out, x_sb, x_sn, x_sh, x_sd, w_sh, w_sy, w_sx, b_sb, b_sn, b_sh, b_sd, o_sb, o_sn, o_sh, H, height,
-    width, rows, D: tl.constexpr, W: tl.constexpr, X: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
-    FLIP: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
+    x, w, base, out, H, height, width, rows, D: tl.constexpr, W: tl.constexpr, X: tl.constexpr, T: tl.constexpr,
+    K: tl.constexpr, FLIP: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
 ):
     """One piece of one head of one image: out = base + the convolution of x."""
     image, head = tl.program_id(0) // H, tl.program_id(0) % H
-    x += tl.cast(image, tl.int64) * x_sb + tl.cast(head, tl.int64) * x_sh
-    out += tl.cast(image, tl.int64) * o_sb + tl.cast(head, tl.int64) * o_sh
+    x, _ = head_of(x, None, image, head, 0, False)
+    out, _ = head_of(out, None, image, head, 0, False)
     if ADD:
-        base += tl.cast(image, tl.int64) * b_sb + tl.cast(head, tl.int64) * b_sh
-    w += head * w_sh
+        base, _ = head_of(base, None, image, head, 0, False)
     first, last, column, top, bottom = _piece(tl.program_id(1), height, width, rows, X, K)
     c = tl.arange(0, W)[None, :]
     i = tl.arange(0, T)
-    b0 = _band(w, 0, w_sy, w_sx, X, T, K, FLIP, DOT)
-    b1 = _band(w, 1, w_sy, w_sx, X, T, K, FLIP, DOT)
-    b2 = _band(w, 2, w_sy, w_sx, X, T, K, FLIP, DOT)
+    b0 = _band(w, head, 0, X, T, K, FLIP, DOT)
+    b1 = _band(w, head, 1, X, T, K, FLIP, DOT)
+    b2 = _band(w, head, 2, X, T, K, FLIP, DOT)
     if K > 3:
-        b3 = _band(w, 3, w_sy, w_sx, X, T, K, FLIP, DOT)
-        b4 = _band(w, 4, w_sy, w_sx, X, T, K, FLIP, DOT)
+        b3 = _band(w, head, 3, X, T, K, FLIP, DOT)
+        b4 = _band(w, head, 4, X, T, K, FLIP, DOT)
     if K > 5:
-        b5 = _band(w, 5, w_sy, w_sx, X, T, K, FLIP, DOT)
-        b6 = _band(w, 6, w_sy, w_sx, X, T, K, FLIP, DOT)
+        b5 = _band(w, head, 5, X, T, K, FLIP, DOT)
+        b6 = _band(w, head, 6, X, T, K, FLIP, DOT)
     if K > 7:
-        b7 = _band(w, 7, w_sy, w_sx, X, T, K, FLIP, DOT)
-        b8 = _band(w, 8, w_sy, w_sx, X, T, K, FLIP, DOT)
+        b7 = _band(w, head, 7, X, T, K, FLIP, DOT)
+        b8 = _band(w, head, 8, X, T, K, FLIP, DOT)
     for y in range(top, bottom, T // X):
         up = y - K // 2
         acc = tl.zeros((T, W), tl.float32)
-        acc = dot(b0, operand(_patch(x, up, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
-        acc = dot(b1, operand(_patch(x, up + 1, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
-        acc = dot(b2, operand(_patch(x, up + 2, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
+        acc = dot(b0, operand(_patch(x, up, column, height, width, D, W, X, T), DOT), DOT, acc)
+        acc = dot(b1, operand(_patch(x, up + 1, column, height, width, D, W, X, T), DOT), DOT, acc)
+        acc = dot(b2, operand(_patch(x, up + 2, column, height, width, D, W, X, T), DOT), DOT, acc)
         if K > 3:
-            acc = dot(b3, operand(_patch(x, up + 3, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
-            acc = dot(b4, operand(_patch(x, up + 4, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
+            acc = dot(b3, operand(_patch(x, up + 3, column, height, width, D, W, X, T), DOT), DOT, acc)
+            acc = dot(b4, operand(_patch(x, up + 4, column, height, width, D, W, X, T), DOT), DOT, acc)
         if K > 5:
-            acc = dot(b5, operand(_patch(x, up + 5, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
-            acc = dot(b6, operand(_patch(x, up + 6, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
+            acc = dot(b5, operand(_patch(x, up + 5, column, height, width, D, W, X, T), DOT), DOT, acc)
+            acc = dot(b6, operand(_patch(x, up + 6, column, height, width, D, W, X, T), DOT), DOT, acc)
         if K > 7:
-            acc = dot(b7, operand(_patch(x, up + 7, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
-            acc = dot(b8, operand(_patch(x, up + 8, column, height, width, x_sn, x_sd, D, W, X, T), DOT), DOT, acc)
+            acc = dot(b7, operand(_patch(x, up + 7, column, height, width, D, W, X, T), DOT), DOT, acc)
+            acc = dot(b8, operand(_patch(x, up + 8, column, height, width, D, W, X, T), DOT), DOT, acc)
         ok = _inner(y, column, first, last, bottom, X, T)[:, None]
         if D < W:
             ok = ok & (c < D)
         start = tl.cast(y * width + column, tl.int64)
         token = (i // X * width + i % X)[:, None]
         if ADD:
-            acc += tl.load(base + start * b_sn + (token * b_sn + c * b_sd), mask=ok, other=0).to(tl.float32)
-        tl.store(out + start * o_sn + (token * o_sn + c), acc.to(out.dtype.element_ty), mask=ok)
+            added = tl.load(base.ptr + start * base.token + (token * base.token + c * base.dim), mask=ok, other=0)
+            acc += added.to(tl.float32)
+        tl.store(out.ptr + start * out.token + (token * out.token + c), acc.to(out.ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["H", "height", "width", "rows"])
 def conv_weights(
-    x, g, out, x_sb, x_sn, x_sh, x_sd, g_sb, g_sn, g_sh, g_sd, H, height, width, rows, D: tl.constexpr, W: tl.constexpr,
-    X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr,
+    x, g, out, H, height, width, rows, D: tl.constexpr, W: tl.constexpr, X: tl.constexpr, T: tl.constexpr,
+    K: tl.constexpr, DOT: tl.constexpr,
 ):
     """Three rows of the filter's gradient from one piece of one head of one image; out is (pieces, B, H, K, K)."""
     row, third = tl.program_id(0), tl.program_id(2)
     image, head = row // H, row % H
-    x += tl.cast(image, tl.int64) * x_sb + tl.cast(head, tl.int64) * x_sh
-    g += tl.cast(image, tl.int64) * g_sb + tl.cast(head, tl.int64) * g_sh
+    x, _ = head_of(x, None, image, head, 0, False)
+    g, _ = head_of(g, None, image, head, 0, False)
     first, last, column, top, bottom = _piece(tl.program_id(1), height, width, rows, X, K)
     s0 = tl.zeros((T, T), tl.float32)
     s1 = tl.zeros((T, T), tl.float32)
     s2 = tl.zeros((T, T), tl.float32)
     for y in range(top, bottom, T // X):
-        gt = _patch(g, y, column, height, width, g_sn, g_sd, D, W, X, T)
+        gt = _patch(g, y, column, height, width, D, W, X, T)
         gt = operand(tl.where(_inner(y, column, first, last, bottom, X, T)[:, None], gt, 0.0), DOT)
         up = y - K // 2 + 3 * third
-        x0 = operand(_patch(x, up, column, height, width, x_sn, x_sd, D, W, X, T), DOT)
-        x1 = operand(_patch(x, up + 1, column, height, width, x_sn, x_sd, D, W, X, T), DOT)
-        x2 = operand(_patch(x, up + 2, column, height, width, x_sn, x_sd, D, W, X, T), DOT)
+        x0 = operand(_patch(x, up, column, height, width, D, W, X, T), DOT)
+        x1 = operand(_patch(x, up + 1, column, height, width, D, W, X, T), DOT)
+        x2 = operand(_patch(x, up + 2, column, height, width, D, W, X, T), DOT)
         s0 = dot(gt, tl.trans(x0), DOT, s0)
         s1 = dot(gt, tl.trans(x1), DOT, s1)
         s2 = dot(gt, tl.trans(x2), DOT, s2)

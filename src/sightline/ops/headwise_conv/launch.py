@@ -1,23 +1,20 @@
-"""Launches the kernels of the head-wise convolution; nothing is tuned at run time."""
-
-from typing import Any
+"""Launches of the kernels of the head-wise convolution; nothing is tuned at run time."""
 
 import torch
 import triton
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.fused.launch import add_up
-from sightline.ops.fused.program import Layout, Program, products, program_for
+from sightline.ops.common.arguments import HeadFilters, Tokens
+from sightline.ops.common.launching import Constants, Layout, Program, products, program_for
 from sightline.ops.headwise_conv import kernels
 
-SIZES = (3, 5, 7, 9)  # of the filters that the kernels take
 ROWS = 28  # grid rows of a piece
 GRADIENT_ROWS = 56  # in the gradient of the filters
 SUM_TILE = {"PARTS": 64, "BLOCK": 64}  # of the sum of that gradient over pieces and images
 
 
-def _constants(x: Layout, size: int, width: int) -> dict[str, Any]:
+def _constants(x: Layout, size: int, width: int) -> Constants:
     """The k bands of a filter and k patches of every stage have to fit into shared memory."""
     channels = max(16, triton.next_power_of_2(x.shape[3]))
     if x.dtype == torch.bfloat16:
@@ -30,8 +27,8 @@ def _constants(x: Layout, size: int, width: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pieces(grid: Grid, size: int, columns: int, rows: int) -> int:
-    height, width = grid
+def _pieces(grid: Grid, size: int, constants: Constants, rows: int) -> int:
+    (height, width), columns = grid, int(constants["X"])
     stride = columns - (size - 1) if width > columns else columns
     return triton.cdiv(width, stride) * triton.cdiv(height, rows)
 
@@ -56,11 +53,9 @@ def _convolve(x: Layout, weight: Layout, add: Layout | None, *, grid: Grid, flip
     program = Program(3)
     out = program.buffer(x.shape, x.dtype)
     program.results = (out.slot,)
-    steps = (weight.strides[0], weight.strides[2], weight.strides[3])
     program.launch(
-        kernels.conv, (x.shape[0] * heads, _pieces(grid, size, constants["X"], ROWS)),
-        (x, weight, add, out, *x.strides, *steps, *(out if add is None else add).strides, *out.strides[:3], heads,
-         *grid, ROWS),
+        kernels.conv, (x.shape[0] * heads, _pieces(grid, size, constants, ROWS)),
+        (Tokens.of(x), HeadFilters.of(weight), Tokens.of(add), Tokens.of(out), heads, *grid, ROWS),
         {**constants, "FLIP": flip, "ADD": add is not None},
     )  # fmt: skip
     return program
@@ -69,13 +64,13 @@ def _convolve(x: Layout, weight: Layout, add: Layout | None, *, grid: Grid, flip
 def _weight_gradient(x: Layout, grad: Layout, weight: Layout, *, grid: Grid) -> Program:
     batch, _, heads, _ = x.shape
     size = weight.shape[3]
-    constants = {**_constants(x, size, grid[1]), "num_stages": 2}
-    pieces = _pieces(grid, size, constants["X"], GRADIENT_ROWS)
+    constants: Constants = {**_constants(x, size, grid[1]), "num_stages": 2}
+    pieces = _pieces(grid, size, constants, GRADIENT_ROWS)
     program = Program(3)
     parts = program.buffer((pieces * batch, *weight.shape), torch.float32)
     program.launch(
         kernels.conv_weights, (batch * heads, pieces, triton.cdiv(size, 3)),
-        (x, grad, parts, *x.strides, *grad.strides, heads, *grid, GRADIENT_ROWS), constants,
+        (Tokens.of(x), Tokens.of(grad), parts, heads, *grid, GRADIENT_ROWS), constants,
     )  # fmt: skip
-    program.results = (add_up(program, parts, weight.dtype, SUM_TILE).slot,)
+    program.results = (program.add_up(parts, weight.dtype, SUM_TILE).slot,)
     return program

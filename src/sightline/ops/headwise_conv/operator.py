@@ -1,12 +1,20 @@
-"""The head-wise convolution as a torch operator; see `sightline.ops.fused.operator`."""
+"""The head-wise convolution as a torch operator; see `sightline.ops.common.registration`."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from sightline.ops.fused.operator import LIBRARY, implements, on_device, register_gradient
+from sightline.ops.common.registration import (
+    LIBRARY,
+    Context,
+    below_autograd,
+    empty_like,
+    implements,
+    on_device,
+    register_gradient,
+)
 from sightline.ops.headwise_conv import launch
 
 LIBRARY.define("headwise_conv(Tensor x, Tensor weight, Tensor? add, SymInt height, SymInt width, bool flip) -> Tensor")
@@ -27,26 +35,28 @@ def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, height: int, width
 
 @torch.library.register_fake("sightline::headwise_conv", lib=LIBRARY)
 def _(x, weight, add, height, width, flip):  # type: ignore[no-untyped-def]
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return empty_like(x)[0]
 
 
 @torch.library.register_fake("sightline::headwise_conv_weight", lib=LIBRARY)
 def _(x, grad, weight, height, width):  # type: ignore[no-untyped-def]
-    return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    return empty_like(weight)[0]
 
 
 class HeadwiseConv(torch.autograd.Function):
     """`headwise_conv` with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, add: Tensor | None, height: int, width: int, flip: bool) -> Tensor:
+    def forward(
+        ctx: Context, x: Tensor, weight: Tensor, add: Tensor | None, height: int, width: int, flip: bool
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.options = height, width, flip
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return torch.ops.sightline.headwise_conv(x, weight, add, height, width, flip)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (height, width, flip), (grad,) = ctx.saved_tensors, ctx.options, grads
         needs_x, needs_weight, needs_add = ctx.needs_input_grad[:3]
         dx = dw = None
@@ -62,8 +72,8 @@ register_gradient("headwise_conv", HeadwiseConv)
 headwise_conv = torch.ops.sightline.headwise_conv
 
 
-def _flops(x_shape: Any, weight_shape: Any) -> int:
-    """Two operations an element and tap."""
+def _flops(x_shape: Sequence[int], weight_shape: Sequence[int]) -> int:
+    """Two operations per element and tap."""
     batch, tokens, heads, dim = x_shape
     return 2 * batch * tokens * heads * dim * weight_shape[2] * weight_shape[3]
 

@@ -21,12 +21,11 @@ from sightline.ops.checks import (
     per_sequence,
 )
 from sightline.ops.feature_maps import Affine, check_feature_map
-from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.inline import reference
 
 NAME = "inline_attention"
 IMPLEMENTATIONS = {"torch": reference.inline_attention}
-if AVAILABLE:
+if backends.TRITON_INSTALLED:
     from sightline.ops.inline import triton
 
     IMPLEMENTATIONS["triton"] = triton.inline_attention
@@ -62,7 +61,7 @@ def inline_attention(
         key_mask: (batch, key tokens) booleans, true where the key counts; a masked token is no neighbour
             either. A row without any key gives zero.
         cu_seqlens: packed form: q, k, v are (1, total, heads, head_dim) and this is [0, n1, n1 + n2, ...];
-            `grids` then holds (height, width) of every image, and `residual` one row an image.
+            `grids` then holds (height, width) of every image, and `residual` one row per image.
         affine: (weight, bias) of relu_affine: relu(weight x + bias), weight (d, d) or (heads, d, d).
         backend: "auto", "triton" or "torch"; see `sightline.backend`. The kernels take head dims 8 to 128.
 
@@ -82,8 +81,8 @@ def inline_attention(
     if not is_whole(prefix):
         raise ValueError(f"{NAME}: prefix={prefix!r}; give a whole number of leading tokens")
     if prefix < 0:
-        raise ValueError(f"{NAME}: prefix={prefix} is negative; give the number of leading tokens without a place")
-    chosen = backends.choose(NAME, q.device, backend, obstacle(q, k, v))
+        raise ValueError(f"{NAME}: prefix={prefix} is negative; give the number of leading tokens")
+    chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))
     run = IMPLEMENTATIONS[chosen]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     check_scale(NAME, scale)

@@ -2,9 +2,9 @@
 
 The operator then needs neither q nor k. With the centred cross moment S = mean(v x^T) - mean_v mean_x^T of a head,
     C^T = S Wk^T    and    s q C = x (s C^T Wq)^T + s C^T bq,
-so the two projections are applied to a d x d matrix instead of N tokens, the bias of k cancels, and what is left on the
-tokens are four plain products of size N x C x C: those of a block without attention. Faster on a CPU, where such
-products run at full speed and products of N x d x d do not.
+so the two projections are applied to a d x d matrix instead of N tokens, the bias of k cancels, and the tokens take
+part in four plain products of size N x C x C: those of a block without attention. Faster on a CPU, where such products
+run at full speed and products of N x d x d do not.
 
 The moment is not centred before the product as the reference does; the tokens of a block come out of a layer norm,
 whose means are small.
@@ -16,21 +16,13 @@ from torch import Tensor, nn
 
 from sightline import backend as backends
 from sightline.ops.checks import Grid
-from sightline.ops.inline.product import moment, times
+from sightline.ops.inline.product import matmul, moment
 from sightline.ops.inline.reference import local_residual
-
-NAME = "inline_attention"
 
 
 def prefers_tokens(x: Tensor, qkv: nn.Linear) -> bool:
-    """Whether the tokens x (B, N, C) are the faster way: on a CPU, from twice as many tokens as channels on.
-
-    A projection that is more than a plain linear layer (an adapter) is left to be called.
-    """
-    plain = type(qkv) is nn.Linear
-    on_cpu = x.device.type == "cpu" and backends.choose(NAME, x.device) == "torch"
-    wide = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return plain and on_cpu and wide and x.shape[1] >= 2 * x.shape[2]
+    """Whether to start from the tokens x (B, N, C). A projection with an adapter is called instead."""
+    return type(qkv) is nn.Linear and backends.unprojected_tokens(x)
 
 
 def inline_from_tokens(
@@ -56,7 +48,7 @@ def inline_from_tokens(
     if bias is not None:
         shift = (covariance * bias[:dim].view(num_heads, 1, -1)).sum(-1).view(num_heads, batch, heads[1])
         offset = mean_v + shift.transpose(0, 1).reshape(batch, dim)
-    out = times(x, mix) + offset.unsqueeze(1)
+    out = matmul(x, mix) + offset.unsqueeze(1)
     if residual is not None:
         local = local_residual(v[:, prefix:].unflatten(-1, heads), residual, grid).flatten(2)
         out[:, prefix:] += local

@@ -8,9 +8,10 @@ of all keys j add up, applied to v, to  mean_v + s phi(q_i) C  with  C = mean(ph
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline import backend as backends
 from sightline.ops.checks import Grid, accumulate_dtype
 from sightline.ops.feature_maps import Affine, apply_feature_map, hide, key_features
-from sightline.ops.inline.product import moment, times
+from sightline.ops.inline.product import matmul, moment
 
 
 def inline_attention(
@@ -37,7 +38,7 @@ def inline_attention(
     # Centred before the product, so that large means do not cancel in it.
     centred_k, centred_v = hide(fk - mean_k, hidden), hide(fv - mean_v, hidden)
     covariance = moment(centred_k.transpose(1, 2), centred_v.transpose(1, 2)) * (share * scale)  # B H D E
-    out = mean_v + times(fq.transpose(1, 2), covariance).transpose(1, 2)  # B N H E
+    out = mean_v + matmul(fq.transpose(1, 2), covariance).transpose(1, 2)  # B N H E
     if residual is not None:
         assert grid is not None
         out[:, prefix:] += local_residual(fv[:, prefix:], residual.to(wide), grid)
@@ -45,7 +46,7 @@ def inline_attention(
 
 
 def local_residual(v: Tensor, weight: Tensor, grid: Grid) -> Tensor:
-    """Depthwise convolution of the tokens' map, zero padded, with weights of its own for every image.
+    """Depthwise convolution of the tokens' map, zero padded, with one filter per image and channel.
 
     v (B, h * w, H, D), weight (B, C, k, k) -> (B, h * w, H, D). The images become channels of one
     channels-last map, so that a single depthwise convolution serves the whole batch.
@@ -55,7 +56,7 @@ def local_residual(v: Tensor, weight: Tensor, grid: Grid) -> Tensor:
     if v.numel() == 0:
         return v
     channels, size = batch * heads * dim, weight.shape[-1]
-    if height == 1:  # a sequence: shifted products are many times faster than a convolution of one row
+    if backends.shifted_products(height):  # many times faster than a convolution of one row
         row, taps = F.pad(v.flatten(2), (0, 0, size // 2, size // 2)), weight[:, None, :, size // 2]  # B 1 C k
         return sum(row[:, t : t + tokens] * taps[..., t] for t in range(size)).view(v.shape)  # type: ignore[union-attr]
     stacked = v.reshape(batch, tokens, heads * dim).transpose(0, 1).reshape(1, height, width, channels)

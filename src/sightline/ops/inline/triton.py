@@ -1,4 +1,4 @@
-"""InLine attention by the fused kernels; the same arguments as the reference, and packed images in one launch."""
+"""InLine attention by the kernels of `ops/linear`; arguments as in the reference, and packed images in one launch."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.feature_maps import Affine
-from sightline.ops.fused import attend
-from sightline.ops.fused.features import kernel_features, needs_gradient
+from sightline.ops.common.registration import needs_gradient
+from sightline.ops.feature_maps import Affine, kernel_features
+from sightline.ops.linear.operator import attend
 
 
 def inline_attention(
@@ -45,7 +45,7 @@ def inline_packed_images(
     sizes: Sequence[int],
     grids: Sequence[Grid] | None,
 ) -> Tensor:
-    """Images of different sizes side by side, (1, total, H, D), in one launch."""
+    """Images of different sizes, packed as (1, total, H, D), in one launch."""
     q, k, phi = kernel_features(q, k, phi, affine, None)
     cu = cu_seqlens.to(q.device, torch.int32)
     height = width = 0

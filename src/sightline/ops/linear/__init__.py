@@ -14,12 +14,11 @@ from sightline.ops.checks import (
     per_sequence,
 )
 from sightline.ops.feature_maps import Affine, check_feature_map
-from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.linear import reference
 
 NAME = "linear_attention"
 IMPLEMENTATIONS = {"torch": reference.linear_attention}
-if AVAILABLE:
+if backends.TRITON_INSTALLED:
     from sightline.ops.linear import triton
 
     IMPLEMENTATIONS["triton"] = triton.linear_attention
@@ -66,7 +65,7 @@ def linear_attention(
     check_feature_map(NAME, phi, affine, *q.shape[2:])
     if not is_number(eps) or not eps > 0:
         raise ValueError(f"{NAME}: eps={eps!r}; give a positive number, which keeps quotients finite")
-    chosen = backends.choose(NAME, q.device, backend, obstacle(q, k, v))
+    chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))
     run = IMPLEMENTATIONS[chosen]
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Linear attention by the fused kernels; the same arguments as the reference, and packed sequences in one launch."""
+"""Linear attention by kernels; the same arguments as the reference, and packed sequences in one launch."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sightline.ops.feature_maps import Affine
-from sightline.ops.fused import attend
-from sightline.ops.fused.features import kernel_features, needs_gradient
+from sightline.ops.common.registration import needs_gradient
+from sightline.ops.feature_maps import Affine, kernel_features
+from sightline.ops.linear.operator import attend
 
 
 def linear_attention(

@@ -13,14 +13,12 @@ from sightline.ops.checks import (
     lengths,
     per_sequence,
 )
-from sightline.ops.fused import AVAILABLE, obstacle
 from sightline.ops.soft import reference
-from sightline.ops.soft.newton import LANDMARKS
 from sightline.ops.soft.reference import newton_residual
 
 NAME = "soft_attention"
 IMPLEMENTATIONS = {"torch": reference.soft_attention}
-if AVAILABLE:
+if backends.TRITON_INSTALLED:
     from sightline.ops.soft import triton
 
     IMPLEMENTATIONS["triton"] = triton.soft_attention
@@ -104,10 +102,7 @@ def soft_attention(
 
 
 def _choose(q: Tensor, v: Tensor, landmarks: Tensor, most: int, backend: str | None) -> str:
-    reason = obstacle(q, landmarks, v)
-    if reason is None and most > LANDMARKS:
-        reason = f"there are {most} landmarks ({LANDMARKS} at most)"
-    return backends.choose(NAME, q.device, backend, reason)
+    return backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, landmarks, v, landmarks=most))
 
 
 __all__ = ["newton_residual", "soft_attention"]

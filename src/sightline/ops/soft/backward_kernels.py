@@ -15,13 +15,12 @@ dl of every chunk, and their sum (`add_landmarks`). For short images the first a
 import triton
 import triton.language as tl
 
-from sightline.ops.fused.tiles import dot, operand
+from sightline.ops.common.tiles import dot, head_of, operand
 from sightline.ops.soft.forward_kernels import add_small, small, sum_tokens
 from sightline.ops.soft.tiles import (
     between,
     gaussian,
     half_square,
-    head_of,
     rows,
     shown,
     squares,
@@ -33,33 +32,32 @@ from sightline.ops.soft.tiles import (
 
 @triton.jit
 def pull_tokens(
-    q, v, g, dq, dv, mask, landmarks, half, y, dz, q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, dq_sn, dv_sn, first, last, scale,
-    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
-    WRITE: tl.constexpr,
+    q, v, g, dq, dv, mask, landmarks, half, y, dz, first, last, scale, D: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, WRITE: tl.constexpr,
 ):
     """The part of dl that comes from the tokens first <= t < last; with WRITE also writes their dq and dv."""
     d_landmarks = tl.zeros((M, W), tl.float32)
     columns = tl.zeros((M, 16), tl.float32)
     ones = operand(tl.full((T, 16), 1.0, tl.float32), DOT)
     for t0 in range(first, last, T):
-        qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
-        vt = rows(v, t0, last, v_sn, v_sd, D, T, W)
-        gt = rows(g, t0, last, g_sn, g_sd, D, T, W)
+        qt = rows(q, t0, last, D, T, W)  # T W
+        vt = rows(v, t0, last, D, T, W)  # T W
+        gt = rows(g, t0, last, D, T, W)  # T W
         weights = gaussian(qt, landmarks, half_square(qt, scale, DOT), half, scale, DOT)  # T M
         if MASKED:
             ok = shown(mask, t0, last, T)[:, None]
-            vt = tl.where(ok, vt, 0.0).to(v.dtype.element_ty)
+            vt = tl.where(ok, vt, 0.0).to(v.ptr.dtype.element_ty)
         if WRITE:
             d_v = times_small(weights, dz, DOT)
             if MASKED:
                 d_v = tl.where(ok, d_v, 0.0)
-            store_rows(dv, d_v, t0, last, dv_sn, D, T, W)
+            store_rows(dv, d_v, t0, last, D, T, W)
         pull = tokens_times(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
         pull = weights * tokens_times(vt, tl.trans(dz), DOT, pull)
         part = operand(pull, DOT)
         if WRITE:
             d_q = dot(part, operand(landmarks, DOT), DOT) - tl.sum(pull, 1)[:, None] * (qt.to(tl.float32) * scale)
-            store_rows(dq, d_q * scale, t0, last, dq_sn, D, T, W)
+            store_rows(dq, d_q * scale, t0, last, D, T, W)
         turned = tl.trans(part)
         d_landmarks += dot(turned, operand(qt, DOT), DOT)
         columns += dot(turned, ones, DOT)
@@ -100,9 +98,9 @@ def pull_matrix(landmarks, m, y, dz, products, M: tl.constexpr, NORMALIZED: tl.c
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "parts", "scale"])
 def backward_mix(
-    q, marks, g, cu, cu_l, partial, sums, mixed, core, mixed_grad, edges, q_sb, q_sn, q_sh, q_sd, l_sb, l_sn, l_sh,
-    l_sd, g_sb, g_sn, g_sh, g_sd, H, tokens, m, parts, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
-    T: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
+    q, marks, g, cu, cu_l, partial, sums, mixed, core, mixed_grad, edges, H, tokens, m, parts, scale, D: tl.constexpr,
+    W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr, WHOLE: tl.constexpr,
 ):
     """dZ, and the part of dl that comes from A; for at most 64 landmarks.
 
@@ -110,64 +108,62 @@ def backward_mix(
     """
     row = tl.program_id(0)
     image, head = row // H, row % H
-    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
-    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
+    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
+    landmarks = rows(marks, 0, count, D, M, W)  # M W
     half = half_square(landmarks, 1.0, DOT)
     if WHOLE:
-        q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
-        g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
-        dy = sum_tokens(q, g, g, landmarks, half, q_sn, q_sd, g_sn, g_sd, 0, n, scale, D, W, M, T, False, DOT)
+        q, n = head_of(q, cu, image, head, tokens, VARLEN)
+        g, _ = head_of(g, cu, image, head, tokens, VARLEN)
+        dy = sum_tokens(q, g, g, landmarks, half, 0, n, scale, D, W, M, T, False, DOT)
     else:
         dy = add_small(partial, row, parts, tl.num_programs(0) * M, M, W)
     dz = dot(tl.trans(tl.load(small(core, row * M, 0, M, M))), dy, "fp32")
     tl.store(small(mixed_grad, row * M, 0, M, W), dz)
-    y = tl.load(small(mixed, row * M, 0, M, W))
+    y = tl.load(small(mixed, row * M, 0, M, W))  # M W
     products = tl.sum(dy * y + dz * tl.load(small(sums, row * M, 0, M, W)), 1)
     tl.store(small(edges, row * M, 0, M, W), pull_matrix(landmarks, count, y, dz, products, M, NORMALIZED, DOT))
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "scale"])
 def backward_tokens(
-    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, dl, edges, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh,
-    v_sd, l_sb, l_sn, l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, dq_sb, dq_sn, dq_sh, dv_sb, dv_sn, dv_sh, dl_sb, dl_sn, dl_sh,
-    H, tokens, m, chunk, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
-    MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
+    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, dl, edges, H, tokens, m, chunk, scale, D: tl.constexpr,
+    W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """dq and dv of one chunk, and its part of dl, or dl itself of a WHOLE image; at most 64 landmarks."""
     row, part = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
-    v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
-    g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
-    dq, _ = head_of(dq, cu, image, head, tokens, dq_sb, dq_sn, dq_sh, VARLEN)
-    dv, _ = head_of(dv, cu, image, head, tokens, dv_sb, dv_sn, dv_sh, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    q, n = head_of(q, cu, image, head, tokens, VARLEN)
+    v, _ = head_of(v, cu, image, head, tokens, VARLEN)
+    g, _ = head_of(g, cu, image, head, tokens, VARLEN)
+    dq, _ = head_of(dq, cu, image, head, tokens, VARLEN)
+    dv, _ = head_of(dv, cu, image, head, tokens, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
+    landmarks = rows(marks, 0, count, D, M, W)  # M W
     d_landmarks = pull_tokens(
         q, v, g, dq, dv, mask, landmarks, half_square(landmarks, 1.0, DOT), tl.load(small(mixed, row * M, 0, M, W)),
-        tl.load(small(mixed_grad, row * M, 0, M, W)), q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, dq_sn, dv_sn, part * chunk,
-        tl.minimum(part * chunk + chunk, n), scale, D, W, M, T, MASKED, DOT, True,
+        tl.load(small(mixed_grad, row * M, 0, M, W)), part * chunk, tl.minimum(part * chunk + chunk, n), scale, D, W, M,
+        T, MASKED, DOT, True,
     )
     if WHOLE:
-        dl, _ = head_of(dl, cu_l, image, head, m, dl_sb, dl_sn, dl_sh, VARLEN)
-        store_rows(dl, d_landmarks + tl.load(small(edges, row * M, 0, M, W)), 0, count, dl_sn, D, M, W)
+        dl, _ = head_of(dl, cu_l, image, head, m, VARLEN)
+        store_rows(dl, d_landmarks + tl.load(small(edges, row * M, 0, M, W)), 0, count, D, M, W)
     else:
-        place = (tl.cast(part + 1, tl.int64) * tl.num_programs(0) + row) * M
-        tl.store(small(edges, place, 0, M, W), d_landmarks)
+        offset = (tl.cast(part + 1, tl.int64) * tl.num_programs(0) + row) * M
+        tl.store(small(edges, offset, 0, M, W), d_landmarks)
 
 
 @triton.jit(do_not_specialize=["H", "m", "blocks", "parts"])
 def add_landmarks(
-    edges, dl, cu_l, dl_sb, dl_sn, dl_sh, H, m, blocks, parts, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
-    VARLEN: tl.constexpr,
+    edges, dl, cu_l, H, m, blocks, parts, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, VARLEN: tl.constexpr,
 ):
     """dl, the sum of its parts."""
     row, block = tl.program_id(0), tl.program_id(1)
-    dl, count = head_of(dl, cu_l, row // H, row % H, m, dl_sb, dl_sn, dl_sh, VARLEN)
+    dl, count = head_of(dl, cu_l, row // H, row % H, m, VARLEN)
     stride = tl.cast(tl.num_programs(0), tl.int64) * blocks * M
     total = tl.zeros((M, W), tl.float32)
     for part in range(parts):
-        total += tl.load(small(edges, part * stride + tl.cast(row, tl.int64) * blocks * M, block * M, M, W))
-    store_rows(dl, total, block * M, count, dl_sn, D, M, W)
+        total += tl.load(small(edges, part * stride + tl.cast(row, tl.int64) * blocks * M, block * M, M, W))  # M W
+    store_rows(dl, total, block * M, count, D, M, W)

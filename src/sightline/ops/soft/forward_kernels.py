@@ -1,10 +1,10 @@
 """Forward kernels of SOFT: out = P K (P^T v), P = exp(-|q - l|^2 / 2) and K the inverse between the landmarks.
 
-P is made again for every tile of tokens and never stored. A program owns one head of one image and a chunk of its
+P is recomputed for every tile of tokens and never stored. A program owns one head of one image and a chunk of its
 tokens: Z = P^T v of the chunk, while other programs of the same launch invert (`forward_sums`), Y = K Z
 (`forward_mix`), then a pass over the tokens (`forward_write`). More than 64 landmarks come in blocks, and their inverse
 by `matrix_kernels`. One program for all of a short image is no faster: Newton's steps, which are most of its time,
-already run beside the sums.
+already run next to the sums.
 
 Z, Y and K are float32 and padded with zeros: Z, Y (images, heads, blocks * M, W), K (images, heads, M, M).
 """
@@ -12,12 +12,11 @@ Z, Y and K are float32 and padded with zeros: Z, Y (images, heads, blocks * M, W
 import triton
 import triton.language as tl
 
-from sightline.ops.fused.tiles import dot
+from sightline.ops.common.tiles import dot, head_of
 from sightline.ops.soft.tiles import (
     core_of,
     gaussian,
     half_square,
-    head_of,
     rows,
     shown,
     store_rows,
@@ -28,17 +27,17 @@ from sightline.ops.soft.tiles import (
 
 @triton.jit
 def sum_tokens(
-    q, v, mask, landmarks, half, q_sn, q_sd, v_sn, v_sd, first, last, scale, D: tl.constexpr, W: tl.constexpr,
-    M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    q, v, mask, landmarks, half, first, last, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
+    MASKED: tl.constexpr, DOT: tl.constexpr,
 ):
     """P^T v (M, W) over the tokens first <= t < last."""
     total = tl.zeros((M, W), tl.float32)
     for t0 in range(first, last, T):
-        qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
-        vt = rows(v, t0, last, v_sn, v_sd, D, T, W)
+        qt = rows(q, t0, last, D, T, W)  # T W
+        vt = rows(v, t0, last, D, T, W)  # T W
         if MASKED:
             ok = shown(mask, t0, last, T)[:, None]
-            qt, vt = tl.where(ok, qt, 0.0).to(q.dtype.element_ty), tl.where(ok, vt, 0.0).to(v.dtype.element_ty)
+            qt, vt = tl.where(ok, qt, 0.0).to(q.ptr.dtype.element_ty), tl.where(ok, vt, 0.0).to(v.ptr.dtype.element_ty)
         weights = gaussian(landmarks, qt, half, half_square(qt, scale, DOT), scale, DOT)  # M T
         total = times_tokens(weights, vt, DOT, total)
     return total
@@ -46,38 +45,37 @@ def sum_tokens(
 
 @triton.jit
 def write_tokens(
-    q, out, landmarks, half, mixed, q_sn, q_sd, o_sn, first, last, scale, D: tl.constexpr, W: tl.constexpr,
-    T: tl.constexpr, DOT: tl.constexpr,
+    q, out, landmarks, half, mixed, first, last, scale, D: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
+    DOT: tl.constexpr,
 ):
     """out = P Y of the tokens first <= t < last."""
     for t0 in range(first, last, T):
-        qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
+        qt = rows(q, t0, last, D, T, W)  # T W
         weights = gaussian(qt, landmarks, half_square(qt, scale, DOT), half, scale, DOT)  # T M
-        store_rows(out, times_small(weights, mixed, DOT), t0, last, o_sn, D, T, W)
+        store_rows(out, times_small(weights, mixed, DOT), t0, last, D, T, W)
 
 
 @triton.jit
 def small(x, row, first, M: tl.constexpr, W: tl.constexpr):
     """Pointers to (M, W) of a padded matrix: `first` rows into matrix `row` of those that x holds."""
-    place = x + tl.cast(row, tl.int64) * W + first * W
-    return place + tl.arange(0, M)[:, None] * W + tl.arange(0, W)[None, :]
+    start = x + tl.cast(row, tl.int64) * W + first * W
+    return start + tl.arange(0, M)[:, None] * W + tl.arange(0, W)[None, :]
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "steps", "scale", "factor", "ridge", "shrink"])
 def forward_sums(
-    q, v, marks, mask, cu, cu_l, sums, core, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb, l_sn, l_sh, l_sd, H,
-    tokens, m, chunk, blocks, steps, scale, factor, ridge, shrink, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
-    T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    INVERT: tl.constexpr,
+    q, v, marks, mask, cu, cu_l, sums, core, H, tokens, m, chunk, blocks, steps, scale, factor, ridge, shrink,
+    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr,
+    VARLEN: tl.constexpr, DOT: tl.constexpr, INVERT: tl.constexpr,
 ):
     """P^T v of one chunk and block of landmarks; with INVERT the first programs make the inverse instead."""
     row, piece = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
     if INVERT:
         piece -= 1
     first = tl.maximum(piece, 0) % blocks * M
-    landmarks = rows(marks, first, count, l_sn, l_sd, D, M, W)
+    landmarks = rows(marks, first, count, D, M, W)  # M W
     half = half_square(landmarks, 1.0, DOT)
     if piece < 0:
         if INVERT:
@@ -85,16 +83,16 @@ def forward_sums(
             tl.store(small(core, row * M, 0, M, M), inverse)
     else:
         part = piece // blocks
-        q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
-        v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
+        q_head, n = head_of(q, cu, image, head, tokens, VARLEN)
+        v_head, _ = head_of(v, cu, image, head, tokens, VARLEN)
         if MASKED:
             mask += tl.cast(image, tl.int64) * tokens
         total = sum_tokens(
-            q, v, mask, landmarks, half, q_sn, q_sd, v_sn, v_sd, part * chunk, tl.minimum(part * chunk + chunk, n),
-            scale, D, W, M, T, MASKED, DOT,
+            q_head, v_head, mask, landmarks, half, part * chunk, tl.minimum(part * chunk + chunk, n), scale, D, W, M, T,
+            MASKED, DOT,
         )
-        place = (tl.cast(part, tl.int64) * tl.num_programs(0) + row) * blocks * M
-        tl.store(small(sums, place, first, M, W), total)
+        offset = (tl.cast(part, tl.int64) * tl.num_programs(0) + row) * blocks * M
+        tl.store(small(sums, offset, first, M, W), total)
 
 
 @triton.jit
@@ -102,7 +100,7 @@ def add_small(parts_ptr, row, parts, stride, M: tl.constexpr, W: tl.constexpr):
     """The sum of the parts of matrix `row`, (M, W)."""
     total = tl.zeros((M, W), tl.float32)
     for part in range(parts):
-        total += tl.load(small(parts_ptr, tl.cast(part, tl.int64) * stride + row * M, 0, M, W))
+        total += tl.load(small(parts_ptr, tl.cast(part, tl.int64) * stride + row * M, 0, M, W))  # M W
     return total
 
 
@@ -117,31 +115,30 @@ def forward_mix(partial, core, sums, mixed, parts, M: tl.constexpr, W: tl.conste
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def forward_write(
-    q, marks, out, cu, cu_l, mixed, q_sb, q_sn, q_sh, q_sd, l_sb, l_sn, l_sh, l_sd, o_sb, o_sn, o_sh, H, tokens, m,
-    chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, VARLEN: tl.constexpr,
-    DOT: tl.constexpr, ONE: tl.constexpr,
+    q, marks, out, cu, cu_l, mixed, H, tokens, m, chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, ONE: tl.constexpr,
 ):
     """out = P Y of one chunk of tokens; ONE block of landmarks or several."""
     row, part = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
-    out, _ = head_of(out, cu, image, head, tokens, o_sb, o_sn, o_sh, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    q, n = head_of(q, cu, image, head, tokens, VARLEN)
+    out, _ = head_of(out, cu, image, head, tokens, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
     first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
     if ONE:
-        landmarks = rows(marks, 0, count, l_sn, l_sd, D, M, W)
-        y = tl.load(small(mixed, row * M, 0, M, W))
+        landmarks = rows(marks, 0, count, D, M, W)  # M W
+        y = tl.load(small(mixed, row * M, 0, M, W))  # M W
         write_tokens(
-            q, out, landmarks, half_square(landmarks, 1.0, DOT), y, q_sn, q_sd, o_sn, first, last, scale, D, W, T, DOT
+            q, out, landmarks, half_square(landmarks, 1.0, DOT), y, first, last, scale, D, W, T, DOT
         )
     else:
         for t0 in range(first, last, T):
-            qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
+            qt = rows(q, t0, last, D, T, W)  # T W
             half_q = half_square(qt, scale, DOT)
             acc = tl.zeros((T, W), tl.float32)
             for block in range(blocks):
-                landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
-                y = tl.load(small(mixed, tl.cast(row, tl.int64) * blocks * M, block * M, M, W))
+                landmarks = rows(marks, block * M, count, D, M, W)  # M W
+                y = tl.load(small(mixed, tl.cast(row, tl.int64) * blocks * M, block * M, M, W))  # M W
                 weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0, DOT), scale, DOT)
                 acc += times_small(weights, y, DOT)
-            store_rows(out, acc, t0, last, o_sn, D, T, W)
+            store_rows(out, acc, t0, last, D, T, W)

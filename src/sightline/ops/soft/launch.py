@@ -1,17 +1,31 @@
-"""Launches the kernels of SOFT: what is cut how, chosen from the shape by fixed rules; nothing is tuned at run time."""
+"""Launches of the kernels of SOFT: how the work is cut follows from the shape by fixed rules; nothing is tuned at run
+time."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from sightline.ops.fused.launch import in_order, without
-from sightline.ops.fused.program import INTERPRETED, Layout, Program, compile_all, products, program_for
+from sightline.backend import LANDMARKS
+from sightline.ops.common.arguments import Tokens
+from sightline.ops.common.launching import (
+    INTERPRETED,
+    Argument,
+    Constants,
+    Kernel,
+    Layout,
+    Program,
+    compile_all,
+    in_order,
+    products,
+    program_for,
+    without,
+)
 from sightline.ops.soft import backward_kernels, forward_kernels, matrix_kernels
-from sightline.ops.soft.newton import LANDMARKS, RIDGE, STEP, steps_in
+from sightline.ops.soft.newton import RIDGE, STEP, steps_in
 
 SHORT = 1024  # tokens up to which an image is one chunk
 CHUNK = 512  # tokens of a chunk at least
@@ -43,17 +57,16 @@ class Plan:
         """Whether backward has one program for all of a head's dl."""
         return self.short and self.joint
 
-    def tile(self) -> dict[str, Any]:
-        constants = {"W": self.width, "M": BLOCK, "T": self.size, "num_warps": self.warps}
-        return {**constants, "num_stages": self.stages}
+    def tile(self) -> Constants:
+        return {"W": self.width, "M": BLOCK, "T": self.size, "num_warps": self.warps, "num_stages": self.stages}
 
     @property
-    def queries(self) -> dict[str, Any]:
+    def queries(self) -> Constants:
         """For dq and dv in a pass of their own."""
         return {**self.tile(), "M": 32 if self.width <= 64 else 16}
 
     @property
-    def landmarks(self) -> dict[str, Any]:
+    def landmarks(self) -> Constants:
         """For dl in a pass of its own."""
         tile = self.tile()
         if self.warps == 8:
@@ -61,12 +74,12 @@ class Plan:
         return {**tile, "M": BLOCK if self.width <= 32 else 32, "T": 32}
 
     @property
-    def pairs(self) -> dict[str, Any]:
+    def pairs(self) -> Constants:
         """For the gradient of A, block by block."""
         return {"W": self.width, "M": {64: 32, 128: 16}.get(self.width, BLOCK), "num_warps": 4, "num_stages": 1}
 
     @property
-    def matrix(self) -> dict[str, Any]:
+    def matrix(self) -> Constants:
         """For the kernels without tokens."""
         return {"W": self.width, "M": BLOCK, "num_warps": 4, "num_stages": 2}
 
@@ -95,9 +108,11 @@ def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype) -> Plan:
     )
 
 
-@dataclass(frozen=True)
-class Call:
-    """The options of one call; `longest` tokens and `most` landmarks of a pack, 0 for images of one size."""
+class Call(NamedTuple):
+    """The options of one call; `longest` tokens and `most` landmarks of a pack, 0 for images of one size.
+
+    Part of the key by which every call finds its program, hence a tuple.
+    """
 
     longest: int
     most: int
@@ -123,27 +138,27 @@ def saved_shape(rows: int, landmarks: int, dim: int, keep: bool) -> tuple[int, i
 
 def forward(
     q: Tensor, v: Tensor, landmarks: Tensor, mask: Tensor | None, cu: Tensor | None, cu_landmarks: Tensor | None,
-    options: tuple, save: bool,
+    call: Call, save: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out, and what backward needs; no rows of that unless `save`. `options` are the fields of `Call`."""
+    """out, and what backward needs; no rows of that unless `save`."""
     inputs = (q, v, landmarks, in_order(mask), in_order(cu), in_order(cu_landmarks))
 
-    def plan(*layouts: Any) -> Program:
+    def plan(*layouts: Layout) -> Program:
         if not INTERPRETED:
-            _compile_ahead(*layouts, call=Call(*options), save=save)
-        return _forward(*layouts, call=Call(*options), save=save)
+            _compile_ahead(*layouts, call=call, save=save)
+        return _forward(*layouts, call=call, save=save)
 
-    out, saved = program_for("soft", inputs, (options, save), plan)(inputs, q.device)
+    out, saved = program_for("soft", inputs, (call, save), plan)(inputs, q.device)
     return out, saved
 
 
 def backward(
     q: Tensor, v: Tensor, landmarks: Tensor, grad: Tensor, mask: Tensor | None, cu: Tensor | None,
-    cu_landmarks: Tensor | None, saved: Tensor, options: tuple,
+    cu_landmarks: Tensor | None, saved: Tensor, call: Call,
 ) -> list[Tensor]:  # fmt: skip
     """dq, dv and d(landmarks)."""
     inputs = (q, v, landmarks, grad, in_order(mask), in_order(cu), in_order(cu_landmarks), saved)
-    program = program_for("soft_backward", inputs, (options,), lambda *x: _backward(*x, call=Call(*options)))
+    program = program_for("soft_backward", inputs, (call,), lambda *layouts: _backward(*layouts, call=call))
     return program(inputs, q.device)
 
 
@@ -178,14 +193,14 @@ class _Work:
         return self.q.shape[2], self.q.shape[1], self.landmarks.shape[1]
 
     @property
-    def flags(self) -> dict[str, Any]:
+    def flags(self) -> Constants:
         """Constants that most kernels have."""
         return {"D": self.q.shape[3], "VARLEN": self.cu is not None, "DOT": products(self.q.dtype)}
 
     def buffer(self, *shape: int) -> Layout:
         return self.program.buffer(shape, torch.float32)
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], args: tuple, constants: dict[str, Any]) -> None:
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Constants) -> None:
         self.program.launch(kernel, grid, args, constants)
 
 
@@ -220,8 +235,8 @@ def _forward(
         _multiply(work, core, sums, mixed)
     work.launch(
         forward_kernels.forward_write, (rows, cut.parts),
-        (q, landmarks, out, cu, cu_landmarks, mixed, *q.strides, *landmarks.strides, *out.strides[:3], *work.sizes,
-         cut.chunk, cut.blocks, call.scale),
+        (Tokens.of(q), Tokens.of(landmarks), Tokens.of(out), cu, cu_landmarks, mixed, *work.sizes, cut.chunk,
+         cut.blocks, call.scale),
         {**work.flags, **cut.tile(), "ONE": cut.blocks == 1},
     )  # fmt: skip
     work.program.results = out.slot, saved.slot if save else work.buffer(0, size[1]).slot
@@ -243,8 +258,8 @@ def _backward(
     if cut.blocks == 1:
         work.launch(
             backward_kernels.backward_mix, (rows,),
-            (q, landmarks, grad, cu, cu_landmarks, partial, sums, mixed, core, mixed_grad, edges, *q.strides,
-             *landmarks.strides, *grad.strides, *work.sizes, cut.parts, call.scale),
+            (Tokens.of(q), Tokens.of(landmarks), Tokens.of(grad), cu, cu_landmarks, partial, sums, mixed, core,
+             mixed_grad, edges, *work.sizes, cut.parts, call.scale),
             {**work.flags, **cut.tile(), "NORMALIZED": call.normalized, "WHOLE": cut.short},
         )  # fmt: skip
     else:
@@ -252,18 +267,18 @@ def _backward(
         sums_grad = work.buffer(*sums.shape)
         _add(work, partial, sums_grad)
         _multiply(work, core, sums_grad, mixed_grad)
-        blocks = padded // cut.pairs["M"]
+        blocks = padded // int(cut.pairs["M"])
         work.launch(
             matrix_kernels.backward_matrix, (rows, blocks),
-            (landmarks, cu_landmarks, degrees, sums, sums_grad, mixed, mixed_grad, edges, *landmarks.strides,
-             q.shape[2], landmarks.shape[1], blocks),
+            (Tokens.of(landmarks), cu_landmarks, degrees, sums, sums_grad, mixed, mixed_grad, edges, q.shape[2],
+             landmarks.shape[1], blocks),
             {**work.flags, **cut.pairs, "NORMALIZED": call.normalized},
         )  # fmt: skip
     _tokens_back(work, v, grad, mask, mixed, mixed_grad, edges, (dq, dv, dl))
     if not cut.together:
         work.launch(
             backward_kernels.add_landmarks, (rows, cut.blocks),
-            (edges, dl, cu_landmarks, *dl.strides[:3], q.shape[2], landmarks.shape[1], cut.blocks, cut.parts + 1),
+            (edges, Tokens.of(dl), cu_landmarks, q.shape[2], landmarks.shape[1], cut.blocks, cut.parts + 1),
             {**without(work.flags, "DOT"), **cut.matrix},
         )  # fmt: skip
     return work.program
@@ -274,39 +289,38 @@ def _tokens_back(
     gradients: tuple[Layout, Layout, Layout],
 ) -> None:  # fmt: skip
     """dq and dv, and the part of dl that comes from the tokens."""
-    cut, q, landmarks, (dq, dv, dl) = work.cut, work.q, work.landmarks, gradients
-    shared = (q, v, landmarks, grad, mask, work.cu, work.cu_landmarks, mixed, mixed_grad)
-    inputs = (*q.strides, *v.strides, *landmarks.strides, *grad.strides)
-    outputs = (*dq.strides[:3], *dv.strides[:3])
+    cut, (dq, dv, dl) = work.cut, (Tokens.of(t) for t in gradients)
+    tokens = tuple(Tokens.of(t) for t in (work.q, v, work.landmarks, grad))
+    shared = (*tokens, mask, work.cu, work.cu_landmarks, mixed, mixed_grad)
     flags = {**work.flags, "MASKED": mask is not None}
     scale = work.call.scale
     if cut.joint:
         work.launch(
             backward_kernels.backward_tokens, (work.rows, cut.parts),
-            (*shared, dq, dv, dl, edges, *inputs, *outputs, *dl.strides[:3], *work.sizes, cut.chunk, scale),
+            (*shared, dq, dv, dl, edges, *work.sizes, cut.chunk, scale),
             {**flags, **cut.tile(), "WHOLE": cut.together},
         )  # fmt: skip
         return
-    blocks = work.padded // cut.queries["M"]
+    blocks = work.padded // int(cut.queries["M"])
     work.launch(
         matrix_kernels.backward_queries, (work.rows, cut.parts),
-        (*shared, dq, dv, *inputs, *outputs, *work.sizes, cut.chunk, blocks, scale), {**flags, **cut.queries},
+        (*shared, dq, dv, *work.sizes, cut.chunk, blocks, scale), {**flags, **cut.queries},
     )  # fmt: skip
-    blocks = work.padded // cut.landmarks["M"]
+    blocks = work.padded // int(cut.landmarks["M"])
     work.launch(
         matrix_kernels.backward_landmarks, (work.rows, cut.parts * blocks),
-        (*shared, edges, *inputs, *work.sizes, cut.chunk, blocks, scale), {**flags, **cut.landmarks},
+        (*shared, edges, *work.sizes, cut.chunk, blocks, scale), {**flags, **cut.landmarks},
     )  # fmt: skip
 
 
 def _sums(work: _Work, v: Layout, mask: Layout | None, core: Layout, invert: bool) -> Layout:
     """P^T v of every chunk, (parts, rows, landmarks, W); with `invert` also writes `core`."""
-    cut, call, q, landmarks = work.cut, work.call, work.q, work.landmarks
+    cut, call = work.cut, work.call
     partial = work.buffer(cut.parts, work.rows, work.padded, cut.width)
     steps, *inverse = call.inverse
     work.launch(
         forward_kernels.forward_sums, (work.rows, cut.parts * cut.blocks + invert),
-        (q, v, landmarks, mask, work.cu, work.cu_landmarks, partial, core, *q.strides, *v.strides, *landmarks.strides,
+        (Tokens.of(work.q), Tokens.of(v), Tokens.of(work.landmarks), mask, work.cu, work.cu_landmarks, partial, core,
          *work.sizes, cut.chunk, cut.blocks, steps, call.scale, *inverse),
         {**work.flags, **cut.tile(), "MASKED": mask is not None, "NORMALIZED": call.normalized, "INVERT": invert},
     )  # fmt: skip
@@ -321,8 +335,8 @@ def _invert(work: _Work, core: Layout, degrees: Layout) -> None:
     matrix, error, *iterates = (work.program.buffer((rows, 2, size, size), torch.float16) for _ in range(4))
     work.launch(
         matrix_kernels.matrix, (rows, cut.blocks),
-        (landmarks, work.cu_landmarks, matrix, degrees, *landmarks.strides, work.q.shape[2], landmarks.shape[1],
-         cut.blocks, ridge),
+        (Tokens.of(landmarks), work.cu_landmarks, matrix, degrees, work.q.shape[2], landmarks.shape[1], cut.blocks,
+         ridge),
         {**work.flags, **cut.matrix},
     )  # fmt: skip
     grid = (rows * triton.cdiv(size, NEWTON["P"]) ** 2,)
@@ -361,7 +375,7 @@ def _compile_ahead(
 ) -> None:  # fmt: skip
     """Before the first call of its kind, compile the kernels for short and for long images, and those of backward.
 
-    They are compiled in parallel, so that no later size has to wait, but for the first with more than 64 landmarks.
+    They are compiled in parallel, so that no later size has to compile, except the first with more than 64 landmarks.
     """
     cut = _Work(Program(6), q, landmarks, cu, cu_landmarks, call).cut
     kind = (q.dtype, products(q.dtype), q.shape[3], call.normalized, mask is None, cu is None, save)
@@ -374,7 +388,7 @@ def _compile_ahead(
     for tokens in (1, SHORT + 1):
         qs, vs = (replace(t, shape=(1, tokens, *t.shape[2:])) for t in (q, v))
         ls = replace(landmarks, shape=(1, *landmarks.shape[1:]))
-        size = replace(call, longest=tokens if cu is not None else 0, iterations=2)
+        size = call._replace(longest=tokens if cu is not None else 0, iterations=2)
         programs.append(_forward(qs, vs, ls, mask, cu, cu_landmarks, call=size, save=save))
         if save:
             saved = Layout(7, saved_shape(1, call.most or landmarks.shape[1], q.shape[3], True), (1, 1), torch.float32)

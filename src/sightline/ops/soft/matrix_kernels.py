@@ -11,14 +11,13 @@ it is as right for 20 steps, and wrong for 30.
 import triton
 import triton.language as tl
 
-from sightline.ops.fused.tiles import dot, operand
+from sightline.ops.common.tiles import dot, head_of, operand
 from sightline.ops.soft.backward_kernels import degree_pull, pull_landmarks, pull_tokens
 from sightline.ops.soft.forward_kernels import small
 from sightline.ops.soft.tiles import (
     between,
     gaussian,
     half_square,
-    head_of,
     rows,
     shown,
     squares,
@@ -31,29 +30,29 @@ ONE = tl.constexpr(16384.0)  # what a one is in float16, whose numbers end at 65
 
 
 @triton.jit
-def store_pair(out, place, size, value, ok):
+def store_pair(out, offset, size, value, ok):
     """Write float32 numbers as the sums of two float16."""
     upper = value.to(tl.float16)
-    tl.store(out + place, upper, mask=ok)
-    tl.store(out + size * size + place, (value - upper.to(tl.float32)).to(tl.float16), mask=ok)
+    tl.store(out + offset, upper, mask=ok)
+    tl.store(out + size * size + offset, (value - upper.to(tl.float32)).to(tl.float16), mask=ok)
 
 
 @triton.jit(do_not_specialize=["H", "m", "blocks", "ridge"])
 def matrix(
-    marks, cu_l, out, sums, l_sb, l_sn, l_sh, l_sd, H, m, blocks, ridge, D: tl.constexpr, W: tl.constexpr,
-    M: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    marks, cu_l, out, sums, H, m, blocks, ridge, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """A block of rows of A + ridge I, ONE times and as pairs, and the row sums of A."""
     row, block = tl.program_id(0), tl.program_id(1)
-    marks, count = head_of(marks, cu_l, row // H, row % H, m, l_sb, l_sn, l_sh, VARLEN)
-    a = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
+    marks, count = head_of(marks, cu_l, row // H, row % H, m, VARLEN)
+    a = rows(marks, block * M, count, D, M, W)  # M W
     square = squares(a, M, DOT)
     size = blocks * M
     i, c = tl.arange(0, M)[:, None], tl.arange(0, M)[None, :]
     out += tl.cast(row, tl.int64) * 2 * size * size
     total = tl.zeros((M,), tl.float32)
     for other in range(blocks):
-        b = rows(marks, other * M, count, l_sn, l_sd, D, M, W)
+        b = rows(marks, other * M, count, D, M, W)  # M W
         values = between(a, b, square, squares(b, M, DOT), block * M, other * M, count, M, DOT)
         total += tl.sum(values, 1)
         own = (block * M + i == other * M + c) & (block * M + i < count)
@@ -69,7 +68,7 @@ def add_chunks(partial, sums, parts, blocks, W: tl.constexpr, M: tl.constexpr):
     base, stride = tl.cast(row, tl.int64) * blocks * M, tl.cast(tl.num_programs(0), tl.int64) * blocks * M
     total = tl.zeros((M, W), tl.float32)
     for part in range(parts):
-        total += tl.load(small(partial, part * stride + base, block * M, M, W))
+        total += tl.load(small(partial, part * stride + base, block * M, M, W))  # M W
     tl.store(small(sums, base, block * M, M, W), total)
 
 
@@ -103,36 +102,36 @@ def newton_product(
     every = tl.arange(0, MOST)
     norm = tl.max(tl.load(degrees + every, mask=every < size, other=0.0), 0)
     i, j, k = tile // tiles * P + tl.arange(0, P), tile % tiles * P + tl.arange(0, P), tl.arange(0, K)
-    a_place, b_place = i[:, None] * size + k[None, :], k[:, None] * size + j[None, :]
+    a_offset, b_offset = i[:, None] * size + k[None, :], k[:, None] * size + j[None, :]
     a_ok, b_ok = (i < size)[:, None], (j < size)[None, :]
     acc = tl.zeros((P, P), tl.float32)
     for first in range(0, size, K):
-        a_upper = tl.load(a + first + a_place, mask=a_ok, other=0.0)
-        a_lower = tl.load(a + size * size + first + a_place, mask=a_ok, other=0.0)
-        b_upper = tl.load(b + first * size + b_place, mask=b_ok, other=0.0)
-        b_lower = tl.load(b + size * size + first * size + b_place, mask=b_ok, other=0.0)
+        a_upper = tl.load(a + first + a_offset, mask=a_ok, other=0.0)  # P K
+        a_lower = tl.load(a + size * size + first + a_offset, mask=a_ok, other=0.0)  # P K
+        b_upper = tl.load(b + first * size + b_offset, mask=b_ok, other=0.0)  # K P
+        b_lower = tl.load(b + size * size + first * size + b_offset, mask=b_ok, other=0.0)  # K P
         part = tl.dot(a_lower, b_upper, out_dtype=tl.float32)
         part = tl.dot(a_upper, b_lower, part, out_dtype=tl.float32)
         acc += tl.dot(a_upper, b_upper, part, out_dtype=tl.float32)
     unit = factor / (norm * norm)
     scale = iterate_scale(step, norm, factor)
-    place, ok = i[:, None] * size + j[None, :], a_ok & b_ok
+    offset, ok = i[:, None] * size + j[None, :], a_ok & b_ok
     acc *= 1.0 / (ONE * scale)
     if KIND == "error":
         acc = tl.where(i[:, None] == j[None, :], 1.0, 0.0) - unit * acc
     else:
-        x = tl.load(b + place, mask=ok, other=0.0).to(tl.float32)
-        acc += (x + tl.load(b + size * size + place, mask=ok, other=0.0).to(tl.float32)) / scale
+        x = tl.load(b + offset, mask=ok, other=0.0).to(tl.float32)
+        acc += (x + tl.load(b + size * size + offset, mask=ok, other=0.0).to(tl.float32)) / scale
     if KIND == "error" or KIND == "step":
         out += tl.cast(row, tl.int64) * 2 * size * size
-        store_pair(out, place, size, acc * (ONE if KIND == "error" else iterate_scale(step + 1, norm, factor)), ok)
+        store_pair(out, offset, size, acc * (ONE if KIND == "error" else iterate_scale(step + 1, norm, factor)), ok)
     else:
         acc *= unit
         if KIND == "scaled":
             down = tl.maximum(tl.load(degrees + i, mask=i < size, other=1.0), 1.0)
             across = tl.maximum(tl.load(degrees + j, mask=j < size, other=1.0), 1.0)
             acc *= tl.rsqrt(down)[:, None] * tl.rsqrt(across)[None, :]
-        tl.store(out + tl.cast(row, tl.int64) * size * size + place, acc, mask=ok)
+        tl.store(out + tl.cast(row, tl.int64) * size * size + offset, acc, mask=ok)
 
 
 @triton.jit(do_not_specialize=["size", "columns"])
@@ -144,46 +143,44 @@ def multiply(a, b, out, size, columns, M: tl.constexpr, P: tl.constexpr, K: tl.c
     i, j, k = block * M + tl.arange(0, M), column * P + tl.arange(0, P), tl.arange(0, K)
     acc = tl.zeros((M, P), tl.float32)
     for first in range(0, size, K):
-        left = tl.load(a + i[:, None] * size + (first + k)[None, :])
-        right = tl.load(b + (first + k)[:, None] * columns + j[None, :])
+        left = tl.load(a + i[:, None] * size + (first + k)[None, :])  # M K
+        right = tl.load(b + (first + k)[:, None] * columns + j[None, :])  # K P
         acc = dot(left, right, "fp32", acc)
     tl.store(out + tl.cast(row, tl.int64) * size * columns + i[:, None] * columns + j[None, :], acc)
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def backward_queries(
-    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb,
-    l_sn, l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, dq_sb, dq_sn, dq_sh, dv_sb, dv_sn, dv_sh, H, tokens, m, chunk, blocks,
-    scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr,
-    VARLEN: tl.constexpr, DOT: tl.constexpr,
+    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, H, tokens, m, chunk, blocks, scale, D: tl.constexpr,
+    W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """dq and dv of one chunk, over all blocks of landmarks."""
     row, part = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
-    v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
-    g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
-    dq, _ = head_of(dq, cu, image, head, tokens, dq_sb, dq_sn, dq_sh, VARLEN)
-    dv, _ = head_of(dv, cu, image, head, tokens, dv_sb, dv_sn, dv_sh, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    q, n = head_of(q, cu, image, head, tokens, VARLEN)
+    v, _ = head_of(v, cu, image, head, tokens, VARLEN)
+    g, _ = head_of(g, cu, image, head, tokens, VARLEN)
+    dq, _ = head_of(dq, cu, image, head, tokens, VARLEN)
+    dv, _ = head_of(dv, cu, image, head, tokens, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
     last = tl.minimum(part * chunk + chunk, n)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
     base = tl.cast(row, tl.int64) * blocks * M
     for t0 in range(part * chunk, last, T):
-        qt = rows(q, t0, last, q_sn, q_sd, D, T, W)
-        vt = rows(v, t0, last, v_sn, v_sd, D, T, W)
-        gt = rows(g, t0, last, g_sn, g_sd, D, T, W)
+        qt = rows(q, t0, last, D, T, W)  # T W
+        vt = rows(v, t0, last, D, T, W)  # T W
+        gt = rows(g, t0, last, D, T, W)  # T W
         if MASKED:
-            vt = tl.where(shown(mask, t0, last, T)[:, None], vt, 0.0).to(v.dtype.element_ty)
+            vt = tl.where(shown(mask, t0, last, T)[:, None], vt, 0.0).to(v.ptr.dtype.element_ty)
         half_q = half_square(qt, scale, DOT)
         d_q = tl.zeros((T, W), tl.float32)
         d_v = tl.zeros((T, W), tl.float32)
         total = tl.zeros((T,), tl.float32)
         for block in range(blocks):
-            landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
-            y = tl.load(small(mixed, base, block * M, M, W))
-            dz = tl.load(small(mixed_grad, base, block * M, M, W))
+            landmarks = rows(marks, block * M, count, D, M, W)  # M W
+            y = tl.load(small(mixed, base, block * M, M, W))  # M W
+            dz = tl.load(small(mixed_grad, base, block * M, M, W))  # M W
             weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0, DOT), scale, DOT)
             d_v += times_small(weights, dz, DOT)
             pull = tokens_times(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
@@ -192,52 +189,50 @@ def backward_queries(
             total += tl.sum(pull, 1)
         if MASKED:
             d_v = tl.where(shown(mask, t0, last, T)[:, None], d_v, 0.0)
-        store_rows(dv, d_v, t0, last, dv_sn, D, T, W)
-        store_rows(dq, (d_q - total[:, None] * (qt.to(tl.float32) * scale)) * scale, t0, last, dq_sn, D, T, W)
+        store_rows(dv, d_v, t0, last, D, T, W)
+        store_rows(dq, (d_q - total[:, None] * (qt.to(tl.float32) * scale)) * scale, t0, last, D, T, W)
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def backward_landmarks(
-    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, edges, q_sb, q_sn, q_sh, q_sd, v_sb, v_sn, v_sh, v_sd, l_sb,
-    l_sn, l_sh, l_sd, g_sb, g_sn, g_sh, g_sd, H, tokens, m, chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr,
-    M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, edges, H, tokens, m, chunk, blocks, scale, D: tl.constexpr,
+    W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """The part of dl of one block of landmarks that comes from one chunk of tokens."""
     row, piece = tl.program_id(0), tl.program_id(1)
     image, head, part, block = row // H, row % H, piece // blocks, piece % blocks
-    q, n = head_of(q, cu, image, head, tokens, q_sb, q_sn, q_sh, VARLEN)
-    v, _ = head_of(v, cu, image, head, tokens, v_sb, v_sn, v_sh, VARLEN)
-    g, _ = head_of(g, cu, image, head, tokens, g_sb, g_sn, g_sh, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, l_sb, l_sn, l_sh, VARLEN)
+    q, n = head_of(q, cu, image, head, tokens, VARLEN)
+    v, _ = head_of(v, cu, image, head, tokens, VARLEN)
+    g, _ = head_of(g, cu, image, head, tokens, VARLEN)
+    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    landmarks = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
+    landmarks = rows(marks, block * M, count, D, M, W)  # M W
     base = tl.cast(row, tl.int64) * blocks * M
     d_landmarks = pull_tokens(
         q, v, g, q, v, mask, landmarks, half_square(landmarks, 1.0, DOT), tl.load(small(mixed, base, block * M, M, W)),
-        tl.load(small(mixed_grad, base, block * M, M, W)), q_sn, q_sd, v_sn, v_sd, g_sn, g_sd, 0, 0, part * chunk,
-        tl.minimum(part * chunk + chunk, n), scale, D, W, M, T, MASKED, DOT, False,
+        tl.load(small(mixed_grad, base, block * M, M, W)), part * chunk, tl.minimum(part * chunk + chunk, n), scale, D,
+        W, M, T, MASKED, DOT, False,
     )
-    place = (tl.cast(part + 1, tl.int64) * tl.num_programs(0) + row) * blocks * M
-    tl.store(small(edges, place, block * M, M, W), d_landmarks)
+    offset = (tl.cast(part + 1, tl.int64) * tl.num_programs(0) + row) * blocks * M
+    tl.store(small(edges, offset, block * M, M, W), d_landmarks)
 
 
 @triton.jit(do_not_specialize=["H", "m", "blocks"])
 def backward_matrix(
-    marks, cu_l, degrees, sums, sums_grad, mixed, mixed_grad, edges, l_sb, l_sn, l_sh, l_sd, H, m, blocks,
-    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr,
-    DOT: tl.constexpr,
+    marks, cu_l, degrees, sums, sums_grad, mixed, mixed_grad, edges, H, m, blocks, D: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """The part of dl of one block of landmarks that comes from A; `degrees` are its row sums, `sums_grad` is dY."""
     row, block = tl.program_id(0), tl.program_id(1)
-    marks, count = head_of(marks, cu_l, row // H, row % H, m, l_sb, l_sn, l_sh, VARLEN)
+    marks, count = head_of(marks, cu_l, row // H, row % H, m, VARLEN)
     base = tl.cast(row, tl.int64) * blocks * M
-    a = rows(marks, block * M, count, l_sn, l_sd, D, M, W)
+    a = rows(marks, block * M, count, D, M, W)  # M W
     square = squares(a, M, DOT)
     y_a, dz_a, root_a, e_a = _pulls(degrees, sums, sums_grad, mixed, mixed_grad, base, block, W, M, NORMALIZED)
     total = tl.zeros((M, W), tl.float32)
     for other in range(blocks):
-        b = rows(marks, other * M, count, l_sn, l_sd, D, M, W)
+        b = rows(marks, other * M, count, D, M, W)  # M W
         y_b, dz_b, root_b, e_b = _pulls(degrees, sums, sums_grad, mixed, mixed_grad, base, other, W, M, NORMALIZED)
         values = between(a, b, square, squares(b, M, DOT), block * M, other * M, count, M, DOT)
         total += pull_landmarks(
@@ -252,12 +247,12 @@ def _pulls(
     NORMALIZED: tl.constexpr,
 ):
     """Y, dZ, the root of the degrees and e of a block of landmarks."""
-    y = tl.load(small(mixed, base, block * M, M, W))
-    dz = tl.load(small(mixed_grad, base, block * M, M, W))
-    degree = tl.load(degrees + base + block * M + tl.arange(0, M))
+    y = tl.load(small(mixed, base, block * M, M, W))  # M W
+    dz = tl.load(small(mixed_grad, base, block * M, M, W))  # M W
+    degree = tl.load(degrees + base + block * M + tl.arange(0, M))  # M
     root = tl.full((M,), 1.0, tl.float32)
     if NORMALIZED:
         root = tl.sqrt(degree)
-    z = tl.load(small(sums, base, block * M, M, W))
-    dy = tl.load(small(sums_grad, base, block * M, M, W))
+    z = tl.load(small(sums, base, block * M, M, W))  # M W
+    dy = tl.load(small(sums_grad, base, block * M, M, W))  # M W
     return y, dz, root, degree_pull(degree, tl.sum(dy * y + dz * z, 1), NORMALIZED)

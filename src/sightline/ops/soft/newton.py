@@ -9,12 +9,11 @@ a smooth pseudo-inverse, eigenvalue by eigenvalue f(t) = (1 - (1 - a t^2)^(2^k))
 ||A||_1 2^(-k / 2), zero for those well below, finite for every symmetric A.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-LANDMARKS = 4096  # whose matrix the kernels invert
+from sightline.ops.common.registration import Context
+
 RIDGE = 0.01  # plain SOFT inverts A + RIDGE I
 # Newton's first step times ||A||_1^2, by `normalized`. At exactly 2, the paper's, the iteration loses the
 # leading eigenvector of a matrix with equal row sums (one landmark, two, or identical ones: a flat image).
@@ -39,11 +38,11 @@ class _NewtonInverse(torch.autograd.Function):
         return inverse
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
         transposed = inverse.transpose(-1, -2)
         return -transposed @ grad @ transposed, None, None
@@ -63,6 +62,6 @@ def step_size(matrix: Tensor, factor: float) -> Tensor:
 
 
 def convergence(matrix: Tensor, inverse: Tensor) -> Tensor:
-    """||A X A - A|| / ||A|| in the Frobenius norm, one number a matrix."""
+    """||A X A - A|| / ||A|| in the Frobenius norm, one number per matrix."""
     error = matrix @ inverse @ matrix - matrix
     return torch.linalg.matrix_norm(error) / torch.linalg.matrix_norm(matrix)

@@ -1,4 +1,4 @@
-"""What the kernels of SOFT share: Gaussian weights of a tile, products, and the inverse on chip.
+"""Shared by the kernels of SOFT: Gaussian weights of a tile, products, and the inverse on chip.
 
 Letters: T tokens of a tile, M landmarks of a block, W channels (the head dim D up to a power of two).
 
@@ -12,37 +12,30 @@ weights, and 16 bits of them are enough.
 import triton
 import triton.language as tl
 
-from sightline.ops.fused.tiles import dot, image_of, operand
+from sightline.ops.common.tiles import dot, operand
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def head_of(x, cu, image, head, tokens, stride_b, stride_n, stride_h, VARLEN: tl.constexpr):
-    """The first token of an image's head, and the image's number of tokens."""
-    x, n = image_of(x, cu, image, tokens, stride_b, stride_n, VARLEN)
-    return x + tl.cast(head, tl.int64) * stride_h, n
-
-
-@triton.jit
-def rows(x, first, last, stride_n, stride_d, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
+def rows(x, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
     """The tokens first, first + 1, ... of a head as (T, W); zero from `last` on and beyond the head dim."""
     t, c = tl.arange(0, T)[:, None], tl.arange(0, W)[None, :]
     ok = first + t < last
     if D < W:
         ok = ok & (c < D)
-    return tl.load(x + tl.cast(first, tl.int64) * stride_n + (t * stride_n + c * stride_d), mask=ok, other=0)
+    return tl.load(x.ptr + tl.cast(first, tl.int64) * x.token + (t * x.token + c * x.dim), mask=ok, other=0)
 
 
 @triton.jit
-def store_rows(x, value, first, last, stride_n, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
-    """Write (T, W) where `rows` reads, channels side by side."""
+def store_rows(x, value, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
+    """Write (T, W) where `rows` reads, for contiguous channels."""
     t, c = tl.arange(0, T)[:, None], tl.arange(0, W)[None, :]
     ok = first + t < last
     if D < W:
         ok = ok & (c < D)
-    place = x + tl.cast(first, tl.int64) * stride_n + (t * stride_n + c)
-    tl.store(place, value.to(x.dtype.element_ty), mask=ok)
+    pointers = x.ptr + tl.cast(first, tl.int64) * x.token + (t * x.token + c)
+    tl.store(pointers, value.to(x.ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit

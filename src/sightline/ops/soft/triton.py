@@ -1,9 +1,9 @@
-"""SOFT by the fused kernels; the same arguments as the reference, and packed images in one launch."""
+"""SOFT by kernels; the same arguments as the reference, and packed images in one launch."""
 
 import torch
 from torch import Tensor
 
-from sightline.ops.fused.features import needs_gradient
+from sightline.ops.common.registration import needs_gradient
 from sightline.ops.soft.operator import soft_attend
 
 
@@ -33,7 +33,7 @@ def soft_packed_images(
     longest: int,
     most: int,
 ) -> Tensor:
-    """Images of different sizes side by side, (1, total, H, D), in one launch; the longest and the most landmarks."""
+    """Images of different sizes, packed as (1, total, H, D), in one launch; the longest and the most landmarks."""
     ends = (t.to(q.device, torch.int32) for t in (cu_seqlens, cu_landmarks))
     save = needs_gradient(q, v, landmarks)
     return soft_attend(q, v, landmarks, None, *ends, longest, most, scale, normalized, iterations, save)[0]

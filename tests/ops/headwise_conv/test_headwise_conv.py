@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from sightline.ops import headwise_conv
-from sightline.ops.fused.program import forget
+from sightline.ops.common.launching import forget
 from sightline.ops.headwise_conv import launch
 from sightline.ops.headwise_conv import operator as operators
 
-from .fused.cases import DEVICE, DTYPES, GPU, TOLERANCE, assert_close, compare, on_gpu, tokens
+from ..cases import DEVICE, DTYPES, GPU, TOLERANCE, assert_close, compare, on_gpu, tokens
 
 GRIDS = [(7, 9), (1, 1), (5, 20), (3, 40)] + ([(14, 14), (28, 28), (56, 56), (70, 130)] if GPU else [])
 FLOAT = TOLERANCE[torch.float32]

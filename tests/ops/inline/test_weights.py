@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from sightline.layers.mechanisms.inline import ResidualWeights
-from sightline.ops.fused import local_weights, weights
-from sightline.ops.fused.program import forget
+from sightline.ops.common.launching import forget
+from sightline.ops.inline import weights_operator as weights
 from sightline.ops.inline.weights import weights_from_tokens
+from sightline.ops.inline.weights_operator import local_weights
 
-from .cases import DEVICE, TOLERANCE, assert_close, on_gpu
+from ..cases import DEVICE, TOLERANCE, assert_close, on_gpu
 
 SHAPES = [(3, 10, 2, 16), (1, 1, 1, 8), (17, 70, 3, 24)]
 LARGE = [(128, 197, 6, 32), (4, 16385, 6, 32), (3, 1601, 2, 128)]

@@ -6,11 +6,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import inline_attention, linear_attention
-from sightline.ops.fused import attend, attend_packed, forward_kernels, launch
-from sightline.ops.fused.program import forget
+from sightline.ops.common.launching import forget
 from sightline.ops.inline.packed import inline_from_packed
+from sightline.ops.linear import forward_kernels, launch
+from sightline.ops.linear.operator import attend, attend_packed
 
-from .cases import DEVICE, TOLERANCE, compare, inline, on_gpu, tokens, weights
+from ..cases import DEVICE, TOLERANCE, compare, inline, on_gpu, tokens, weights
 
 SHAPE = {"grid": (3, 4), "prefix": 1}
 

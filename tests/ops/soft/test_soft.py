@@ -9,7 +9,7 @@ from sightline.ops.soft.newton import convergence, newton_inverse, step_size
 from sightline.ops.soft.reference import gaussian as gaussian_by_products
 from sightline.ops.soft.reference import landmark_inverse
 
-from .brute_force import (
+from ..brute_force import (
     HALVES,
     HEAD_DIMS,
     NS,

@@ -1,4 +1,4 @@
-"""The fused kernels against the reference: output and every gradient, per dtype, at odd sizes, on poisoned memory."""
+"""The kernels against the reference: output and every gradient, per dtype, at odd sizes, on poisoned memory."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import torch
 
 from sightline.ops import inline_attention
 
-from .cases import (
+from ..cases import (
     DEVICE,
     DTYPES,
     GPU,

@@ -5,7 +5,7 @@ import torch
 
 from sightline.ops import soft_attention
 
-from ..fused.cases import DTYPES, GPU, TOLERANCE, assert_close, compare, on_gpu
+from ..cases import DTYPES, GPU, TOLERANCE, assert_close, compare, on_gpu
 from .cases import DEVICE, both, cut, inputs, poison, soft
 
 __all__ = ["cut", "poison"]

@@ -1,51 +1,41 @@
-"""The kernels as torch operators, which is how torch.compile, torch.export, autograd and FLOP counters see them.
+"""The kernels of InLine and linear attention as torch operators.
 
 `sightline::attend` takes q, k and v, `sightline::attend_packed` the packed tensor (B, N, 3, H, D) they are views of, so
-that its gradient is written once and in place. The autograd of both is registered by hand: that of
-`torch.library.register_autograd` reads the schema at every call, which takes longer than the kernels do.
+that its gradient is written once and in place.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from sightline.ops.fused import launch
+from sightline.ops.common.registration import (
+    LIBRARY,
+    Context,
+    below_autograd,
+    empty_like,
+    implements,
+    on_device,
+    register_gradient,
+)
+from sightline.ops.linear import launch
+from sightline.ops.linear.launch import Call
 
 OPTIONS = "SymInt longest, SymInt height, SymInt width, SymInt prefix, float scale, float eps, str phi, bool linear"
 PACKED_OPTIONS = "SymInt height, SymInt width, SymInt prefix, float scale, str phi"
-PLACES = "Tensor? residual, Tensor? mask, Tensor? cu, Tensor? grids"
+IMAGES = "Tensor? residual, Tensor? mask, Tensor? cu, Tensor? grids"
 SCHEMAS = {
-    "attend": f"(Tensor q, Tensor k, Tensor v, {PLACES}, {OPTIONS}, bool save) -> (Tensor, Tensor)",
-    "attend_backward": f"(Tensor q, Tensor k, Tensor v, Tensor grad, {PLACES}, Tensor sums, {OPTIONS}) "
+    "attend": f"(Tensor q, Tensor k, Tensor v, {IMAGES}, {OPTIONS}, bool save) -> (Tensor, Tensor)",
+    "attend_backward": f"(Tensor q, Tensor k, Tensor v, Tensor grad, {IMAGES}, Tensor sums, {OPTIONS}) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     "attend_packed": f"(Tensor qkv, Tensor? residual, Tensor? mask, {PACKED_OPTIONS}, bool save) -> (Tensor, Tensor)",
     "attend_packed_backward": f"(Tensor qkv, Tensor grad, Tensor? residual, Tensor? mask, Tensor sums, "
     f"{PACKED_OPTIONS}) -> (Tensor, Tensor)",
 }
-LIBRARY = torch.library.Library("sightline", "DEF")
 for _name, _schema in SCHEMAS.items():
     LIBRARY.define(_name + _schema)
-
-
-def implements(name: str) -> Callable[[Callable], Callable]:
-    """Register a function for an operator: on CUDA, and on a CPU for the interpreter."""
-
-    def register(function: Callable) -> Callable:
-        for key in ("CUDA", "CPU"):
-            LIBRARY.impl(name, function, key)
-        return function
-
-    return register
-
-
-def on_device(tensor: Tensor) -> AbstractContextManager:
-    """The tensor's device as the current one, which Triton launches on."""
-    current = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
-    return nullcontext() if current else torch.cuda.device(tensor.device)
 
 
 @implements("attend")
@@ -54,10 +44,10 @@ def _attend(
     grids: Tensor | None, longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str,
     linear: bool, save: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out, and the sums that backward needs where `save`."""
-    options = (phi, linear, scale, eps, prefix, (height, width), longest)
+    """out, and with `save` the sums that backward needs."""
+    call = Call(phi, linear, scale, eps, prefix, (height, width), longest)
     with on_device(q):
-        return launch.forward(q, k, v, residual, mask, cu, grids, options, save)
+        return launch.forward(q, k, v, residual, mask, cu, grids, call, save)
 
 
 @implements("attend_packed")
@@ -65,11 +55,11 @@ def _attend_packed(
     qkv: Tensor, residual: Tensor | None, mask: Tensor | None, height: int, width: int, prefix: int, scale: float,
     phi: str, save: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """InLine attention of qkv (B, N, 3, H, D): out, and the sums that backward needs where `save`."""
+    """InLine attention of qkv (B, N, 3, H, D): out, and with `save` the sums that backward needs."""
     q, k, v = qkv.unbind(2)
-    options = (phi, False, scale, 0.0, prefix, (height, width), 0)
+    call = Call(phi, False, scale, 0.0, prefix, (height, width), 0)
     with on_device(q):
-        return launch.forward(q, k, v, residual, mask, None, None, options, save)
+        return launch.forward(q, k, v, residual, mask, None, None, call, save)
 
 
 @implements("attend_backward")
@@ -78,11 +68,11 @@ def _attend_backward(
     grids: Tensor | None, sums: Tensor, longest: int, height: int, width: int, prefix: int, scale: float, eps: float,
     phi: str, linear: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv, and d(residual), empty where there is none."""
-    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    options = (phi, linear, scale, eps, prefix, (height, width), longest)
+    """dq, dk, dv, and d(residual), empty without a residual."""
+    dq, dk, dv = empty_like(q, k, v)
+    call = Call(phi, linear, scale, eps, prefix, (height, width), longest)
     with on_device(q):
-        dw = launch.backward(q, k, v, grad, residual, mask, cu, grids, sums, options, (dq, dk, dv))
+        dw = launch.backward(q, k, v, grad, residual, mask, cu, grids, sums, call, (dq, dk, dv))
     return dq, dk, dv, dw
 
 
@@ -91,20 +81,19 @@ def _attend_packed_backward(
     qkv: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, sums: Tensor, height: int, width: int,
     prefix: int, scale: float, phi: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """d(qkv), and d(residual), empty where there is none."""
+    """d(qkv), and d(residual), empty without a residual."""
     q, k, v = qkv.unbind(2)
-    packed = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    dq, dk, dv = packed.unbind(2)
-    options = (phi, False, scale, 0.0, prefix, (height, width), 0)
+    (packed,) = empty_like(qkv)
+    call = Call(phi, False, scale, 0.0, prefix, (height, width), 0)
     with on_device(q):
-        dw = launch.backward(q, k, v, grad, residual, mask, None, None, sums, options, (dq, dk, dv))
+        dw = launch.backward(q, k, v, grad, residual, mask, None, None, sums, call, packed.unbind(2))
     return packed, dw
 
 
 def _forward_shapes(q: Tensor, cu: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     images = q.shape[0] if cu is None else cu.shape[0] - 1
     sums = q.new_empty((images if save else 0, launch.row_size(*q.shape[2:])), dtype=torch.float32)
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), sums
+    return empty_like(q)[0], sums
 
 
 @torch.library.register_fake("sightline::attend", lib=LIBRARY)
@@ -126,29 +115,29 @@ def _weight_shape(q: Tensor, residual: Tensor | None) -> Tensor:
 
 @torch.library.register_fake("sightline::attend_backward", lib=LIBRARY)
 def _(q, k, v, grad, residual, mask, cu, grids, sums, longest, height, width, prefix, scale, eps, phi, linear):  # type: ignore[no-untyped-def]
-    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    return dq, dk, dv, _weight_shape(q, residual)
+    return *empty_like(q, k, v), _weight_shape(q, residual)
 
 
 @torch.library.register_fake("sightline::attend_packed_backward", lib=LIBRARY)
 def _(qkv, grad, residual, mask, sums, height, width, prefix, scale, phi):  # type: ignore[no-untyped-def]
-    return torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device), _weight_shape(qkv, residual)
+    return *empty_like(qkv), _weight_shape(qkv, residual)
 
 
 class Attend(torch.autograd.Function):
     """`attend` with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, residual, mask, cu, grids, *ctx.options, _ = inputs
-        with torch._C._AutoDispatchBelowAutograd():
+    def forward(ctx: Context, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, residual, mask, cu, grids, *options, _ = inputs
+        with below_autograd():
             out, sums = torch.ops.sightline.attend(*inputs)
         ctx.save_for_backward(q, k, v, residual, mask, cu, grids, sums)
+        ctx.options = tuple(options)
         ctx.mark_non_differentiable(sums)
         return out, sums
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, residual, mask, cu, grids, sums = ctx.saved_tensors
         inputs = (q, k, v, grads[0], residual, mask, cu, grids, sums, *ctx.options)
         dq, dk, dv, dw = torch.ops.sightline.attend_backward(*inputs)
@@ -159,29 +148,20 @@ class AttendPacked(torch.autograd.Function):
     """`attend_packed` with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        qkv, residual, mask, *ctx.options, _ = inputs
-        with torch._C._AutoDispatchBelowAutograd():
+    def forward(ctx: Context, *inputs: Any) -> tuple[Tensor, Tensor]:
+        qkv, residual, mask, *options, _ = inputs
+        with below_autograd():
             out, sums = torch.ops.sightline.attend_packed(*inputs)
         ctx.save_for_backward(qkv, residual, mask, sums)
+        ctx.options = tuple(options)
         ctx.mark_non_differentiable(sums)
         return out, sums
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         qkv, residual, mask, sums = ctx.saved_tensors
         d_qkv, dw = torch.ops.sightline.attend_packed_backward(qkv, grads[0], residual, mask, sums, *ctx.options)
         return d_qkv, None if residual is None else dw, None, *[None] * (len(ctx.options) + 1)
-
-
-def register_gradient(name: str, function: type[torch.autograd.Function]) -> None:
-    def run(*inputs: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
-            return function.apply(*inputs)
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.sightline, name)(*inputs)
-
-    LIBRARY.impl(name, run, "Autograd")
 
 
 register_gradient("attend", Attend)
@@ -191,8 +171,8 @@ attend = torch.ops.sightline.attend
 attend_packed = torch.ops.sightline.attend_packed
 
 
-def _flops(q_shape: Any, k_shape: Any, residual_shape: Any, passes: int) -> int:
-    """Products with the state, 2 D operations an element and pass over q or k, and nine taps of the residual."""
+def _flops(q_shape: Sequence[int], k_shape: Sequence[int], residual_shape: Sequence[int] | None, passes: int) -> int:
+    """Products with the state, 2 D operations per element and pass over q or k, and nine taps of the residual."""
     queries, keys = (shape[0] * shape[1] * shape[2] * shape[3] for shape in (q_shape, k_shape))
     taps = 0 if residual_shape is None else 18 * queries
     return passes * ((queries + keys) * 2 * q_shape[3] + taps)

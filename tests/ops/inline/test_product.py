@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sightline.ops.inline.product import moment, times
+from sightline.ops.inline.product import matmul, moment
 
 
 def pair(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -13,9 +13,9 @@ def pair(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("tokens", [0, 1, 7])
 def test_products_and_their_derivatives(tokens: int) -> None:
     a, b, small = pair((2, tokens, 3), (2, tokens, 4), (2, 3, 4))
-    assert torch.equal(times(a, small), a @ small)
+    assert torch.equal(matmul(a, small), a @ small)
     assert torch.equal(moment(a, b), a.mT @ b)
-    for function, inputs in ((times, (a, small)), (moment, (a, b))):
+    for function, inputs in ((matmul, (a, small)), (moment, (a, b))):
         assert torch.autograd.gradcheck(function, inputs)
         assert torch.autograd.gradgradcheck(function, inputs)
 
@@ -29,6 +29,6 @@ def test_gradients_of_each_sample() -> None:
 
 def test_only_what_is_asked_for_has_a_gradient() -> None:
     a, small = pair((2, 7, 3), (2, 3, 4))
-    times(a.detach(), small).sum().backward()
+    matmul(a.detach(), small).sum().backward()
     assert a.grad is None
     assert small.grad is not None

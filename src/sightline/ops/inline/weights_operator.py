@@ -1,7 +1,7 @@
 """The weights of the local residual as torch operators: tokens (B, N, C) -> (B, C, 3, 3), and back.
 
-The mean token of an image goes through two layers, each head on its own. By torch these are eight small kernels that
-wait for each other, and twelve in backward; here they are two and two.
+The mean token of an image goes through two layers, each head on its own. In torch these are eight small kernels, one
+after another, and twelve in backward; here they are two and two.
 """
 
 from typing import Any
@@ -11,12 +11,13 @@ import triton
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from sightline.ops.fused import weights_kernels
-from sightline.ops.fused.launch import SHORT, evenly_spaced
-from sightline.ops.fused.operator import LIBRARY, implements, on_device, register_gradient
-from sightline.ops.fused.program import Layout, Program, products, program_for
+from sightline.ops.common.arguments import Filters
+from sightline.ops.common.launching import Constants, Layout, Program, products, program_for
+from sightline.ops.common.registration import LIBRARY, Context, below_autograd, implements, on_device, register_gradient
+from sightline.ops.inline import weights_kernels
+from sightline.ops.linear.launch import SHORT, evenly_spaced
 
-CHUNK = 512  # tokens of a chunk, where an image is longer than SHORT
+CHUNK = 512  # tokens of a chunk, if an image is longer than SHORT
 TILE = {"T": 128, "W": 64, "num_warps": 4}  # of the sum
 IMAGES = 16  # images that go through the layers together
 
@@ -82,20 +83,19 @@ def _backward(
     d_mean = program.buffer(mean.shape, torch.float32)
     d_w1, d_b1, d_w2, d_b2 = (program.buffer(t.shape, t.dtype) for t in (w1, b1, w2, b2))
     program.results = tuple(t.slot for t in (d_mean, d_w1, d_b1, d_w2, d_b2))
-    steps = (grad.strides[0], grad.strides[1], grad.strides[3])
     constants = _constants(channels // heads, grad.dtype)
     program.launch(
         weights_kernels.two_layers_back, (triton.cdiv(images, IMAGES), heads),
-        (grad, mean, w1, b1, w2, d_hidden, d_mean, *steps, images, tokens, channels), constants,
+        (Filters.of(grad), mean, w1, b1, w2, d_hidden, d_mean, images, tokens, channels), constants,
     )  # fmt: skip
     program.launch(
         weights_kernels.layer_gradients, (heads, 10),
-        (grad, mean, d_hidden, w1, b1, d_w1, d_b1, d_w2, d_b2, *steps, images, channels), constants,
+        (Filters.of(grad), mean, d_hidden, w1, b1, d_w1, d_b1, d_w2, d_b2, images, channels), constants,
     )  # fmt: skip
     return program
 
 
-def _constants(dim: int, dtype: torch.dtype) -> dict[str, Any]:
+def _constants(dim: int, dtype: torch.dtype) -> Constants:
     width = max(16, triton.next_power_of_2(dim))
     return {"D": dim, "W": width, "IMAGES": IMAGES, "DOT": products(dtype), "num_warps": max(2, width // 16)}
 
@@ -116,21 +116,20 @@ class LocalWeights(torch.autograd.Function):
     """`local_weights` with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        tokens, *layers, ctx.heads, _ = inputs
-        with torch._C._AutoDispatchBelowAutograd():
+    def forward(ctx: Context, *inputs: Any) -> tuple[Tensor, Tensor]:
+        tokens, *layers, heads, _ = inputs
+        with below_autograd():
             out, mean = torch.ops.sightline.local_weights(*inputs)
         ctx.save_for_backward(mean, *layers)
-        ctx.tokens, ctx.dtype = tokens.shape[1], tokens.dtype
+        ctx.options = heads, tokens.shape[1], tokens.dtype
         ctx.mark_non_differentiable(mean)
         return out, mean
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
-        d_mean, *layers = torch.ops.sightline.local_weights_backward(
-            grads[0], *ctx.saved_tensors, ctx.heads, ctx.tokens
-        )
-        return d_mean.to(ctx.dtype).unsqueeze(1).expand(-1, ctx.tokens, -1), *layers, None, None
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        heads, tokens, dtype = ctx.options
+        d_mean, *layers = torch.ops.sightline.local_weights_backward(grads[0], *ctx.saved_tensors, heads, tokens)
+        return d_mean.to(dtype).unsqueeze(1).expand(-1, tokens, -1), *layers, None, None
 
 
 register_gradient("local_weights", LocalWeights)

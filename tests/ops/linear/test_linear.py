@@ -6,8 +6,8 @@ from torch import Tensor
 
 from sightline.ops import linear_attention
 
-from . import toy
-from .brute_force import (
+from .. import toy
+from ..brute_force import (
     HALVES,
     HEAD_DIMS,
     NS,

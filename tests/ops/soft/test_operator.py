@@ -9,7 +9,7 @@ from sightline.ops import soft_attention
 from sightline.ops.soft import newton_residual
 from sightline.ops.soft.operator import soft_attend
 
-from ..fused.cases import on_gpu
+from ..cases import on_gpu
 from .cases import DEVICE, both, inputs, soft
 
 
@@ -106,7 +106,7 @@ def test_no_gradient_nothing_kept() -> None:
 def test_what_the_kernels_do_not_take(
     dim: int, value_dim: int, m: int, dtype: torch.dtype, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sightline.ops.soft.LANDMARKS", 64)  # instead of 4,096
+    monkeypatch.setattr("sightline.backend.LANDMARKS", 64)  # instead of 4,096
     q, v, marks = (torch.randn(1, n, 1, d, device=DEVICE, dtype=dtype) for n, d in ((5, dim), (5, value_dim), (m, dim)))
     with pytest.raises(ValueError, match=rf"soft_attention: backend='triton' but {reason}.*use 'auto' or 'torch'"):
         soft_attention(q, v, marks, normalized=True, backend="triton")

@@ -1,4 +1,4 @@
-"""Inputs of the SOFT kernels; `sightline`'s other kernels share how they are compared (`tests/ops/fused/cases.py`)."""
+"""Inputs of the SOFT kernels; `sightline`'s other kernels share how they are compared (`tests/ops/cases.py`)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from sightline.ops import soft_attention
-from sightline.ops.fused.program import forget
+from sightline.ops.common.launching import forget
 from sightline.ops.soft import launch
 
-from ..fused.cases import DEVICE, tokens
+from ..cases import DEVICE, tokens
 
 both = pytest.mark.parametrize("normalized", [False, True], ids=["soft", "soft++"])
 

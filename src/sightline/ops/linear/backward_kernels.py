@@ -1,42 +1,43 @@
 """Backward kernels of InLine and linear attention. With G = d(out), in the notation of `forward_kernels`:
 
-    dphi(q_i) = s G_i S^T           dS = sum_i phi(q_i)^T G_i      dw_t = sum_i G_i v_(i+t)
+    dphi(q_i) = s G_i S^T                dS = sum_i phi(q_i)^T G_i      dw_t = sum_i G_i v_(i+t)
     dphi(k_j) = (v_j - c_v) E^T + a      dv_j = (phi(k_j) - c_k) E + u + sum_t w_t G_(j-t)
 
 InLine: E = s dS / n, c = the means, u = sum_i G_i / n, a = 0. Linear attention divides G by the row's total first, and
 has E = dS / n, c = 0, u = 0, a = sum_i phi(q_i) d(total_i) / n.
 
-One pass over the queries makes dq and the sums over i; one over the keys dk, dv and dw, which need the same neighbours
-of G. Short sequences take one program for both; long ones are cut as in the forward pass.
+Three kernels, each on chunks as in the forward pass: `backward_queries` writes dq and partial sums over i, which
+`add_parts` adds up; `backward_keys` writes dk and dv; `backward_taps` writes dw.
 """
 
 import triton
 import triton.language as tl
 
-from sightline.ops.fused.forward_kernels import load_state
-from sightline.ops.fused.tiles import (
+from sightline.ops.common.tiles import dot, operand
+from sightline.ops.linear.forward_kernels import load_state
+from sightline.ops.linear.tiles import (
     across,
+    cells_of,
     channels_of,
-    dot,
     filter_of,
     grid_of,
     grid_row,
-    image_of,
     limit_of,
-    offsets_of,
-    operand,
+    limits_of,
+    pairs_of,
     phi_of,
     rows_of,
     same_head,
     slope_of,
     three_columns,
+    view_of,
 )
 
 
 @triton.jit
 def _pass_queries(
-    q, g, dq, state, mean_k, q_sn, g_sn, d_sn, q_off, g_off, d_off, live, first, last, scale, eps, W: tl.constexpr,
-    T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, DOT: tl.constexpr,
+    q, g, dq, state, mean_k, live, first, last, scale, eps, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
+    LINEAR: tl.constexpr, DOT: tl.constexpr,
 ):
     """Writes dq of the tokens first <= t < last; sums dS (W, W) and the side row (W,).
 
@@ -49,8 +50,8 @@ def _pass_queries(
     state = operand(state, DOT)
     for t0 in range(first, last, T):
         cell = (t0 + row < last)[:, None] & live
-        qt = tl.load(rows_of(q, t0, q_sn, q_off, T), mask=cell, other=0)
-        gt = tl.load(rows_of(g, t0, g_sn, g_off, T), mask=cell, other=0)
+        qt = tl.load(rows_of(q, t0, T), mask=cell, other=0)  # T W
+        gt = tl.load(rows_of(g, t0, T), mask=cell, other=0)  # T W
         ft = qt
         if PHI != "identity":
             ft = tl.where(cell, phi_of(qt.to(tl.float32), PHI), 0.0)
@@ -74,7 +75,7 @@ def _pass_queries(
             df *= scale
         if PHI != "identity":
             df *= slope_of(qt.to(tl.float32), PHI)
-        tl.store(rows_of(dq, t0, d_sn, d_off, T), df.to(dq.dtype.element_ty), mask=cell)
+        tl.store(rows_of(dq, t0, T), df.to(dq.ptr.dtype.element_ty), mask=cell)
     return d_state, tl.sum(side, 0) / 16
 
 
@@ -126,9 +127,9 @@ def _key_gradients(
 
 @triton.jit
 def _pass_keys(
-    k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, k_sn, v_sn, dk_sn, dv_sn, k_off, v_off, d_off, live, first,
-    last, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr,
-    DOT: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, live, first, last, W: tl.constexpr, T: tl.constexpr,
+    PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr,
 ):
     """Writes dk and dv of the tokens first <= t < last, without a residual."""
     row = tl.arange(0, T)
@@ -136,44 +137,45 @@ def _pass_keys(
     for t0 in range(first, last, T):
         ok = t0 + row < last
         cell = ok[:, None] & live
-        seen = cell
+        counted = cell
         if MASKED:
-            seen &= (tl.load(mask + t0 + row, mask=ok, other=0) != 0)[:, None]
-        kt = tl.load(rows_of(k, t0, k_sn, k_off, T), mask=seen, other=0)
-        vt = tl.load(rows_of(v, t0, v_sn, v_off, T), mask=seen, other=0)
+            counted &= (tl.load(mask + t0 + row, mask=ok, other=0) != 0)[:, None]  # T W
+        kt = tl.load(rows_of(k, t0, T), mask=counted, other=0)  # T W
+        vt = tl.load(rows_of(v, t0, T), mask=counted, other=0)  # T W
         d_key, d_value = _key_gradients(
             kt, vt, edge, nothing + u[None, :], nothing + a[None, :], centre_k, centre_v, PHI, LINEAR, DOT, DK, DV
         )
         if MASKED:
-            d_key, d_value = tl.where(seen, d_key, 0.0), tl.where(seen, d_value, 0.0)
+            d_key, d_value = tl.where(counted, d_key, 0.0), tl.where(counted, d_value, 0.0)
         if DK:
-            tl.store(rows_of(dk, t0, dk_sn, d_off, T), d_key.to(dk.dtype.element_ty), mask=cell)
+            tl.store(rows_of(dk, t0, T), d_key.to(dk.ptr.dtype.element_ty), mask=cell)
         if DV:
-            tl.store(rows_of(dv, t0, dv_sn, d_off, T), d_value.to(dv.dtype.element_ty), mask=cell)
+            tl.store(rows_of(dv, t0, T), d_value.to(dv.ptr.dtype.element_ty), mask=cell)
 
 
 @triton.jit
 def _pass_strip(
-    k, v, g, dk, dv, mask, weights, edge, u, a, centre_k, centre_v, k_sn, v_sn, g_sn, dk_sn, dv_sn, w_sc, w_st, k_off,
-    v_off, g_off, channel, live, x0, x1, y0, y1, prefix, height, width, W: tl.constexpr, X: tl.constexpr,
-    PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr,
+    k, v, g, dk, dv, mask, weights, image, channels, edge, u, a, centre_k, centre_v, x0, x1, y0, y1, grid,
+    W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr, DK: tl.constexpr,
 ):
     """Writes dk and dv of the columns x0 <= x < x1 and rows y0 <= y < y1 of the grid.
 
     Down the grid as in the forward pass: a row of G read three times serves three rows of dv. The filter is turned,
     for G_(j-t) is the neighbour on the other side. dk and the product in dv are made one row ahead, where k and v come
-    with the row of G: then all loads lead to a product, which is what makes them pipelined.
+    with the row of G: then all loads lead to a product, so that they are pipelined.
     """
     col = x0 + tl.arange(0, X)
-    limits = limit_of(col - 1, height, width), limit_of(col, height, width), limit_of(col + 1, height, width)
+    live = channels.live
+    limits = limits_of(col, grid)
     ours = limit_of(col, y1, x1)
-    w0, w1, w2, w3, w4, w5, w6, w7, w8 = filter_of(weights, channel, live, w_sc, w_st, True)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = filter_of(weights, image, channels, True)
     nothing = tl.zeros((X, W), tl.float32)
     now, after = nothing + u[None, :], nothing + u[None, :]
     for y in tl.range(tl.maximum(y0 - 2, -1), y1, num_stages=STAGES):  # the first one or two write no dv
-        le, he, ri = three_columns(g, mask, y + 1, col, limits, prefix, width, g_sn, g_off, live, False)
-        kt = grid_row(k, mask, y + 1, col, ours, prefix, width, k_sn, k_off, live, MASKED)
-        vt = grid_row(v, mask, y + 1, col, ours, prefix, width, v_sn, v_off, live, MASKED)
+        le, he, ri = three_columns(g, mask, y + 1, col, limits, grid, live, False)  # X W each
+        kt = grid_row(k, mask, y + 1, col, ours, grid, live, MASKED)  # X W
+        vt = grid_row(v, mask, y + 1, col, ours, grid, live, MASKED)  # X W
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
         d_value = across(now, left, here, right, w6, w7, w8)
         now = across(after, left, here, right, w3, w4, w5)
@@ -182,59 +184,56 @@ def _pass_strip(
                                     DK, True)
         here_ok = col < tl.where(y < y0, 0, x1)
         below_ok = col < tl.where((y + 1 < y0) | (y + 1 >= y1), 0, x1)
-        place = prefix + y * width
+        first = grid.prefix + y * grid.width
         if MASKED:
-            seen = tl.load(mask + place + col, mask=here_ok, other=0) != 0
-            d_value = tl.where(seen[:, None], d_value, 0.0)
-            seen = tl.load(mask + place + width + col, mask=below_ok, other=0) != 0
-            d_key = tl.where(seen[:, None], d_key, 0.0)
-        row = dv + tl.cast(place, tl.int64) * dv_sn
-        place_dv = row + (col[:, None] * dv_sn + channel[None, :])
-        tl.store(place_dv, d_value.to(dv.dtype.element_ty), mask=here_ok[:, None] & live)
+            counted = tl.load(mask + first + col, mask=here_ok, other=0) != 0  # X
+            d_value = tl.where(counted[:, None], d_value, 0.0)
+            counted = tl.load(mask + first + grid.width + col, mask=below_ok, other=0) != 0  # X
+            d_key = tl.where(counted[:, None], d_key, 0.0)
+        tl.store(cells_of(dv, first, col), d_value.to(dv.ptr.dtype.element_ty), mask=here_ok[:, None] & live)
         if DK:
-            row = dk + tl.cast(place + width, tl.int64) * dk_sn
-            place_dk = row + (col[:, None] * dk_sn + channel[None, :])
-            tl.store(place_dk, d_key.to(dk.dtype.element_ty), mask=below_ok[:, None] & live)
+            below = cells_of(dk, first + grid.width, col)
+            tl.store(below, d_key.to(dk.ptr.dtype.element_ty), mask=below_ok[:, None] & live)
 
 
 @triton.jit
-def _store_tap(ptr, total, channel, live):
-    tl.store(ptr + channel[None, :], tl.sum(total, 0)[None, :].to(ptr.dtype.element_ty), mask=live)
+def _store_tap(ptr, total, channels):
+    value = tl.sum(total, 0)[None, :].to(ptr.dtype.element_ty)
+    tl.store(ptr + channels.index[None, :], value, mask=channels.live)
 
 
 @triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix"])
 def backward_taps(
-    v, g, mask, cu, grids, dw, v_sb, v_sn, v_sh, v_sd, g_sb, g_sn, g_sh, g_sd, C, tokens_q, tokens, chunk, height,
-    width, prefix, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
-    VARLEN: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+    v, g, mask, cu, grids, dw, C, tokens_q, tokens, chunk, height, width, prefix, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
+    PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):
     """dw of one strip and chunk of grid rows, (part, image, 9, C): what G has there, times its neighbours in v.
 
     Down the grid with the three rows of G that a row of v is a neighbour of.
     """
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    head, dim, channel, live = channels_of(group, D, GROUP, W)
-    v, _ = image_of(v, cu, image, tokens, v_sb, v_sn, VARLEN)
-    g, _ = image_of(g, cu, image, tokens_q, g_sb, g_sn, VARLEN)
-    v_off = offsets_of(head, dim, channel, v_sh, v_sd, PACKED)
-    g_off = offsets_of(head, dim, channel, g_sh, g_sd, PACKED)
-    height, width = grid_of(grids, image, height, width, VARLEN)
+    channels = channels_of(group, D, GROUP, W)
+    live = channels.live
+    v, _ = view_of(v, channels, cu, image, tokens, PACKED, VARLEN)
+    g, _ = view_of(g, channels, cu, image, tokens_q, PACKED, VARLEN)
+    grid = grid_of(grids, image, height, width, prefix, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    strips = tl.maximum(tl.cdiv(width, X), 1)
+    strips = tl.maximum(tl.cdiv(grid.width, X), 1)
     y0 = part // strips * chunk
-    y1 = tl.minimum(y0 + chunk, height)
+    y1 = tl.minimum(y0 + chunk, grid.height)
     col = part % strips * X + tl.arange(0, X)
-    limits = limit_of(col - 1, height, width), limit_of(col, height, width), limit_of(col + 1, height, width)
-    ours = limit_of(col, y1, width)
+    limits = limits_of(col, grid)
+    ours = limit_of(col, y1, grid.width)
     d0, d1, d2 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
     d3, d4, d5 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
     d6, d7, d8 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
     above = tl.zeros((X, W), tl.float32)
-    same = tl.zeros((X, W), g.dtype.element_ty)
+    same = tl.zeros((X, W), g.ptr.dtype.element_ty)
     for y in tl.range(y0 - 1, y1 + 1, num_stages=STAGES):
-        le, he, ri = three_columns(v, mask, y, col, limits, prefix, width, v_sn, v_off, live, MASKED)
-        under = grid_row(g, mask, y + 1, col, ours, prefix, width, g_sn, g_off, live, False)
+        le, he, ri = three_columns(v, mask, y, col, limits, grid, live, MASKED)  # X W each
+        under = grid_row(g, mask, y + 1, col, ours, grid, live, False)  # X W
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
         level, below = same.to(tl.float32), under.to(tl.float32)
         d0 += left * below
@@ -249,92 +248,83 @@ def backward_taps(
         above = level
         same = under
     dw += tl.cast(part * tl.num_programs(1) + image, tl.int64) * 9 * C
-    _store_tap(dw, d0, channel, live)
-    _store_tap(dw + C, d1, channel, live)
-    _store_tap(dw + 2 * C, d2, channel, live)
-    _store_tap(dw + 3 * C, d3, channel, live)
-    _store_tap(dw + 4 * C, d4, channel, live)
-    _store_tap(dw + 5 * C, d5, channel, live)
-    _store_tap(dw + 6 * C, d6, channel, live)
-    _store_tap(dw + 7 * C, d7, channel, live)
-    _store_tap(dw + 8 * C, d8, channel, live)
+    _store_tap(dw, d0, channels)
+    _store_tap(dw + C, d1, channels)
+    _store_tap(dw + 2 * C, d2, channels)
+    _store_tap(dw + 3 * C, d3, channels)
+    _store_tap(dw + 4 * C, d4, channels)
+    _store_tap(dw + 5 * C, d5, channels)
+    _store_tap(dw + 6 * C, d6, channels)
+    _store_tap(dw + 7 * C, d7, channels)
+    _store_tap(dw + 8 * C, d8, channels)
 
 
 @triton.jit(do_not_specialize=["tokens", "chunk", "H"])
 def backward_queries(
-    q, g, cu, sums, dq, edges, q_sb, q_sn, q_sh, q_sd, g_sb, g_sn, g_sh, g_sd, dq_sb, dq_sn, H, tokens, chunk, scale,
-    eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
-    LINEAR: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, PACKED: tl.constexpr,
+    q, g, cu, sums, dq, edges, H, tokens, chunk, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """dq and, as one row (H, D, D), (H, D) of `edges`, the sums over one chunk of queries."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = q.dtype.element_ty == tl.float32 and not LINEAR
-    head, dim, channel, live = channels_of(group, D, GROUP, W)
-    q, n = image_of(q, cu, image, tokens, q_sb, q_sn, VARLEN)
-    g, _ = image_of(g, cu, image, tokens, g_sb, g_sn, VARLEN)
-    dq, _ = image_of(dq, cu, image, tokens, dq_sb, dq_sn, VARLEN)
-    q_off = offsets_of(head, dim, channel, q_sh, q_sd, PACKED)
-    g_off = offsets_of(head, dim, channel, g_sh, g_sd, PACKED)
-    state, mean_k, _, _ = load_state(sums, image, dim, channel, H, D, GROUP, W, LINEAR, SHIFT)
+    SHIFT: tl.constexpr = q.ptr.dtype.element_ty == tl.float32 and not LINEAR
+    channels = channels_of(group, D, GROUP, W)
+    q, n = view_of(q, channels, cu, image, tokens, PACKED, VARLEN)
+    g, _ = view_of(g, channels, cu, image, tokens, PACKED, VARLEN)
+    dq, _ = view_of(dq, channels, cu, image, tokens, True, VARLEN)
+    state, mean_k, _, _ = load_state(sums, image, channels, H, D, GROUP, W, LINEAR, SHIFT)
     d_state, side = _pass_queries(
-        q, g, dq, state, mean_k, q_sn, g_sn, dq_sn, q_off, g_off, channel[None, :], live, part * chunk,
-        tl.minimum(part * chunk + chunk, n), scale, eps, W, T, PHI, LINEAR, DOT,
+        q, g, dq, state, mean_k, channels.live, part * chunk, tl.minimum(part * chunk + chunk, n), scale, eps, W, T,
+        PHI, LINEAR, DOT,
     )
-    ok = tl.arange(0, W) < GROUP * D
-    pair = ok[:, None] & ok[None, :] & same_head(D, W)
+    ok, pair = pairs_of(D, GROUP, W)
     edges += tl.cast(part * tl.num_programs(1) + image, tl.int64) * H * D * (D + 1)
-    tl.store(edges + channel[:, None] * D + dim[None, :], d_state, mask=pair)
-    tl.store(edges + H * D * D + channel, side, mask=ok)
+    tl.store(edges + channels.index[:, None] * D + channels.dim[None, :], d_state, mask=pair)
+    tl.store(edges + H * D * D + channels.index, side, mask=ok)
 
 
 @triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix", "H"])
 def backward_keys(
-    k, v, g, weights, mask, cu, grids, sums, edges, dk, dv, k_sb, k_sn, k_sh, k_sd, v_sb, v_sn, v_sh, v_sd, g_sb, g_sn,
-    g_sh, g_sd, dk_sb, dk_sn, dv_sb, dv_sn, w_sb, w_sc, w_st, H, tokens_q, tokens, chunk, height, width, prefix, scale,
+    k, v, g, weights, mask, cu, grids, sums, edges, dk, dv, H, tokens_q, tokens, chunk, height, width, prefix, scale,
     D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
     LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
     PACKED: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):
     """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
-    head, dim, channel, live = channels_of(group, D, GROUP, W)
-    k, n = image_of(k, cu, image, tokens, k_sb, k_sn, VARLEN)
-    v, _ = image_of(v, cu, image, tokens, v_sb, v_sn, VARLEN)
-    dk, _ = image_of(dk, cu, image, tokens, dk_sb, dk_sn, VARLEN)
-    dv, _ = image_of(dv, cu, image, tokens, dv_sb, dv_sn, VARLEN)
-    k_off = offsets_of(head, dim, channel, k_sh, k_sd, PACKED)
-    v_off = offsets_of(head, dim, channel, v_sh, v_sd, PACKED)
+    SHIFT: tl.constexpr = k.ptr.dtype.element_ty == tl.float32 and not LINEAR
+    channels = channels_of(group, D, GROUP, W)
+    live = channels.live
+    k, n = view_of(k, channels, cu, image, tokens, PACKED, VARLEN)
+    v, _ = view_of(v, channels, cu, image, tokens, PACKED, VARLEN)
+    dk, _ = view_of(dk, channels, cu, image, tokens, True, VARLEN)
+    dv, _ = view_of(dv, channels, cu, image, tokens, True, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    _, mean_k, mean_v, count = load_state(sums, image, dim, channel, H, D, GROUP, W, LINEAR, SHIFT)
-    ok = tl.arange(0, W) < GROUP * D
-    pair = ok[:, None] & ok[None, :] & same_head(D, W)
+    _, mean_k, mean_v, count = load_state(sums, image, channels, H, D, GROUP, W, LINEAR, SHIFT)
+    ok, pair = pairs_of(D, GROUP, W)
     edges += tl.cast(image, tl.int64) * H * D * (D + 1)
-    d_state = tl.load(edges + channel[:, None] * D + dim[None, :], mask=pair, other=0)
-    side = tl.load(edges + H * D * D + channel, mask=ok, other=0)
+    d_state = tl.load(edges + channels.index[:, None] * D + channels.dim[None, :], mask=pair, other=0)  # W W
+    side = tl.load(edges + H * D * D + channels.index, mask=ok, other=0)  # W
     edge, u, a, centre_k, centre_v = _edge(d_state, side, mean_k, mean_v, count, scale, D, W, LINEAR, DOT)
     if RESIDUAL:
-        g, _ = image_of(g, cu, image, tokens_q, g_sb, g_sn, VARLEN)
-        g_off = offsets_of(head, dim, channel, g_sh, g_sd, PACKED)
-        height, width = grid_of(grids, image, height, width, VARLEN)
-        weights += tl.cast(image, tl.int64) * w_sb
+        g, _ = view_of(g, channels, cu, image, tokens_q, PACKED, VARLEN)
+        grid = grid_of(grids, image, height, width, prefix, VARLEN)
         if part == 0:
             _pass_keys(
-                k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, k_sn, v_sn, dk_sn, dv_sn, k_off, v_off,
-                channel[None, :], live, 0, prefix, W, 16, PHI, LINEAR, MASKED, DOT, DK, DV,
+                k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, live, 0, prefix, W, 16, PHI, LINEAR, MASKED, DOT,
+                DK, DV,
             )
-        strips = tl.maximum(tl.cdiv(width, X), 1)
+        strips = tl.maximum(tl.cdiv(grid.width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
-        if y0 < height:
+        if y0 < grid.height:
             _pass_strip(
-                k, v, g, dk, dv, mask, weights, edge, u, a, centre_k, centre_v, k_sn, v_sn, g_sn, dk_sn, dv_sn, w_sc,
-                w_st, k_off, v_off, g_off, channel, live, x0, tl.minimum(x0 + X, width), y0,
-                tl.minimum(y0 + chunk, height), prefix, height, width, W, X, PHI, MASKED, DOT, STAGES, DK,
+                k, v, g, dk, dv, mask, weights, image, channels, edge, u, a, centre_k, centre_v, x0,
+                tl.minimum(x0 + X, grid.width), y0, tl.minimum(y0 + chunk, grid.height), grid, W, X, PHI, MASKED, DOT,
+                STAGES, DK,
             )
     else:
         _pass_keys(
-            k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, k_sn, v_sn, dk_sn, dv_sn, k_off, v_off,
-            channel[None, :], live, part * chunk, tl.minimum(part * chunk + chunk, n), W, T, PHI, LINEAR, MASKED, DOT,
-            DK, DV,
+            k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, live, part * chunk,
+            tl.minimum(part * chunk + chunk, n), W, T, PHI, LINEAR, MASKED, DOT, DK, DV,
         )

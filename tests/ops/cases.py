@@ -1,4 +1,4 @@
-"""Cases for the fused kernels: on a GPU in full, on a CPU small, through Triton's interpreter.
+"""Cases for the kernels: on a GPU in full, on a CPU small, through Triton's interpreter.
 
 A case is run by the kernels and, in float64, by the reference; output and every gradient are compared. Tensors lie in
 memory that is filled with NaN around them, so that a read outside of them shows.
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sightline.ops import inline_attention, linear_attention
-from sightline.ops.fused import launch
-from sightline.ops.fused.program import forget
+from sightline.ops.common.launching import forget
+from sightline.ops.linear import launch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-on_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU: the interpreter has no such thing, or is too slow for it")
+on_gpu = pytest.mark.gpu
 
 # Relative error, in the norm, against float64.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 8e-3}
