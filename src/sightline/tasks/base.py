@@ -166,6 +166,7 @@ class Scores:
         broken: messages about examples that could not be read and were skipped.
         notes: what a user should know about the data, one line each.
         nonfinite: examples whose outputs were not finite; they count as wrong.
+        details: what else a task reports, for JSON.
     """
 
     values: dict[str, float]
@@ -178,6 +179,7 @@ class Scores:
     broken: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     nonfinite: int = 0
+    details: Row = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         yield from self.values.items()

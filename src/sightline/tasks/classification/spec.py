@@ -1,11 +1,46 @@
 """Classification as an entry of `sightline.tasks.registry`."""
 
+from pathlib import Path
+
+import torch
+
 from sightline.data.order import Placement
-from sightline.tasks.base import Note
+from sightline.models.weights.fit import MismatchError, compare
+from sightline.tasks.base import Loaded, Metadata, Note, StateReader
+from sightline.tasks.card import CardError, ModelCard
 from sightline.tasks.classification.config import Config
+from sightline.tasks.classification.evaluate import evaluate
+from sightline.tasks.classification.predict import predict
+from sightline.tasks.classification.preprocess import make_transform
 from sightline.tasks.classification.task import Classification
+from sightline.tasks.create import create
+from sightline.util.errors import FileError
+
+__all__ = ["evaluate", "make", "open", "predict"]
+
+FILES = ("pretrained", "checkpoint", "cache")  # arguments of timm that read or download files
 
 
 def make(config: Config, placement: Placement, note: Note) -> Classification:
     """The task of a run."""
     return Classification(config.data, config.model, config.augment, config.loss, config.distill, placement, note)
+
+
+def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
+    """The classifier in a file with a card: the weights must fit the model that the card names, to the last key."""
+    try:
+        card = ModelCard.from_metadata(metadata)
+    except CardError as error:
+        raise CardError(f"{path}: {error}") from error
+    assert card is not None
+    for key in card.arguments:
+        if key.startswith(FILES):
+            raise FileError(f"{path}: its card asks for {key!r}, which is not of the model; write the weights again")
+    state = read()
+    with torch.device("meta"):  # before memory is taken: a forged card ends here
+        mismatch = compare(state, create(card.name, card.arguments))
+    if mismatch:
+        raise MismatchError(f"{path}: the weights do not fit {card.name}", mismatch)
+    model = create(card.name, card.arguments)
+    model.load_state_dict(state)
+    return Loaded(model.eval(), card, make_transform(card), card.classes, path, "classification")

@@ -1,10 +1,10 @@
 """The model of a run on sequences, and that of a file of weights."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sightline.models.sequence import SEQUENCE_MODELS, SequenceEncoder, create_sequence_model
 from sightline.models.weights.fit import MismatchError, compare
@@ -27,7 +27,7 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     if config.name != f"lra_{data.name}":
         known = f"lra_{data.name}" if config.name in SEQUENCE_MODELS else ", ".join(SEQUENCE_MODELS)
         raise ValueError(f"model.name: {config.name!r} is not a model of {data.name}; give {known}")
-    arguments: dict[str, Any] = dict(config.args)
+    arguments: dict[str, object] = dict(config.args)
     for key in arguments:
         if key in OWN:
             raise ValueError(f"model.args: {key} follows from the task {data.name}; leave it out")
@@ -48,24 +48,31 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     return model, SequenceCard(config.name, arguments, kind.classes, data.name, length)
 
 
-def load(path: Path) -> tuple[SequenceEncoder, SequenceCard]:
+def open_file(
+    path: Path, metadata: Mapping[str, str], read: Callable[[], dict[str, Tensor]]
+) -> tuple[SequenceEncoder, SequenceCard]:
     """The model in a file that `sightline train` wrote, in evaluation mode.
 
     Raises:
-        ValueError: it is not of a model of sequences, or damaged.
+        FileError: it is not of a model of sequences, or damaged.
     """
     try:
-        card = SequenceCard.from_metadata(read_metadata(path))
+        card = SequenceCard.from_metadata(metadata)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+    state = read()
     if card is None:
-        read_state(path)  # what is missing or damaged is told there
         raise DataError(f"{path}: not the weights of a model of sequences; give a run folder of `sightline lra`")
     with torch.device("meta"):  # before memory is taken: a forged card ends here
-        _check(path, create_sequence_model(card.name, **card.arguments), read_state(path))
+        _check(path, create_sequence_model(card.name, **card.arguments), state)
     model = create_sequence_model(card.name, **card.arguments)
-    fill(model, path)
+    model.load_state_dict(state)
     return model.eval(), card
+
+
+def load(path: Path) -> tuple[SequenceEncoder, SequenceCard]:
+    """The model in a file, in evaluation mode."""
+    return open_file(path, read_metadata(path), lambda: read_state(path))
 
 
 def fill(model: nn.Module, path: Path) -> None:
@@ -75,6 +82,6 @@ def fill(model: nn.Module, path: Path) -> None:
     model.load_state_dict(state)
 
 
-def _check(path: Path, model: nn.Module, state: Any) -> None:
+def _check(path: Path, model: nn.Module, state: dict[str, Tensor]) -> None:
     if mismatch := compare(state, model):
         raise MismatchError(f"{path}: the weights do not fit the model", mismatch)

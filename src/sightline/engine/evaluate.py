@@ -1,0 +1,111 @@
+"""Evaluate any model: the task of its weights decides what is scored."""
+
+from pathlib import Path
+
+from sightline.engine.settings import DEFAULT_TASK, TASK, load_recipe, resolve
+from sightline.tasks.base import EvalOptions, Loaded, OnError, Progress, Scores
+from sightline.tasks.registry import TASKS
+from sightline.util.device import choose_device
+from sightline.util.errors import InputError
+
+
+def evaluate(
+    loaded: Loaded,
+    data: str | Path | None = None,
+    *,
+    split: str | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    labels: str = "names",
+    limit: int | None = None,
+    batch_size: int = 64,
+    workers: int = 2,
+    device: str = "auto",
+    precision: str = "no",
+    on_error: OnError = "stop",
+    slide: bool = False,
+    scales: tuple[float, ...] = (),
+    flip: bool = False,
+    progress: Progress | None = None,
+) -> Scores:
+    """Evaluate a model.
+
+    Args:
+        loaded: what `sightline.load` opened.
+        data: folder, tar file, shards or hfds/NAME; by default the data of the run that the weights are from.
+        split: by default val, validation or test.
+        img_size: height and width; by default those of training.
+        labels: names (classes by name), order (as they come), v2 (folders are indices of outputs), real (ImageNet's
+            ReaL labels) or a JSON file of label sets.
+        limit: evaluate the first images of every class only, this many.
+        batch_size, workers: images per batch, and processes that decode them.
+        device: auto, cpu, cuda, mps or cuda:1.
+        precision: "no", "fp16" or "bf16".
+        on_error: "stop" at an unreadable image, or "skip" it.
+        slide, scales, flip: for segmentation: windows, several scales, mirror images.
+        progress: opens a progress bar for (total, title).
+
+    Returns:
+        Iterable as `(name, value)`, with `per_class` rows and the `confusion` matrix.
+
+    Raises:
+        InputError: an option cannot be used.
+        FileError: the data cannot be used.
+
+    Example:
+        >>> scores = sightline.evaluate(sightline.load("runs/quick"), limit=10, workers=0)
+        >>> dict(scores)["top1"]
+        87.0
+    """
+    found = evaluate_label_sets(
+        loaded, data, split=split, img_size=img_size, labels=labels, limit=limit, batch_size=batch_size,
+        workers=workers, device=device, precision=precision, on_error=on_error, slide=slide, scales=scales, flip=flip,
+        progress=progress,
+    )  # fmt: skip
+    return found.get("real", found["usual"])
+
+
+def evaluate_label_sets(
+    loaded: Loaded,
+    data: str | Path | None = None,
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    limit: int | None = None,
+    batch_size: int = 64,
+    workers: int = 2,
+    device: str = "auto",
+    split: str | None = None,
+    labels: str = "names",
+    precision: str = "no",
+    on_error: OnError = "stop",
+    slide: bool = False,
+    scales: tuple[float, ...] = (),
+    flip: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Scores]:
+    """The same, by label set: "usual" always, and "real" if `labels` asks for a second set, in one pass."""
+    if batch_size < 1 or workers < 0:
+        raise InputError(f"--batch-size, --workers: expected at least 1 and at least 0; got {batch_size}, {workers}")
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit: expected at least 1 image; got {limit}")
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    options = EvalOptions(
+        choose_device(device, "--device"), split, limit, size, labels, batch_size, workers, precision, on_error, slide,
+        scales, flip, progress,
+    )  # fmt: skip
+    path = None if data is None else str(data)
+    return TASKS[loaded.task].evaluate(loaded, path, data_section(loaded), options)
+
+
+def data_section(loaded: Loaded) -> object | None:
+    """The section `data` of the run that the weights lie in; None outside of a run folder."""
+    file = loaded.path.resolve()
+    folders = (file.parent, *file.parents[2:3])  # RUN/checkpoints/best/model.safetensors
+    config = next((folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), None)
+    if config is None:
+        return None
+    recipe = load_recipe(str(config))
+    task = recipe.get(TASK, DEFAULT_TASK)
+    if task != loaded.task:
+        raise InputError(f"{config}: of {task}, but the weights are of {loaded.task}; give the file of weights")
+    section: object = resolve({TASK: loaded.task, "data": recipe.get("data") or {}}).data
+    return section

@@ -1,0 +1,54 @@
+"""Predict with any model of images: the task of its weights decides what is found."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from sightline.tasks.base import ImageSource, Loaded, OnError, Prediction, PredictOptions
+from sightline.tasks.registry import TASKS
+from sightline.util.device import choose_device
+from sightline.util.errors import InputError
+
+
+def predict(
+    loaded: Loaded,
+    images: ImageSource | Iterable[ImageSource],
+    top: int = 5,
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    score: float = 0.5,
+    device: str = "auto",
+    on_error: OnError = "stop",
+) -> Iterator[Prediction]:
+    """Predict what is in images, one after the other.
+
+    Args:
+        loaded: what `sightline.load` opened.
+        images: a path or PIL image, or several; upright and of any colour space, depth and size once decoded.
+        top: classes per image (classification).
+        img_size: height and width; by default those of training (classification).
+        score: least score of a detection.
+        device: auto, cpu, cuda, mps or cuda:1.
+        on_error: "stop" at an unreadable image, or "skip" it with its `error`.
+
+    Yields:
+        A `Prediction` per image, in order: `found` has rows of classes with probabilities, shares of pixels, or
+        scores and boxes; `draw()` gives a picture of masks or boxes.
+
+    Raises:
+        InputError: an option cannot be used.
+        ImageError: an image cannot be read.
+
+    Example:
+        >>> for result in sightline.predict(sightline.load("runs/quick"), "photo.jpg", top=1):
+        ...     print(result.file, result.found[0]["class"])
+    """
+    if top < 1:
+        raise InputError(f"--top: expected at least 1 class; got {top}")
+    if not 0 <= score <= 1:
+        raise InputError(f"--score: expected 0 to 1; got {score:g}")
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    options = PredictOptions(choose_device(device, "--device"), top, size, score, on_error)
+    several = [images] if isinstance(images, str | Path | Image.Image) else images
+    return TASKS[loaded.task].predict(loaded, several, options)

@@ -1,0 +1,47 @@
+"""Evaluation of a model of sequences on a split of its task."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+from sightline.tasks.base import EvalOptions, Loaded, Scores
+from sightline.tasks.evaluation import evaluate as evaluate_batches
+from sightline.tasks.sequences.card import SequenceCard
+from sightline.tasks.sequences.config import Data
+from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
+from sightline.tasks.sequences.passes import one_pass
+from sightline.util.errors import InputError
+
+
+def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOptions) -> dict[str, Scores]:
+    """Accuracy, calibration error and loss, with recall and precision per class.
+
+    Args:
+        data: folder of the files as published; by default that of the run, or generated as in the run.
+        section: the section `data` of the run; by default the data as published.
+    """
+    given = {
+        "--img-size": options.img_size, "--labels": options.labels != "names", "--limit": options.limit,
+        "--slide": options.slide, "--scales": options.scales, "--flip": options.flip,
+    }  # fmt: skip
+    if names := [name for name, value in given.items() if value]:
+        raise InputError(f"{', '.join(names)}: for images; leave it out for sequences")
+    card, split = loaded.card, options.split or "test"
+    assert isinstance(card, SequenceCard)
+    if split not in SPLITS:
+        raise InputError(f"--split: expected one of {', '.join(SPLITS)}; got {split!r}")
+    chosen = section if isinstance(section, Data) else Data(name=card.task)  # type: ignore[arg-type]
+    if card.task != chosen.name:
+        raise InputError(f"{loaded.path}: a model of {card.task}, and the data are of {chosen.name}")
+    chosen = replace(chosen, length=card.length, path=chosen.path if data is None else data)
+    tokens = open_splits(chosen, chosen.path, ProgressPrinter(), (split,))[split]
+    with options.progress(len(tokens), split) if options.progress else nullcontext() as advance:
+        found = evaluate_batches(
+            loaded.model.to(options.device), one_pass(tokens, options.batch_size, card.length), len(card.classes),
+            device=options.device, precision=options.precision, on_batch=advance,
+        )  # fmt: skip
+    return {
+        "usual": Scores(
+            found.scores, found.per_class(card.classes), found.confusion, found.images, found.seconds,
+            f"{card.task}, {split}", details={"task": card.task, "split": split, "cut": cut(chosen, tokens)},
+        )
+    }  # fmt: skip
