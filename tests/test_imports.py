@@ -13,10 +13,10 @@ import sightline
 PACKAGE = "sightline"
 SOURCE = Path(sightline.__file__).parent
 # From the top; a layer may import itself and what stands below it.
-LAYERS = ("cli", "engine", "tasks", "analysis", "bench", "models", "layers", "ops", "backend", "data", "util")
+LAYERS = ("cli", "engine", "hub", "tasks", "analysis", "bench", "models", "layers", "ops", "backend", "data", "util")
 # The package itself imports its models, so whoever imports it imports them.
 RANK = {name: rank for rank, name in enumerate(LAYERS)} | {PACKAGE: LAYERS.index("models"), "__main__": 0}
-EXTRAS = ("sklearn", "segmentation_models_pytorch", "accelerate", "matplotlib", "pycocotools", "onnx")
+EXTRAS = ("segmentation_models_pytorch", "accelerate", "matplotlib", "pycocotools", "onnx")
 
 
 def imported(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:

@@ -1,38 +1,55 @@
-"""sightline: vision transformers whose attention costs linear time.
+"""sightline: vision transformers with linear-time attention.
 
 Importing it registers every model with timm:
 
     import sightline, timm
     model = timm.create_model("inline_swin_tiny", img_size=512, num_classes=10)
+
+Everything that the command line does is a function here: `load`, `train`, `evaluate`, `predict`, `attention_maps`,
+`convert`, `benchmark`, and `create_model` and `list_models` of timm with our models. See docs/python.md.
 """
 
-import sys
+import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 try:
     __version__ = version("sightline")
-except PackageNotFoundError:  # run from a source tree that is not installed
+except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 
-__all__ = ["__version__", "layers", "models", "ops"]
+# The public names and where they are; each is imported when it is first used.
+_PUBLIC = {
+    "Attention": "sightline.layers:Attention",
+    "attention_maps": "sightline.analysis:attention_maps",
+    "benchmark": "sightline.bench:benchmark",
+    "convert": "sightline.hub:convert",
+    "create_model": "sightline.models:create_model",
+    "evaluate": "sightline.engine.evaluate:evaluate",
+    "layers": "sightline.layers",
+    "list_models": "sightline.models:list_models",
+    "load": "sightline.hub:load",
+    "models": "sightline.models",
+    "ops": "sightline.ops",
+    "predict": "sightline.engine.predict:predict",
+    "train": "sightline.engine.train:train",
+}
+__all__ = ["__version__", *_PUBLIC]
 
 
-def _is_command() -> bool:
-    """Whether the process is the command `sightline`, whose commands import what they need when they run."""
-    script = Path(sys.argv[0]).name if sys.argv else ""
-    by_module = script == "-m" and ("-m", "sightline") in pairwise(sys.orig_argv)  # as while Python looks for __main__
-    return script in ("sightline", "sightline.exe") or by_module
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'sightline' has no attribute {name!r}")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("layers", "models", "ops"):
-        return import_module(f"sightline.{name}")
-    raise AttributeError(f"module 'sightline' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
-if not _is_command():  # torch and timm take seconds, which `sightline --help` need not
-    from sightline import layers, models, ops
+# timm has no plugins: its models are those that were imported. SIGHTLINE_REGISTER=0 skips this, and with it torch and
+# timm, until something imports `sightline.models`; the command `sightline` starts faster that way.
+if os.environ.get("SIGHTLINE_REGISTER", "1") != "0":
+    import_module("sightline.models")

@@ -104,7 +104,7 @@ def test_tensor_larger_than_its_data(
 def test_zip_bomb(tmp_path: Path, capsys: CAPTURE) -> None:
     path = bomb(tmp_path / "bomb.pth")
     assert Path(path).stat().st_size < 2**20
-    assert "refused as a zip bomb" in refusal(path, capsys)
+    assert "zip bomb" in refusal(path, capsys)
 
 
 def test_safetensors_header_larger_than_its_data(tmp_path: Path, capsys: CAPTURE) -> None:
@@ -135,7 +135,7 @@ def test_forged_block_numbers(tmp_path: Path, capsys: CAPTURE) -> None:
     beyond = {**state, f"block1.{'9' * 5000}.norm1.weight": torch.ones(8)}
     assert "unexpected" in refusal(save(beyond, tmp_path / "beyond.pth"), capsys)
     many = {**state, **{f"block1.{i}.norm1.weight": torch.ones(8) for i in range(5000)}}
-    assert "5000 blocks; more than 1000 are refused" in refusal(save(many, tmp_path / "many.pth"), capsys)
+    assert "5000 blocks" in refusal(save(many, tmp_path / "many.pth"), capsys)
 
 
 def test_no_weights(tmp_path: Path, capsys: CAPTURE) -> None:

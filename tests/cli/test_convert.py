@@ -126,7 +126,7 @@ def test_another_number_of_classes_starts_a_new_classifier(tmp_path: Path, capsy
     for out in outs:
         assert main(["convert", source, str(out), "--num-classes", "7"]) == 0
     shown, err = capsys.readouterr()
-    assert "dropped      head.weight, head.bias\n" in shown
+    assert "dropped      head.weight, head.bias\nmissing      head.weight, head.bias\n" in shown
     assert "new and random" in shown
     assert err == ""
     first, second = (load_file(out) for out in outs)

@@ -40,7 +40,8 @@ def test_help_and_version_import_nothing_heavy() -> None:
 
 
 def test_the_real_command_answers_help_without_torch() -> None:
-    run = [sys.executable, "-X", "importtime", "-m", "sightline", "--help"]
+    script = "import sys; sys.argv = ['sightline', '--help']; from sightline_command import main; sys.exit(main())"
+    run = [sys.executable, "-X", "importtime", "-c", script]
     done = subprocess.run(run, env=PYTHON, capture_output=True, text=True)
     assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

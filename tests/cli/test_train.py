@@ -11,7 +11,8 @@ import yaml
 from sightline.cli.main import main
 from sightline.data.images import ImageError, load_image
 from sightline.engine.settings import entries, load_recipe, recipe_names, resolve, to_yaml
-from sightline.models.weights.reader import CheckpointError, read_state
+from sightline.models.weights.reader import read_state
+from sightline.util.errors import FileError
 from tests.engine import warm
 from tests.engine.tiny import RECIPE, command, make_images, run, write_recipe
 
@@ -162,7 +163,7 @@ def test_unreadable_files_are_named(
     with pytest.raises(ImageError, match=r"red/3\.png: cannot be read \(Permission denied\)$"):
         load_image(images / "train/red/3.png")
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(CheckpointError, match="may not be read; look at its permissions"):
+    with pytest.raises(FileError, match="permission"):
         read_state(recipe)
     recipe.rename(tmp_path / "closed.yaml")
     assert main(["train", "--config", str(tmp_path / "closed.yaml")]) == 2

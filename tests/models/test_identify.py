@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.models.weights.fit import CheckpointError, MismatchError
+from sightline.models.weights.fit import MismatchError
 from sightline.models.weights.identify import Identity, arguments, identify
 from sightline.models.zoo import VARIANTS, create
+from sightline.util.errors import FileError
 from tests.cli.checkpoints import public, small
 
 ALIKE = {
@@ -68,7 +69,7 @@ def test_public_layout_is_told_as_the_native_one(family: str) -> None:
 def test_only_among_the_names_given() -> None:
     state = _state("inline_pvt_tiny")
     assert identify(state, ["inline_pvt_small"]) == [Identity("inline_pvt_small", {"depths": (2, 2, 2, 2)}, False)]
-    with pytest.raises(CheckpointError, match="weights of the pvt family"):
+    with pytest.raises(FileError, match="weights of the pvt family"):
         identify(state, ["soft_tiny"])
 
 
@@ -82,7 +83,7 @@ def test_weights_are_not_touched() -> None:
 
 def test_no_family() -> None:
     for state in ({}, {"conv1.weight": torch.zeros(3)}):
-        with pytest.raises(CheckpointError, match="no family that sightline reads"):
+        with pytest.raises(FileError, match="no family that sightline reads"):
             identify(state)
 
 
@@ -102,7 +103,7 @@ def test_wrong_keys_are_named() -> None:
     [
         ({"blocks.7.norm1.weight": (16,)}, "up to number 7 but 2 is missing"),
         ({"blocks.999999999.norm1.weight": (16,)}, "up to number 999999999 but 2 is missing"),
-        ({f"blocks.{i}.norm1.weight": (16,) for i in range(1200)}, "1200 blocks; more than 1000"),
+        ({f"blocks.{i}.norm1.weight": (16,) for i in range(1200)}, "1200 blocks"),
         ({"stages.3.blocks.0.norm1.weight": (16,)}, "1 stages, numbered from 0"),
         ({"blocks.0.norm1.weight": (0,)}, r"has shape \(0,\)"),
         ({"patch_embed.proj.weight": (16, 3)}, r"has shape \(16, 3\)"),

@@ -1,5 +1,6 @@
 """A trained classifier from a file or a run folder, for the commands that use one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from sightline.cli.options import UsageError
 if TYPE_CHECKING:
     from torch import nn
 
-    from sightline.cli.weights import Checkpoint
     from sightline.tasks.card import ModelCard
 
 
@@ -38,9 +38,7 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
     Raises:
         ValueError: it cannot be read, or has no classifier.
     """
-    from sightline.cli.weights import refuse_others
-    from sightline.engine.checkpoint import find_weights
-    from sightline.models.weights.reader import read_metadata
+    from sightline.models.weights.reader import find_weights, read_metadata
     from sightline.models.zoo import VARIANTS
     from sightline.tasks.card import CardError, ModelCard
 
@@ -48,7 +46,7 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
         raise UsageError("--checkpoint: the path is empty; give a run folder, or a file of weights")
     path = find_weights(Path(source)) if Path(source).is_dir() else Path(source)
     metadata = read_metadata(path)
-    refuse_others(path, metadata)
+    reject_others(path, metadata)
     try:
         card = ModelCard.from_metadata(metadata)
     except CardError as error:
@@ -65,18 +63,33 @@ def load_classifier(source: str, name: str | None = None, args: dict[str, Any] |
     return Classifier(model.eval(), card, title, path, named)
 
 
+def reject_others(path: str | Path, metadata: Mapping[str, str]) -> None:
+    """Reject weights whose metadata names another task than classification.
+
+    Raises:
+        UsageError: names the file and the commands that take it.
+    """
+    if "sequences" in metadata:
+        raise UsageError(f"{path}: a model of sequences, not of images; `sightline eval` takes it")
+    what = {"segmentation": "a segmenter", "detection": "a detector"}.get(metadata.get("task", ""))
+    if what is not None:
+        raise UsageError(f"{path}: {what}, not a classifier; `sightline eval` and `sightline predict` take it")
+
+
 def _own(path: Path, card: "ModelCard | None", name: str | None, args: dict[str, Any]) -> "tuple[Any, str, ModelCard]":
     """A model of sightline: identified by what the file says of itself, else by its shapes."""
-    from sightline.cli.weights import Checkpoint, choose, load, naming
+    from sightline.models.weights.checkpoint import Checkpoint, build, choose, prefix_errors
+    from sightline.models.weights.reader import read_weights
 
-    file = Checkpoint.read(str(path))
-    with naming(path):
-        identity = choose(file, name, args)[0]
-        model = load(file, identity)
-    return model, str(identity), card or _public_card(file, identity.name, identity.kwargs, model)
+    file = Checkpoint.of(read_weights(path))
+    with prefix_errors(path):
+        choice = choose(file, name, args)
+        model = build(file, choice)
+    identity = choice.identity
+    return model, str(identity), card or _public_card(identity.name, identity.kwargs, model)
 
 
-def _public_card(file: "Checkpoint", name: str, args: dict[str, Any], model: Any) -> "ModelCard":
+def _public_card(name: str, args: dict[str, Any], model: Any) -> "ModelCard":
     """A card for weights that carry none: the published input, and ImageNet's classes where there are 1000."""
     from timm.data import resolve_model_data_config
 

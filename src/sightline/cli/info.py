@@ -84,7 +84,7 @@ def describe(options: Options) -> dict[str, Any]:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"{name} cannot take images of {size[0]}x{size[1]}: {reason}") from error
     published = parse_pattern(own["attention"], own["depths"])
-    used = parse_pattern(given.get("attention", own["attention"]), own["depths"])
+    used = parse_pattern(given.get("attention") or own["attention"], own["depths"])
     return {
         "name": name,
         "family": variant.cls.family,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import sightline
-from sightline.cli import analyze, bench, convert, demo, eval, info, lra, predict, train
+from sightline.cli import analyze, bench, convert, eval, info, lra, predict, train
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, parse
 from sightline.cli.output import one_line, quiet
@@ -24,7 +24,6 @@ COMMANDS: "dict[str, Command | Group]" = {
     "info": info.COMMAND,
     "convert": convert.COMMAND,
     "bench": bench.COMMAND,
-    "demo": demo.COMMAND,
     "train": train.COMMAND,
     "eval": eval.COMMAND,
     "lra": lra.COMMAND,

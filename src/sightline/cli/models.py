@@ -7,16 +7,13 @@ from typing import Any
 
 from sightline.cli.options import UsageError
 from sightline.util import names
-from sightline.util.names import nearest
 
 
 def known(name: str) -> str:
     """The name of a registered model, or an error that suggests the nearest one."""
-    from sightline.models.zoo import VARIANTS
+    from sightline.models.factory import variant_name
 
-    if name not in VARIANTS:
-        raise UsageError(f"no model {name!r}; {nearest(name, VARIANTS, '`sightline list` shows all')}")
-    return name
+    return variant_name(name)
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
@@ -55,14 +52,10 @@ def _apart(text: str) -> list[str]:
 
 
 def check_model_args(name: str, args: dict[str, Any]) -> None:
-    """Refuse arguments that the model does not have."""
-    from sightline.models.weights.identify import arguments
+    """Reject arguments that the model does not have."""
+    from sightline.models.factory import check_arguments
 
-    names = arguments(name)
-    for key in args:
-        if key not in names:
-            remedy = nearest(key, names, f"it has {', '.join(names)}")
-            raise UsageError(f"--model-args: {name} has no argument {key!r}; {remedy}")
+    check_arguments(name, args)
 
 
 def _json(text: str) -> Any:

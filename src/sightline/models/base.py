@@ -1,4 +1,4 @@
-"""What all models share: the classifier, positions that follow the input, and reading checkpoints of any origin."""
+"""What all models share: the classifier, positions that follow the input, and loading weights of any origin."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,21 +11,25 @@ from torch import Tensor, nn
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
-from sightline.models.weights import fit as checkpoint
+from sightline.models.weights.fit import adapt, prepare
+from sightline.models.weights.reader import State, unwrap
+from sightline.util.errors import InputError
 
 Size = int | tuple[int, int]
+Arguments = dict[str, Any]  # keyword arguments of a model, as timm and JSON have them
+LoadResult = tuple[list[str], list[str]]  # keys that were missing and unexpected
 
 
 def to_pair(size: Size) -> tuple[int, int]:
     """Height and width of an image given as one number or two."""
     sides = (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ValueError(f"img_size={size}: give a positive number of pixels, or (height, width)")
+        raise InputError(f"img_size={size}: give a positive number of pixels, or (height, width)")
     return sides[0], sides[1]
 
 
 class VisionModel(nn.Module):
-    """Base of all families: `forward_features` gives unpooled features, `forward_head` classifies them."""
+    """Base of all families: `forward_features` returns unpooled features, `forward_head` classifies them."""
 
     family: str
     first_conv: str
@@ -33,9 +37,9 @@ class VisionModel(nn.Module):
     final_stride = 32  # pixels that a token of the last features covers along each side
     num_stages = 4
     body = "stages"  # the list that forward_intermediates counts in
-    default_features: int | tuple[int, ...] = (0, 1, 2, 3)  # what features_only gives: the last n, or these
+    default_features: int | tuple[int, ...] = (0, 1, 2, 3)  # of features_only: the last n, or these
     norm: nn.Module
-    num_prefix_tokens = 0  # leading tokens of the last features that are not places of the grid
+    num_prefix_tokens = 0  # leading tokens of the last features that are not on the grid
     pools: tuple[str, ...] = ("avg", "max", "")
 
     def __init__(
@@ -50,22 +54,22 @@ class VisionModel(nn.Module):
         super().__init__()
         for what, value, least in (("in_chans", in_chans, 1), ("num_classes", num_classes, 0)):
             if not isinstance(value, int) or value < least:
-                raise ValueError(f"{what}={value!r}: give a whole number, at least {least}")
+                raise InputError(f"{what}={value!r}: give a whole number, at least {least}")
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = num_features
         self.in_chans = in_chans
         self.img_size = to_pair(img_size)
-        self.feature_dim = -1  # channels come last in what forward_features gives
-        self.feature_info: list[dict[str, Any]] = []
+        self.feature_dim = -1  # forward_features returns channels last
+        self.feature_info: list[dict[str, int | str]] = []
         self.grad_checkpointing = False
         self._check_pool(global_pool)
         self.global_pool = global_pool
         self.head_drop = nn.Dropout(drop_rate)
         self.head: nn.Module = nn.Linear(num_features, num_classes) if num_classes else nn.Identity()
-        self.register_load_state_dict_pre_hook(checkpoint.adapt_hook)
+        self.register_load_state_dict_pre_hook(_adapt_hook)
 
     def init_weights(self) -> None:
-        """Truncated normal linear layers; the rest as torch starts it."""
+        """Truncated normal linear layers; the rest as torch initializes it."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 trunc_normal_(module.weight, std=0.02)
@@ -89,26 +93,26 @@ class VisionModel(nn.Module):
             return x[:, 0]
         if not self.global_pool:
             return x
-        places = x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x.flatten(1, -2)
-        return places.mean(1) if self.global_pool == "avg" else places.amax(1)
+        patches = x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x.flatten(1, -2)
+        return patches.mean(1) if self.global_pool == "avg" else patches.amax(1)
 
     def _check_pool(self, pool: str) -> None:
         if pool not in self.pools:
-            raise ValueError(f"global_pool={pool!r}: this family has {', '.join(repr(p) for p in self.pools)}")
+            raise InputError(f"global_pool={pool!r}: this family has {', '.join(repr(p) for p in self.pools)}")
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False
+    ) -> LoadResult:
         """Load weights in this layout or a published one, whatever dictionaries and prefixes surround them.
 
-        Weights of the same model with another attention mechanism load as well, with a warning that names what is left
-        out and what keeps its initial values.
+        Weights of the same model with another attention mechanism load too, with a warning that names what is left out
+        and what keeps its initial values.
 
         Raises:
             MismatchError: one line that names what is missing, unexpected or of the wrong shape.
+            FileError: the weights are of another family, or of another number of heads.
         """
-        state = checkpoint.adapt(checkpoint.unwrap(dict(state_dict)), self)
-        state = checkpoint.fit_mechanism(state, self) if strict else state
-        checkpoint.check_fit(state, self, strict)
-        return super().load_state_dict(state, strict, assign)
+        return super().load_state_dict(prepare(state_dict, self, strict), strict, assign)
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -119,7 +123,7 @@ class VisionModel(nn.Module):
             self._check_pool(global_pool)
             self.global_pool = global_pool
         if num_classes < 0:
-            raise ValueError(f"num_classes={num_classes}: give 0 for no classifier, or the number of classes")
+            raise InputError(f"num_classes={num_classes}: give 0 for no classifier, or the number of classes")
         like = next(self.parameters())
         self.num_classes = num_classes
         head: nn.Module = nn.Identity()
@@ -134,13 +138,13 @@ class VisionModel(nn.Module):
         self.grad_checkpointing = enable
 
     def grid_of(self, name: str) -> Grid:
-        """The grid of tokens where the module called `name` stands, for the present img_size."""
+        """The token grid at the module called `name`, for the current img_size."""
         raise NotImplementedError
 
     def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
-        """Resample the position tables for another image size. Other sizes can be given to `forward` in any case."""
+        """Resample the position tables for another image size; `forward` takes other sizes in any case."""
         if patch_size is not None and to_pair(patch_size) != (self.stem_stride, self.stem_stride):
-            raise ValueError(f"patch_size={patch_size}: it is fixed at {self.stem_stride} by the weights")
+            raise InputError(f"patch_size={patch_size}: it is fixed at {self.stem_stride} by the weights")
         if img_size is not None:
             self.img_size = to_pair(img_size)
             for name, module in self.named_modules():
@@ -149,7 +153,7 @@ class VisionModel(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Parameters besides biases and norms that an optimizer must not decay: tokens and position tables."""
+        """Parameters without weight decay besides biases and norms: tokens and position tables."""
         return {
             n for n, _ in self.named_parameters() if any(w in n for w in ("pos_embed", "cls_token", "position_bias"))
         }
@@ -157,7 +161,7 @@ class VisionModel(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the features at `indices` do not need."""
+        """Remove what the features at `indices` do not need."""
         layers = getattr(self, self.body)
         take, last = feature_take_indices(len(layers), indices)
         setattr(self, self.body, layers[: last + 1])
@@ -169,7 +173,13 @@ class VisionModel(nn.Module):
 
     def _check_output_fmt(self, output_fmt: str, formats: tuple[str, ...]) -> None:
         if output_fmt not in formats:
-            raise ValueError(f"output_fmt={output_fmt!r}: use {' or '.join(formats)}")
+            raise InputError(f"output_fmt={output_fmt!r}: use {' or '.join(formats)}")
+
+
+def _adapt_hook(model: VisionModel, state: State, prefix: str, *_: object) -> None:
+    """Before `load_state_dict`, also of a module around the model: convert the entries under `prefix` to its layout."""
+    own = {k.removeprefix(prefix): state.pop(k) for k in list(state) if k.startswith(prefix)}
+    state.update({f"{prefix}{k}": v for k, v in adapt(unwrap(own), model).items()})
 
 
 def as_features(tokens: Tensor, grid: Grid, output_fmt: str) -> Tensor:
@@ -179,24 +189,22 @@ def as_features(tokens: Tensor, grid: Grid, output_fmt: str) -> Tensor:
 
 
 class FeatureNet(FeatureGetterNet):
-    """`features_only=True`: like timm's wrapper, and it reads the checkpoint of a whole model too."""
+    """`features_only=True`: timm's wrapper, which also loads the checkpoint of a whole model."""
 
     def __init__(self, model: VisionModel, out_indices: int | tuple[int, ...] = 4, **options: Any) -> None:
         if isinstance(out_indices, int):
             out_indices = min(out_indices, len(model.feature_info))
         super().__init__(model, out_indices, **options)
 
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state_dict: dict[str, object], strict: bool = True, assign: bool = False) -> LoadResult:
+        """Load the weights of these features, or of a whole model."""
         if not any(key.startswith("model.") for key in state_dict):
-            state = checkpoint.adapt(checkpoint.unwrap(dict(state_dict)), self.model)
-            state = {key: value for key, value in state.items() if not self._pruned(key)}
-            state = checkpoint.fit_mechanism(state, self.model) if strict else state
-            checkpoint.check_fit(state, self.model, strict)
+            state = prepare(state_dict, self.model, strict, self._pruned)
             state_dict = {f"model.{key}": value for key, value in state.items()}
         return super().load_state_dict(state_dict, strict, assign)
 
     def _pruned(self, key: str) -> bool:
-        """Whether a key of the whole model belongs to what is not needed for these features."""
+        """Whether a key of the whole model is not needed for these features."""
         part, _, rest = key.partition(".")
         if part in ("stages", "blocks"):
             return int(rest.partition(".")[0]) >= len(getattr(self.model, part))

@@ -1,4 +1,4 @@
-"""Every published model: its arguments, its published figures, and its registration with timm.
+"""Every published model: its arguments, its published figures, its registration with timm.
 
 A variant is a row of `VARIANTS`. `top1` is the ImageNet-1K accuracy in percent, `params` in millions and `flops` in
 billions of multiply-adds, as published.
@@ -14,7 +14,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from sightline.models.base import FeatureNet, VisionModel
+from sightline.models.base import Arguments, FeatureNet, VisionModel
 from sightline.models.cswin import CSwin
 from sightline.models.deit import DeiT
 from sightline.models.pvt import PVT
@@ -32,9 +32,9 @@ class Variant:
     top1: float | None
     size: int = 224
     crop_pct: float = 0.9
-    args: dict[str, Any] = field(default_factory=dict)
+    args: Arguments = field(default_factory=dict)
 
-    def cfg(self) -> dict[str, Any]:
+    def cfg(self) -> Arguments:
         """timm's description of weights and input."""
         side = self.size // self.cls.final_stride
         return {
@@ -52,7 +52,7 @@ class Variant:
         }
 
 
-def _deit(dim: int, heads: int) -> dict[str, Any]:
+def _deit(dim: int, heads: int) -> Arguments:
     return {"embed_dims": dim, "num_heads": heads}
 
 
@@ -101,7 +101,11 @@ default_cfgs = generate_default_cfgs({name: variant.cfg() for name, variant in V
 
 
 def create(
-    name: str, pretrained: bool = False, device: Any = None, dtype: torch.dtype | None = None, **kwargs: Any
+    name: str,
+    pretrained: bool = False,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **kwargs: object,
 ) -> nn.Module:
     """Build the variant `name`; keyword arguments replace those of its row. `timm.create_model` ends here."""
     variant = VARIANTS[name]

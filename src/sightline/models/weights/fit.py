@@ -1,44 +1,48 @@
-"""Checkpoints into models: public ones as published and sightline's own, into a model of any size."""
+"""Fit a state dict to a model: published layouts and our own, for a model of any size."""
 
 import math
 import re
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import torch
 from timm.models import adapt_input_conv
-from torch import nn
+from torch import Tensor, nn
 
+from sightline.layers.core import Core
 from sightline.layers.position import PositionTable, resample_grid
 from sightline.layers.stripe_attention import StripeAttention
 from sightline.layers.window_attention import RelativePositionBias, resample_bias
 from sightline.models.weights.layouts import family_of, to_native
-from sightline.models.weights.reader import CheckpointError, State, read_metadata, read_state, some, unwrap
-
-if TYPE_CHECKING:
-    from sightline.models.base import VisionModel
-
-__all__ = [
-    "CheckpointError",
-    "Mismatch",
-    "MismatchError",
-    "adapt",
-    "check_fit",
-    "compare",
-    "fit_mechanism",
-    "read_metadata",
-    "read_state",
-    "unwrap",
-]
+from sightline.models.weights.reader import State, some, unwrap
+from sightline.models.weights.shapes import shown_heads
+from sightline.util.errors import FileError
 
 # What belongs to an attention mechanism rather than to the model around it, and the block that it is in.
 MECHANISM_KEY = re.compile(r"^(.*\bblocks\.\d+)\.attn\.(?:(?:branches\.\d+\.)?core|position_bias|sr|sr_norm)\.")
+CORE_KEY = re.compile(r"^(.*\bblocks\.\d+)\.attn\.(?:branches\.\d+\.)?core$")
+
+
+class Target(Protocol):
+    """A model that weights are fitted to."""
+
+    family: str
+    first_conv: str
+    in_chans: int
+    num_classes: int
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def get_classifier(self) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """What keeps a state dict from loading into a model; false where nothing does."""
+    """What keeps a state dict from loading into a model; false if nothing does."""
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
@@ -53,29 +57,55 @@ class Mismatch:
         ]
 
     def lines(self) -> list[str]:
-        """A line for each kind that has keys, naming the first few."""
+        """One line per kind that has keys, with the first few."""
         return [f"{len(keys)} {what}: {some(keys)}" for what, keys in self.rows() if keys]
 
     def __bool__(self) -> bool:
         return any(keys for _, keys in self.rows())
 
 
-class MismatchError(CheckpointError, RuntimeError):
-    """A checkpoint that does not fit the model; `mismatch` names every key. A RuntimeError too, as torch's own is."""
+class MismatchError(FileError, RuntimeError):
+    """Weights that do not fit the model; `mismatch` has every key. Also a RuntimeError, like torch's own."""
 
     def __init__(self, what: str, mismatch: Mismatch, remedy: str = "") -> None:
         super().__init__(f"{what}: {'; '.join(mismatch.lines())}{remedy}")
         self.what = what
         self.mismatch = mismatch
+        self.origins: Mapping[str, str] = {}  # names in the file of keys that were renamed
 
 
-def adapt(state: State, model: "VisionModel") -> State:
+def prepare(
+    given: Mapping[str, object], model: Target, strict: bool, pruned: Callable[[str], bool] | None = None
+) -> State:
+    """`given` as `model.load_state_dict` needs it: unwrapped, renamed, resampled and checked.
+
+    `pruned` tells which keys of a whole model are left out of this one.
+
+    Weights that differ in the attention mechanism alone fit if `strict`; see `fit_mechanism`.
+
+    Raises:
+        MismatchError: names what is missing, unexpected or of the wrong shape; unless `strict`, only shapes count.
+        FileError: they belong to another family, or have another number of heads.
+    """
+    state = unwrap(dict(given))
+    found = family_of(list(state))
+    state = {key: value for key, value in adapt(state, model).items() if pruned is None or not pruned(key)}
+    heads = shown_heads(state)
+    state = fit_mechanism(state, model) if strict else state
+    mismatch = compare(state, model)
+    if mismatch.misshapen or (strict and mismatch):
+        raise MismatchError(f"the weights do not fit this {model.family} model", mismatch)
+    _check_heads(heads, model, published=found is not None and not found[1])
+    return state
+
+
+def adapt(state: State, model: Target) -> State:
     """`state` under the names of `model`, with tables and first convolution fitted to its shapes."""
     found = family_of(list(state))
     if found is not None:
         family, native = found
         if family != model.family:
-            raise CheckpointError(
+            raise FileError(
                 f"these are weights of the {family} family, not of {model.family}; "
                 f"see `sightline list '*{family}*'` for the models that read them"
             )
@@ -84,29 +114,27 @@ def adapt(state: State, model: "VisionModel") -> State:
     return _fit(state, model)
 
 
-def adapt_hook(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before `load_state_dict`, also of a module around the model: bring the entries under `prefix` into its form."""
-    own = {k.removeprefix(prefix): state.pop(k) for k in list(state) if k.startswith(prefix)}
-    state.update({f"{prefix}{k}": v for k, v in adapt(unwrap(own), model).items()})
+def compare(state: State, model: Target | nn.Module) -> Mismatch:
+    """What keeps `state`, in the model's own layout, from loading into `model`."""
+    own = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    return Mismatch(
+        # Batch norm makes its counters itself.
+        missing=tuple(k for k in own if k not in state and not k.endswith("num_batches_tracked")),
+        unexpected=tuple(k for k in state if k not in own),
+        misshapen=tuple(
+            f"{k} is {tuple(state[k].shape)}, should be {shape}"
+            for k, shape in own.items()
+            if k in state and tuple(state[k].shape) != shape
+        ),
+    )
 
 
-def check_fit(state: State, model: Any, strict: bool) -> None:
-    """Refuse a state in the model's own layout that does not fit it; unless `strict`, only wrong shapes count.
+def fit_mechanism(state: State, model: Target | nn.Module) -> State:
+    """`state` for a model that differs from its own in the attention mechanism alone.
 
-    Raises:
-        MismatchError: names what is missing, unexpected or of the wrong shape.
-    """
-    mismatch = compare(state, model)
-    if mismatch.misshapen or (strict and mismatch):
-        raise MismatchError(f"the weights do not fit this {model.family} model", mismatch)
-
-
-def fit_mechanism(state: State, model: Any) -> State:
-    """`state` for a model that differs from its own in the attention mechanism alone: the rest is taken as it is.
-
-    What belongs to the model's mechanism keeps its initial values, and what belongs to that of the checkpoint is left
-    out; a warning names both. Where anything else differs, or a block has a part of its mechanism only, the state is
-    given back as it was, to be refused.
+    Tensors of the model's mechanism keep their initial values and those of the checkpoint's are left out; a warning
+    names both. If anything else differs, or a block has only some tensors of its mechanism, the state is returned
+    unchanged and does not fit.
     """
     given, state = state, _fit_branches(state, model)
     own, mismatch = model.state_dict(), compare(state, model)
@@ -121,13 +149,44 @@ def fit_mechanism(state: State, model: Any) -> State:
     parts = [f"{len(missing)} of its tensors keep their initial values ({some(missing)})"] if missing else []
     parts += [f"{len(unexpected)} of the checkpoint are left out ({some(unexpected)})"] if unexpected else []
     warnings.warn(
-        f"the checkpoint has another attention mechanism than the model: {', and '.join(parts)}", stacklevel=3
+        f"the checkpoint has another attention mechanism than the model: {', and '.join(parts)}", stacklevel=4
     )
     return {**{k: v for k, v in state.items() if k in own}, **{k: own[k] for k in missing}}
 
 
-def _fit_branches(state: State, model: nn.Module) -> State:
-    """CSwin has two branches in stripes and one on the whole map: their convolutions of v, by channel, are the same."""
+def heads_of(model: Target | nn.Module) -> dict[str, int]:
+    """The number of heads of every block, by the name of the block."""
+    found: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Core) and (match := CORE_KEY.match(name)):
+            found[match[1]] = found.get(match[1], 0) + module.num_heads  # the branches of a block share its heads
+    return found
+
+
+def _check_heads(shown: Mapping[str, int], model: Target, published: bool) -> None:
+    """Reject weights of another number of heads, and warn if nothing shows the number.
+
+    The shapes of qkv and proj are the same for any number of heads, so torch would load such weights silently. Our own
+    layout is not warned about: a state dict usually goes back into the model it came from.
+    """
+    own = heads_of(model)
+    for block, heads in shown.items():
+        if heads != own.get(block, heads):
+            raise FileError(
+                f"{block} has {heads} heads in the weights and {own[block]} in the model; build it with num_heads "
+                f"of the weights"
+            )
+    if published and own and not shown:
+        counts = sorted(set(own.values()))
+        warnings.warn(
+            f"the weights do not show their number of heads; this {model.family} model uses "
+            f"{', '.join(map(str, counts))}. If they were trained with another number, pass it as num_heads",
+            stacklevel=4,
+        )
+
+
+def _fit_branches(state: State, model: Target | nn.Module) -> State:
+    """CSwin has two branches in stripes and one on the whole map, whose convolutions of v agree by channel."""
     state = dict(state)
     for name, module in model.named_modules():
         if not isinstance(module, StripeAttention):
@@ -147,8 +206,8 @@ def _block_of(key: str) -> str:
     return match[1]
 
 
-def _fit(state: State, model: "VisionModel") -> State:
-    """Resample what depends on the size of images or windows, the number of channels or of classes."""
+def _fit(state: State, model: Target) -> State:
+    """Resample what depends on the size of images or windows, and on the numbers of channels and classes."""
     state = dict(state)
     for name, module in model.named_modules():
         if isinstance(module, PositionTable) and _is_table(state, f"{name}.weight", 4):
@@ -165,8 +224,8 @@ def _fit(state: State, model: "VisionModel") -> State:
     return state
 
 
-def _fit_head(state: State, model: "VisionModel") -> None:
-    """Weights for another number of classes leave the model's own head as it is, and say so."""
+def _fit_head(state: State, model: Target) -> None:
+    """Keep the model's own head, with a warning, if the weights have another number of classes."""
     classes = state["head.weight"].shape[0] if _is_table(state, "head.weight", 2) else model.num_classes
     if classes == model.num_classes:
         return
@@ -182,20 +241,5 @@ def _fit_head(state: State, model: "VisionModel") -> None:
 
 
 def _is_table(state: State, key: str, ndim: int) -> bool:
-    """Whether there is something to resample; what has another form is left, to be named as misshapen."""
+    """Whether there is something to resample; anything else is left and reported as misshapen."""
     return key in state and state[key].ndim == ndim and state[key].numel() > 0
-
-
-def compare(state: State, model: nn.Module) -> Mismatch:
-    """What keeps `state`, in the model's own layout, from loading into `model`."""
-    own = {k: tuple(v.shape) for k, v in model.state_dict().items()}
-    return Mismatch(
-        # Batch norm makes its counters itself.
-        missing=tuple(k for k in own if k not in state and not k.endswith("num_batches_tracked")),
-        unexpected=tuple(k for k in state if k not in own),
-        misshapen=tuple(
-            f"{k} is {tuple(state[k].shape)}, should be {shape}"
-            for k, shape in own.items()
-            if k in state and tuple(state[k].shape) != shape
-        ),
-    )

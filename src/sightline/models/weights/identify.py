@@ -3,20 +3,20 @@
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
 from sightline.layers.pattern import format_pattern, parse_pattern
 from sightline.layers.spec import Spec
-from sightline.models.base import to_pair
+from sightline.models.base import Arguments, VisionModel, to_pair
 from sightline.models.pvt import usual_reduction
 from sightline.models.pyramid import stage_dims
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.layouts import SIGNATURES, family_of, to_native
-from sightline.models.weights.reader import CheckpointError, State
+from sightline.models.weights.reader import State
 from sightline.models.weights.shapes import Layout, observe
 from sightline.models.zoo import VARIANTS, create
+from sightline.util.errors import FileError, InputError
 
 # Arguments that follow the task or the images; all others are the architecture.
 FREE_ARGS = {"img_size", "num_classes", "in_chans"}
@@ -30,7 +30,7 @@ class Identity:
     """
 
     name: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: Arguments = field(default_factory=dict)
     exact: bool = True
 
     def __str__(self) -> str:
@@ -39,36 +39,46 @@ class Identity:
 
 
 def identify(state: State, among: Iterable[str] | None = None) -> list[Identity]:
-    """The variants that `state`, public or native, fits; several where shapes cannot tell them apart.
+    """The variants that `state`, published or native, fits; several if shapes cannot tell them apart.
 
     Example: for the public soft_small, whose third stage has 20 blocks, the first is
     `Identity("soft_small", {"depths": (1, 3, 20, 4)}, exact=False)` and the second soft_norm_small.
 
     Args:
-        state: a state dict without wrappers, as `read_state` gives it.
+        state: a state dict without wrappers, as `read_state` returns it.
         among: names to choose from; all by default.
 
     Raises:
-        CheckpointError: it is of no known family, or fits none of its variants.
+        FileError: it is of no known family, or fits none of its variants.
     """
     family, _, native = native_shapes(state)
+    found = nearest_variants(observe(native, family_class(family)), family, among)
+    first = found[0]  # what fits one of them fits all: they differ in no shape
+    check(native, build_empty(first.name, first.kwargs), first)
+    return found
+
+
+def nearest_variants(layout: Layout, family: str, among: Iterable[str] | None = None) -> list[Identity]:
+    """The variants of a family that are nearest to a layout, several if shapes cannot tell them apart."""
     names = [name for name in (among or VARIANTS) if VARIANTS[name].cls.family == family]
     if not names:
-        raise CheckpointError(f"these are weights of the {family} family; see `sightline list '*{family}*'`")
-    layout = observe(native, VARIANTS[names[0]].cls)
+        raise FileError(f"these are weights of the {family} family; see `sightline list '*{family}*'`")
     found = {name: _kwargs(layout, name) for name in names}
     ranks = {name: _rank(layout, name, kwargs) for name, kwargs in found.items()}
     best = [name for name in names if ranks[name] == min(ranks.values())]
-    first = Identity(best[0], found[best[0]])  # what fits one of them fits all: they differ in no shape
-    check(native, build_empty(first.name, first.kwargs), first)
     return [Identity(name, found[name], not found[name].keys() - FREE_ARGS) for name in best]
+
+
+def family_class(family: str) -> type[VisionModel]:
+    """The class of a family's models."""
+    return next(variant.cls for variant in VARIANTS.values() if variant.cls.family == family)
 
 
 def native_shapes(state: State) -> tuple[str, bool, State]:
     """The family of a state dict, whether its layout is sightline's own, and that layout without data."""
     found = family_of(list(state))
     if found is None:
-        raise CheckpointError(
+        raise FileError(
             f"no family that sightline reads ({', '.join(sorted(SIGNATURES))}) has keys such as "
             f"{next(iter(state), 'none')!r}; see `sightline list`"
         )
@@ -77,28 +87,27 @@ def native_shapes(state: State) -> tuple[str, bool, State]:
     return family, native, empty if native else to_native(empty, family)
 
 
-def build_empty(name: str, kwargs: dict[str, Any]) -> nn.Module:
-    """The model without memory for its weights.
+def build_empty(name: str, kwargs: Arguments) -> nn.Module:
+    """The model on the meta device, without memory for its weights.
 
     Raises:
-        ValueError: the arguments do not make a model.
+        InputError: the arguments do not make a model.
     """
     try:
         return create(name, device="meta", **kwargs)
     except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{Identity(name, kwargs)} cannot be built: {reason}") from error
+        raise InputError(f"{Identity(name, kwargs)} cannot be built: {reason}") from error
 
 
 def check(native: State, model: nn.Module, identity: Identity) -> None:
-    """Refuse weights that do not fit to the last key."""
-    mismatch = compare(native, model)
-    if mismatch:
+    """Reject weights that do not fit to the last key."""
+    if mismatch := compare(native, model):
         raise MismatchError(f"the weights do not fit {identity}", mismatch)
 
 
-def arguments(name: str) -> dict[str, Any]:
-    """Every argument of a variant: those of its row over the defaults of its family, one value a stage."""
+def arguments(name: str) -> Arguments:
+    """Every argument of a variant: those of its row over the defaults of its family, one value per stage."""
     variant = VARIANTS[name]
     signature = inspect.signature(variant.cls.__init__)
     defaults = {key: p.default for key, p in signature.parameters.items() if p.default is not p.empty}
@@ -109,7 +118,7 @@ def arguments(name: str) -> dict[str, Any]:
     return args
 
 
-def _kwargs(layout: Layout, name: str) -> dict[str, Any]:
+def _kwargs(layout: Layout, name: str) -> Arguments:
     """The arguments in which a layout differs from a variant."""
     own = arguments(name)
     pattern = _pattern(layout, own["attention"])
@@ -128,10 +137,10 @@ def _kwargs(layout: Layout, name: str) -> dict[str, Any]:
         "in_chans": layout.in_chans,
         "img_size": own["img_size"] if layout.img_size in (None, to_pair(own["img_size"])) else layout.img_size,
     }
-    return {key: _plain(seen[key]) for key in seen if key in own and seen[key] != own[key]}
+    return {key: plain(seen[key]) for key in seen if key in own and seen[key] != own[key]}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """As one writes it: a single value for a single stage, a single side for a square, patterns as text."""
     if isinstance(value, tuple) and isinstance(value[0], tuple):
         return format_pattern(value)
@@ -147,31 +156,31 @@ def _pattern(layout: Layout, own: str) -> tuple[tuple[Spec, ...], ...]:
 
 
 def _own_pattern(layout: Layout, own: str) -> tuple[tuple[Spec, ...], ...] | None:
-    """A variant's pattern at the depths of the layout; None where it does not stretch to them."""
+    """A variant's pattern at the depths of the layout; None if it cannot be stretched to them."""
     try:
         return tuple(tuple(blocks) for blocks in parse_pattern(own, layout.depths))
     except ValueError:
         return None
 
 
-def _num_heads(layout: Layout, own: dict[str, Any]) -> tuple[int, ...]:
-    """Heads where they show; elsewhere heads as wide as the variant's."""
+def _num_heads(layout: Layout, own: Arguments) -> tuple[int, ...]:
+    """Heads if they are known; else heads as wide as the variant's."""
     heads = []
-    for seen, dim, own_dim, own_heads in zip(
+    for known, dim, own_dim, own_heads in zip(
         layout.num_heads, layout.embed_dims, own["embed_dims"], own["num_heads"], strict=True
     ):
         wide = own_dim // own_heads
-        heads.append(seen or (dim // wide if dim % wide == 0 else 1))
+        heads.append(known or (dim // wide if dim % wide == 0 else 1))
     return tuple(heads)
 
 
 def _sr_ratios(layout: Layout) -> tuple[int, ...] | None:
-    """None where every block has the reduction that PVT gives its mechanism by default."""
+    """None if every block has the reduction that PVT gives its mechanism by default."""
     usual = tuple(tuple(usual_reduction(i, spec) for spec in blocks) for i, blocks in enumerate(layout.attention))
     return None if layout.reductions == usual else tuple(blocks[0] for blocks in layout.reductions)
 
 
-def _rank(layout: Layout, name: str, kwargs: dict[str, Any]) -> tuple[float, ...]:
+def _rank(layout: Layout, name: str, kwargs: Arguments) -> tuple[float, ...]:
     """How far a variant is from a layout: arguments of the architecture, widths, depths, other arguments."""
     own = arguments(name)
     widths = sum(abs(a - b) for a, b in zip(layout.embed_dims, own["embed_dims"], strict=True))

@@ -1,17 +1,19 @@
-"""The layouts of the published checkpoints, and their names in sightline.
+"""The published layouts and their names in sightline, as renaming rules.
 
-Only names and shapes are known here. A family is a list of (pattern, replacement) pairs, applied to every key
-in turn; pairs of projections that sightline keeps as one are joined afterwards.
+A family is a list of (pattern, replacement) pairs, applied to every key in turn; projections that sightline keeps as
+one tensor are joined afterwards.
 """
 
 import math
 import re
+from collections.abc import Callable
 
 import torch
 
-from sightline.models.weights.reader import CheckpointError, State
+from sightline.models.weights.reader import State
+from sightline.util.errors import FileError
 
-# Keys that tell a published family from the others; the first family with one of them is taken.
+# Keys that only one published family has; the first family with such a key is taken.
 SIGNATURES = {
     "cswin": r"^stage1_conv_embed\.0\.weight$|^stage\d\.\d+\.attns\.\d\.get_v\.",
     "soft": r"^patch_embed1\.proj\.0\.weight$|^block\d\.\d+\.att\.mha\.",
@@ -28,14 +30,16 @@ NATIVE_SIGNATURES = {
     "deit": r"^pos_embed\.weight$",
 }
 
-_RESIDUAL = [(r"\.residual\.0\.", ".core.residual.fc1."), (r"\.residual\.2\.", ".core.residual.fc2.")]
-_STAGED = [
+Rule = tuple[str, str | Callable[[re.Match[str]], str]]
+
+_RESIDUAL: list[Rule] = [(r"\.residual\.0\.", ".core.residual.fc1."), (r"\.residual\.2\.", ".core.residual.fc2.")]
+_STAGED: list[Rule] = [
     (r"^patch_embed(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.embed."),
     (r"^pos_embed(\d)$", lambda m: f"stages.{int(m[1]) - 1}.pos_embed"),
     (r"^block(\d)\.(\d+)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.{m[2]}."),
     (r"^cls_token$", "stages.3.cls_token"),
 ]
-RULES: dict[str, list] = {
+RULES: dict[str, list[Rule]] = {
     "deit": _RESIDUAL,
     "pvt": [*_STAGED, *_RESIDUAL, (r"\.attn\.norm\.", ".attn.sr_norm.")],
     "swin": [
@@ -69,12 +73,12 @@ RULES: dict[str, list] = {
 }
 # Index and mask buffers follow from the architecture.
 IGNORED = re.compile(r"relative_position_index$|attn_mask$|relative_coords_table$")
-# Projections that sightline keeps as one, in order.
+# Projections that sightline keeps as one tensor, in order.
 JOINED = [(("attn.q.", "attn.kv."), "attn.qkv."), (("attn.W_q.", "attn.W_v."), "attn.qkv.")]
 
 
 def family_of(keys: list[str]) -> tuple[str, bool] | None:
-    """(family, whether the keys are sightline's own), or None where nothing fits."""
+    """(family, whether the keys are sightline's own), or None if no family fits."""
     for table, native in ((NATIVE_SIGNATURES, True), (SIGNATURES, False)):
         for family, pattern in table.items():
             if any(re.search(pattern, key) for key in keys):
@@ -98,7 +102,7 @@ def to_native(state: State, family: str) -> State:
 
 
 def _from_timm_swin(state: State) -> State:
-    """Swin as timm writes it: it counts the merging of patches to the stage after, and has its head in `head.fc`."""
+    """timm's Swin, where patch merging belongs to the following stage and the head is `head.fc`."""
     if any(key.startswith("layers.0.downsample.") for key in state):
         return state
     merges = re.compile(r"^layers\.(\d+)\.downsample\.")
@@ -109,7 +113,7 @@ def _from_timm_swin(state: State) -> State:
 
 
 def _join(state: State) -> State:
-    """Put split projections together; halves that do not match stay apart, to be named as unexpected."""
+    """Join split projections; halves that do not match stay apart and are reported as unexpected."""
     out: State = {}
     for key, value in state.items():
         parts, whole = _halves(key)
@@ -141,9 +145,7 @@ def _split_positions(state: State) -> State:
         side = math.isqrt(rows)
         prefix = rows - side * side
         if value.ndim != 3 or prefix > 1 or side == 0:
-            raise CheckpointError(
-                f"{key} has shape {tuple(value.shape)}; a published table is (1, n * n or 1 + n * n, C)"
-            )
+            raise FileError(f"{key} has shape {tuple(value.shape)}; expected (1, n * n or 1 + n * n, C)")
         if prefix:
             out[f"{key}.prefix"] = value[:, :prefix]
         out[f"{key}.weight"] = value[:, prefix:].unflatten(1, (side, side))

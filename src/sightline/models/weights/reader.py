@@ -1,7 +1,7 @@
-"""Reading files of weights: what is in them is data and is never run.
+"""Read weight files as data; nothing in them is ever executed.
 
-Pickles are read with `weights_only=True`, sizes are checked before anything is allocated, and every refusal
-is a `CheckpointError` of one line.
+Pickles are read with `weights_only=True`, sizes are checked before memory is allocated, and every error is a
+`FileError` of one line.
 """
 
 import argparse
@@ -11,54 +11,94 @@ import pickle
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from sightline.util.errors import FileError
+
 State = dict[str, Tensor]
 
-# Where a training program keeps the weights, best first: averaged weights are the ones that are evaluated.
+# Where training programs keep the weights, best first: averaged weights are the ones that are evaluated.
 STATE_KEYS = ("state_dict_ema", "model_ema", "model", "state_dict")
 PREFIXES = ("module.", "_orig_mod.", "model.")
-AVERAGE_COUNT = "n_averaged"  # beside the weights in the state of torch's AveragedModel
-# What torch's own pickles of tensors name; anything else is not data.
+AVERAGE_COUNT = "n_averaged"  # a counter in the state of torch's AveragedModel
+# Globals that torch's own pickles of tensors name; anything else is not data.
 TENSOR_GLOBALS = ("torch.", "collections.OrderedDict", "argparse.Namespace")
-SCANNED = 1 << 24  # bytes of a pickle that are searched for what it would run
+SCANNED = 1 << 24  # bytes of a pickle that are searched for what it would execute
 SHOWN = 4  # names in a message before the count
+# The weights of a run folder, best first; a folder may also be one of these.
+WEIGHTS = "model.safetensors"
+RUN_PLACES = (".", "checkpoints/best", "checkpoints/last", "checkpoints/previous")
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message is one line that says why."""
+@dataclass(frozen=True)
+class Weights:
+    """The content of a weight file.
+
+    Args:
+        path: the file.
+        state: tensors by name, without wrappers and prefixes.
+        metadata: what a safetensors file records about itself.
+        architecture: the name under which a training program saved the model; "" if unknown.
+    """
+
+    path: Path
+    state: State
+    metadata: dict[str, str] = field(default_factory=dict)
+    architecture: str = ""
 
 
-def read_state(path: str | Path) -> State:
-    """The state dict in a `.safetensors` file or a pickled checkpoint, without wrappers and prefixes.
+def find_weights(folder: Path) -> Path:
+    """The best weights in a run folder, else the last ones; a folder in `checkpoints` works too.
 
     Raises:
-        CheckpointError: the file is missing, empty, truncated, not a checkpoint, or would run code.
+        FileError: there are none.
+    """
+    for place in RUN_PLACES:
+        path = folder / place / WEIGHTS
+        if path.is_file():
+            return path
+    raise FileError(f"{folder}: no weights in it; give a file, or a run folder with checkpoints/best/{WEIGHTS}")
+
+
+def read_weights(path: str | Path) -> Weights:
+    """Read a `.safetensors` file or a pickled checkpoint, header and tensors in one pass.
+
+    Raises:
+        FileError: the file is missing, empty, truncated, not a checkpoint, or would execute code.
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file; give the path of a checkpoint")
+        raise FileError(f"{path}: no such file; give the path of a checkpoint")
     if not os.access(path, os.R_OK):
-        raise CheckpointError(f"{path}: this file may not be read; look at its permissions")
+        raise FileError(f"{path}: permission denied; check the permissions of the file")
     if path.stat().st_size == 0:
-        raise CheckpointError(f"{path}: the file is empty; download or save it again")
-    loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+        raise FileError(f"{path}: the file is empty; download or save it again")
+    metadata: dict[str, str] = {}
+    loaded: object
+    if path.suffix == ".safetensors":
+        loaded, metadata = _read_safetensors(path)
+    else:
+        loaded = _read_pickle(path)
     state = unwrap(loaded)
     if not state:
-        raise CheckpointError(f"{path}: no weights in it; expected a state dict, or one under {', '.join(STATE_KEYS)}")
+        raise FileError(f"{path}: no weights in it; expected a state dict, or one under {', '.join(STATE_KEYS)}")
     _check_sizes(path, state)
-    return state
+    return Weights(path, state, metadata, _architecture(loaded))
+
+
+def read_state(path: str | Path) -> State:
+    """The state dict in a file; see `read_weights`."""
+    return read_weights(path).state
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """What a `.safetensors` file says about itself; empty for other files and unreadable ones."""
+    """The header of a `.safetensors` file; empty for other files and unreadable ones."""
     if Path(path).suffix != ".safetensors":
         return {}
     try:
@@ -69,32 +109,33 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 
 
 def _check_sizes(path: Path, state: State) -> None:
-    """Refuse tensors without data, and shapes that claim more bytes than are there."""
+    """Reject tensors without data, and shapes that claim more bytes than the file has."""
     stored: dict[int, int] = {}
     for key, value in state.items():
         if value.layout is not torch.strided or value.device.type != "cpu" or value.is_quantized:
-            raise CheckpointError(f"{path}: {key} is not a plain tensor with data; save the weights as such")
+            raise FileError(f"{path}: {key} is not a plain tensor with data; save the weights as dense CPU tensors")
         held = value.untyped_storage().nbytes()
         if value.numel() * value.element_size() > held:
-            raise CheckpointError(
+            raise FileError(
                 f"{path}: {key} claims shape {tuple(value.shape)} but holds {held} bytes; the file is damaged or forged"
             )
         stored[value.untyped_storage().data_ptr()] = held
     if sum(stored.values()) > path.stat().st_size:
-        raise CheckpointError(
+        raise FileError(
             f"{path}: {path.stat().st_size} bytes claim to hold {sum(stored.values())} bytes of weights; "
             f"the file is damaged or forged"
         )
 
 
-def _read_safetensors(path: Path) -> Any:
+def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
     try:
-        return safetensors.torch.load_file(path)
+        with safetensors.safe_open(path, "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({_line(error)}); save it again") from error
+        raise FileError(f"{path}: not a readable safetensors file ({_line(error)}); save it again") from error
 
 
-def _read_pickle(path: Path) -> Any:
+def _read_pickle(path: Path) -> object:
     packed = zipfile.is_zipfile(path)
     if packed:
         _check_archive(path)
@@ -102,36 +143,36 @@ def _read_pickle(path: Path) -> Any:
         # timm's training checkpoints carry their options in a Namespace, which only holds attributes.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Mapped, a storage is a slice of the file: it cannot claim bytes that the file does not have.
+            # A mapped storage is a slice of the file: it cannot claim bytes that the file does not have.
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=packed)
-    except Exception as error:  # torch raises many kinds on damaged files; all mean the same to the user
+    except Exception as error:  # torch raises many types on damaged files; all mean the same to the user
         found = _unsafe(path) if isinstance(error, pickle.UnpicklingError) else []
         if found:
-            raise CheckpointError(
-                f"{path}: refused, it holds objects that could run code when read ({some(found)}); "
+            raise FileError(
+                f"{path}: rejected, it holds objects that could run code when read ({some(found)}); "
                 f"ask its author for plain tensors or safetensors"
             ) from error
         why = f" ({_line(error)})" if isinstance(error, RuntimeError) else ""
-        raise CheckpointError(f"{path}: damaged or not a checkpoint{why}; download it again") from error
+        raise FileError(f"{path}: damaged or not a checkpoint{why}; download it again") from error
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse an archive that unpacks to more than it is: torch stores its tensors as they are."""
+    """Reject an archive that unpacks to more than its size: torch stores tensors uncompressed."""
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged archive ({_line(error)}); download it again") from error
+        raise FileError(f"{path}: damaged archive ({_line(error)}); download it again") from error
     claimed = sum(entry.file_size for entry in entries)
     if claimed > size:
-        raise CheckpointError(f"{path}: {size} bytes claim to unpack to {claimed}; refused as a zip bomb")
+        raise FileError(f"{path}: {size} bytes claim to unpack to {claimed}; rejected as a zip bomb")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise CheckpointError(f"{path}: a compressed archive, which torch does not write; unpack and save it again")
+        raise FileError(f"{path}: a compressed archive, which torch does not write; unpack and save it again")
 
 
 def _unsafe(path: Path) -> list[str]:
-    """The functions and classes that a pickle names besides those of tensors, found without running it."""
+    """The functions and classes that a pickle names besides those of tensors, found without executing it."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             name = next((n for n in archive.namelist() if n.endswith("data.pkl")), None)
@@ -147,7 +188,7 @@ def _unsafe(path: Path) -> list[str]:
                     found.add(".".join(strings if value is None else str(value).split(" ")))
                 elif isinstance(value, str):
                     strings = [strings[1], value]
-    except Exception:  # what follows is no pickle: tensors, or damage
+    except Exception:  # what follows is not a pickle: tensors, or damage
         pass
     return sorted(n for n in found if not n.startswith(TENSOR_GLOBALS))
 
@@ -158,18 +199,25 @@ def _line(error: BaseException) -> str:
     return text[0].split(". ")[0][:160] if text else type(error).__name__
 
 
-def unwrap(loaded: Any) -> State:
+def unwrap(loaded: object) -> State:
     """The tensors of a state dict, from whatever dictionaries and prefixes surround them."""
     if not isinstance(loaded, dict):
         return {}
-    for key in STATE_KEYS:
-        if isinstance(loaded.get(key), dict) and loaded[key]:
-            loaded = loaded[key]
-            break
-    state = {str(k): v for k, v in loaded.items() if isinstance(v, Tensor) and k != AVERAGE_COUNT}
+    inner = (loaded.get(key) for key in STATE_KEYS)
+    found: dict[object, object] = next((value for value in inner if isinstance(value, dict) and value), loaded)
+    state = {str(k): v for k, v in found.items() if isinstance(v, Tensor) and k != AVERAGE_COUNT}
     while state and (prefix := next((p for p in PREFIXES if all(k.startswith(p) for k in state)), None)):
         state = {k.removeprefix(prefix): v for k, v in state.items()}
     return state
+
+
+def _architecture(loaded: object) -> str:
+    """The model's name in a training checkpoint: `arch` of timm, or `model` of the options it was trained with."""
+    if not isinstance(loaded, dict):
+        return ""
+    options = loaded.get("args")
+    names: Iterable[object] = (loaded.get("arch"), getattr(options, "model", None), getattr(options, "arch", None))
+    return next((name for name in names if isinstance(name, str)), "")
 
 
 def some(names: Sequence[str]) -> str:

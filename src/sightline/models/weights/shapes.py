@@ -1,29 +1,47 @@
-"""The architecture behind a state dict, read off the names and shapes of its tensors.
+"""The architecture behind a state dict, from the names and shapes of its tensors.
 
-Shapes do not tell everything: mechanisms without parameters of their own look alike in most families, and so do SOFT
-and SOFT++. Where softmax fits it is taken, and SOFT for both kinds; see `mechanism_layout`.
+Shapes do not show everything. Mechanisms without tensors of their own (softmax, linear, none, efficient, hydra,
+nystromformer) look alike, and so do pairs with the same tensors: SOFT and SOFT++, or linear_angular and nystromformer
+with its convolution. Softmax is taken where it fits, and SOFT for both kinds.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from sightline.layers.spec import Spec
-from sightline.models.base import VisionModel
-from sightline.models.weights.mechanisms import head_dim_of, mechanism_of
-from sightline.models.weights.reader import CheckpointError, State, some
+from sightline.layers.mechanisms.baselines.performer import usual_features
+from sightline.layers.spec import MECHANISMS, Option, Spec
+from sightline.models.weights.reader import State, some
+from sightline.util.errors import FileError
 
 Shape = tuple[int, ...]
 Block = dict[str, Shape]  # the tensors of a block by their names inside it
 
-MAX_BLOCKS = 1000  # in a stage; published models have at most 49
+MAX_BLOCKS = 1000  # per stage; published models have at most 49
 BLOCK_KEY = re.compile(r"^(?:stages\.(\d{1,9})\.)?blocks\.(\d{1,9})\.(.+)$")
+# Tensors that show the width of a head, and on which axis.
+HEAD_DIMS = (
+    ("core.residual.fc1.weight", 1),
+    ("core.landmarks.norm.weight", 0),
+    ("core.feature_map.bias", 1),
+    ("core.projection", 1),
+    ("core.neighbours.conv.bias", 0),
+)
+
+
+class Family(Protocol):
+    """The class of a family, as far as its layout goes."""
+
+    family: str
+    first_conv: str
+    num_stages: int
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What shapes tell: one value a stage, or a block of a stage; None where nothing shows it."""
+    """What shapes show: one value per stage, or per block of a stage; None if nothing shows it."""
 
     embed_dims: tuple[int, ...]
     depths: tuple[int, ...]
@@ -39,11 +57,11 @@ class Layout:
     window_size: int | None
 
 
-def observe(state: State, cls: type[VisionModel]) -> Layout:
+def observe(state: State, cls: type[Family]) -> Layout:
     """The layout of a state dict in the native form of the family `cls`.
 
     Raises:
-        CheckpointError: a tensor that is needed to tell is missing, or blocks are not numbered 0, 1, 2, ...
+        FileError: a tensor that is needed is missing, or blocks are not numbered 0, 1, 2, ...
     """
     shapes: Block = {key: tuple(value.shape) for key, value in state.items()}
     stages = _stages(shapes, cls.num_stages)
@@ -70,6 +88,62 @@ def observe(state: State, cls: type[VisionModel]) -> Layout:
     )
 
 
+def mechanism_of(block: Mapping[str, Shape], family: str, stride: int) -> Spec:
+    """The mechanism of a block; softmax if nothing shows it, but linear in Swin without a bias table."""
+    core = {key.rpartition("core.")[2]: shape for key, shape in block.items() if "core." in key}
+    if any(key.startswith("landmarks.") for key in core):
+        return Spec("soft")
+    if (baseline := _baseline(core, stride)) is not None:
+        return baseline
+    options: tuple[tuple[str, Option], ...] = ()
+    if any(key.startswith("feature_map.") for key in core):
+        options = (("phi", "relu_affine"),)
+    if any(key.startswith("residual.") for key in core):
+        return Spec("inline", options)
+    windowed = any("position_bias." in key for key in block)
+    return Spec("linear", options) if options or (family == "swin" and not windowed) else Spec("softmax")
+
+
+def _baseline(core: Mapping[str, Shape], stride: int) -> Spec | None:
+    """One of `layers/mechanisms/baselines` by the tensors of its core."""
+    if len(shape := core.get("projection", ())) == 2:
+        return _spec("performer", features=0 if shape[0] == usual_features(shape[1]) else shape[0])
+    if len(shape := core.get("key_table", ())) == 3:
+        side = 0 if shape[1] == max(1, 224 // stride) else shape[1]
+        return _spec("linformer", rank=shape[0], side=side, share="value_table" not in core)
+    if len(shape := core.get("scales.0.parts.0.depthwise.weight", ())) == 4:
+        scales = sum(key.endswith(".fuse.weight") for key in core)
+        return _spec("enhanced", scales=scales, kernel=shape[-1])
+    if len(shape := core.get("neighbours.conv.weight", ())) == 4:
+        return _spec("focused" if "neighbours.conv.bias" in core else "linear_angular", kernel=shape[-1])
+    return None
+
+
+def _spec(name: str, **options: Option) -> Spec:
+    """The mechanism with those options that are not the defaults."""
+    usual = MECHANISMS[name].options
+    return Spec(name, tuple((key, value) for key, value in options.items() if value != usual[key]))
+
+
+def head_dim_of(block: Mapping[str, Shape]) -> int | None:
+    """The width of a head if a tensor of the block shows it."""
+    for key, shape in block.items():
+        for name, axis in HEAD_DIMS:
+            if key.endswith(name) and len(shape) > axis and shape[axis] > 0:
+                return shape[axis]
+    return None
+
+
+def shown_heads(state: State) -> dict[str, int]:
+    """The number of heads of every block that shows it, by the name of the block."""
+    blocks: dict[str, Block] = {}
+    for key, value in state.items():
+        if match := BLOCK_KEY.match(key):
+            blocks.setdefault(key.removesuffix(f".{match[3]}"), {})[match[3]] = tuple(value.shape)
+    found = {name: _heads([block], block.get("attn.proj.weight", (0,))[0]) for name, block in blocks.items()}
+    return {name: heads for name, heads in found.items() if heads is not None}
+
+
 def _stages(shapes: Block, count: int) -> list[list[Block]]:
     """The blocks of every stage, numbered without gaps: a forged number must not size a model."""
     found: dict[int, dict[int, Block]] = {stage: {} for stage in range(count)}
@@ -77,29 +151,29 @@ def _stages(shapes: Block, count: int) -> list[list[Block]]:
         if match := BLOCK_KEY.match(key):
             stage = int(match[1] or 0)
             if stage not in found:
-                raise CheckpointError(f"{key}: this family has {count} stages, numbered from 0")
+                raise FileError(f"{key}: this family has {count} stages, numbered from 0")
             found[stage].setdefault(int(match[2]), {})[match[3]] = shape
     for stage, blocks in found.items():
         if not blocks:
-            raise CheckpointError(f"stage {stage} has no blocks; the checkpoint is not complete")
+            raise FileError(f"stage {stage} has no blocks; the checkpoint is not complete")
         gap = next(i for i in range(len(blocks) + 1) if i not in blocks)
         if gap != len(blocks):
-            raise CheckpointError(
+            raise FileError(
                 f"blocks of stage {stage} go up to number {max(blocks)} but {gap} is missing; "
                 f"the checkpoint is damaged or forged"
             )
         if len(blocks) > MAX_BLOCKS:
-            raise CheckpointError(f"stage {stage} has {len(blocks)} blocks; more than {MAX_BLOCKS} are refused")
+            raise FileError(f"stage {stage} has {len(blocks)} blocks; at most {MAX_BLOCKS} are accepted")
     return [[blocks[i] for i in range(len(blocks))] for blocks in found.values()]
 
 
 def _axis(shapes: Mapping[str, Shape], key: str, axis: int) -> int:
-    """The size along an axis of a tensor that must be there."""
+    """The size along an axis of a required tensor."""
     shape = shapes.get(key)
     if shape is None:
-        raise CheckpointError(f"{key} is missing; the checkpoint is not complete")
+        raise FileError(f"{key} is missing; the checkpoint is not complete")
     if len(shape) <= axis or not all(shape):
-        raise CheckpointError(f"{key} has shape {shape}, which no model of this family has")
+        raise FileError(f"{key} has shape {shape}, which no model of this family has")
     return shape[axis]
 
 
@@ -109,7 +183,7 @@ def _first(blocks: Sequence[Block], keys: Sequence[str], axis: int) -> int:
         for block in blocks:
             if key in block:
                 return _axis(block, key, axis)
-    raise CheckpointError(f"no block has any of {some(keys)}; the checkpoint is not complete")
+    raise FileError(f"no block has any of {some(keys)}; the checkpoint is not complete")
 
 
 def _heads(blocks: Sequence[Block], dim: int) -> int | None:
@@ -140,7 +214,7 @@ def _img_size(shapes: Block, patch: int) -> tuple[int, int] | None:
 
 
 def _window(stages: Sequence[Sequence[Block]]) -> int | None:
-    """Side of the windows of a bias table with (2w - 1)^2 rows."""
+    """The side of the windows of a bias table with (2w - 1)^2 rows."""
     for block in (block for blocks in stages for block in blocks):
         if "attn.position_bias.table" in block:
             return (math.isqrt(_axis(block, "attn.position_bias.table", 0)) + 1) // 2

@@ -9,7 +9,7 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 from sightline.data.images import MODES
-from sightline.models.weights.fit import read_metadata, read_state
+from sightline.models.weights.reader import read_metadata, read_state
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data, Distill, Model

@@ -12,7 +12,8 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from sightline.models.base import FeatureNet
-from sightline.models.weights.fit import MismatchError, read_state
+from sightline.models.weights.fit import MismatchError
+from sightline.models.weights.reader import read_state
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.create import create
 from sightline.tasks.dense.config import DenseModel

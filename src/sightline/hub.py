@@ -1,0 +1,173 @@
+"""Weight files and run folders: `convert` writes them in sightline's layout."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from sightline import __version__
+from sightline.models.base import Arguments
+from sightline.models.factory import variant_name
+from sightline.models.weights.checkpoint import Checkpoint, Choice, build, choose, prefix_errors
+from sightline.models.weights.fit import MismatchError
+from sightline.models.weights.identify import Identity, identify
+from sightline.models.weights.layouts import IGNORED, rename
+from sightline.models.weights.reader import Weights, read_weights
+from sightline.util.errors import FileError, InputError
+from sightline.util.files import write_atomic
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did.
+
+    Args:
+        target: the file that was written.
+        file: the checkpoint that was read.
+        choice: the model that it was fitted to, and what had to be guessed.
+        renamed: keys of the file that have another name in sightline.
+        resampled: tables whose shape changed, with both shapes.
+        dropped: keys of the file that were left out.
+        missing: keys of the model that the file does not have; they keep their initial values.
+        unexpected: keys of the file that the model does not have, besides `dropped`.
+        tensors, parameters: of the model.
+    """
+
+    target: Path
+    file: Checkpoint
+    choice: Choice
+    renamed: tuple[str, ...]
+    resampled: Mapping[str, tuple[Shape, Shape]]
+    dropped: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    tensors: int
+    parameters: int
+
+
+def convert(
+    source: str | Path,
+    target: str | Path | None = None,
+    *,
+    model: str | None = None,
+    model_args: Arguments | None = None,
+    force: bool = False,
+) -> Conversion:
+    """Convert a checkpoint, published or our own, to safetensors in sightline's layout.
+
+    The variant is found from the names and shapes of the tensors. Position and bias tables are resampled if the size
+    differs. The file is read as data only.
+
+    Args:
+        source: a .pth, .pt or .safetensors file.
+        target: the file to write; by default the source with the suffix .safetensors.
+        model: fit the weights to this variant instead of the one that is found.
+        model_args: arguments of the model, such as `img_size` and `num_classes`.
+        force: replace an existing file.
+
+    Raises:
+        InputError: the target, the model or its arguments cannot be used.
+        FileError: the source cannot be read or does not fit; a `MismatchError` has every key.
+
+    Example:
+        >>> done = sightline.convert("public.pth", "inline_swin_tiny.safetensors")
+        >>> timm.create_model(done.choice.identity.name, checkpoint_path=done.target)
+    """
+    out = _check_target(Path(source).with_suffix(".safetensors") if target is None else Path(target), force)
+    name = None if model is None else variant_name(model)
+    file = Checkpoint.of(_classifier_weights(read_weights(source)))
+    try:
+        with prefix_errors(file.weights.path):
+            choice = choose(file, name, model_args)
+            built = build(file, choice)
+    except MismatchError as error:
+        raise _with_remedy(error, file, name) from error
+    _write(built, out, choice.identity)
+    return _describe(file, choice, built, out)
+
+
+def _classifier_weights(weights: Weights) -> Weights:
+    """Reject weights of another task."""
+    what = {"segmentation": "a segmenter", "detection": "a detector"}.get(weights.metadata.get("task", ""))
+    if "sequences" in weights.metadata:
+        what = "a model of sequences"
+    if what is not None:
+        raise FileError(f"{weights.path}: {what}, not a classifier; `sightline eval` takes it as it is")
+    return weights
+
+
+def _check_target(out: Path, force: bool) -> Path:
+    if out.suffix != ".safetensors":
+        raise InputError(f"{out}: only safetensors are written; name the file {out.stem or 'out'}.safetensors")
+    if not out.parent.is_dir():
+        raise InputError(f"{out}: there is no folder {out.parent}; make it first")
+    if out.is_dir():
+        raise InputError(f"{out}: this is a folder; give the name of a file")
+    if out.exists() and not force:
+        raise InputError(f"{out}: exists already; choose another name, or pass --force (force=True) to replace it")
+    return out
+
+
+def _write(model: nn.Module, out: Path, identity: Identity) -> None:
+    metadata = {
+        "format": "pt",
+        "sightline": __version__,
+        "model": identity.name,
+        "model_args": json.dumps(identity.kwargs),
+    }
+    state = {key: value.contiguous() for key, value in model.state_dict().items()}
+    try:
+        write_atomic(out, lambda temporary: save_file(state, temporary, metadata))
+    except SafetensorError as error:
+        raise FileError(f"{out}: cannot be written ({error}); is there room on the disk?") from error
+
+
+def _describe(file: Checkpoint, choice: Choice, model: nn.Module, out: Path) -> Conversion:
+    own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    given = {key: tuple(value.shape) for key, value in file.shapes.items()}
+    ignored = [key for key in file.weights.state if not file.native and IGNORED.search(key)]
+    head = [key for key, shape in given.items() if key.startswith("head.") and own.get(key) != shape]
+    renamed = [key for key in file.weights.state if key not in own and key not in ignored + head]
+    return Conversion(
+        target=out,
+        file=file,
+        choice=choice,
+        renamed=tuple(renamed),
+        resampled={
+            key: (shape, own[key])
+            for key, shape in given.items()
+            if key in own and key not in head and shape != own[key]
+        },
+        dropped=tuple(ignored + head),
+        missing=tuple(key for key in own if key not in given or key in head),
+        unexpected=tuple(key for key in given if key not in own and key not in head),
+        tensors=len(own),
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+
+
+def _with_remedy(error: MismatchError, file: Checkpoint, name: str | None) -> MismatchError:
+    """The error with the names of the file, and with the model that would fit if there is one."""
+    try:
+        found = identify(file.weights.state)[0]
+        if name is not None and not found.exact:
+            found = identify(file.weights.state, [name])[0]
+        remedy = f"; it fits with {option_flags(found)}"
+    except FileError:
+        remedy = "; nothing was written"
+    explained = MismatchError(error.what, error.mismatch, remedy)
+    if not file.native:
+        explained.origins = {rename(key, file.family): key for key in file.weights.state}
+    return explained
+
+
+def option_flags(identity: Identity) -> str:
+    """The options that choose a model; its channels and classes follow from the weights in any case."""
+    args = {key: value for key, value in identity.kwargs.items() if key not in ("in_chans", "num_classes")}
+    return f"--model {identity.name}" + (f" --model-args '{json.dumps(args)}'" if args else "")

@@ -1,0 +1,89 @@
+"""Create and list models by name: timm's registry, with ours in it."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import timm
+from torch import nn
+
+from sightline.models.weights.identify import arguments
+from sightline.models.zoo import VARIANTS
+from sightline.util.errors import InputError
+
+
+def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Create a model by name: one of ours, or any of timm.
+
+    Args:
+        name: as `list_models` shows it; timm's names may have a tag, as in "vit_tiny_patch16_224.augreg_in21k".
+        pretrained: load the weights that timm publishes, from its cache or the network.
+        kwargs: arguments of the model, such as `img_size`, `num_classes`, `in_chans`, `attention`, `depths`,
+            `embed_dims`, `num_heads`, `drop_path_rate`; and timm's `features_only` and `checkpoint_path`.
+
+    Raises:
+        InputError: there is no such model or argument; the message names the nearest.
+
+    Example:
+        >>> import sightline, torch
+        >>> model = sightline.create_model("inline_swin_tiny", num_classes=10, attention="inline")
+        >>> model(torch.zeros(1, 3, 224, 224)).shape
+        torch.Size([1, 10])
+    """
+    if name not in VARIANTS and not timm.is_model(name.partition(".")[0]):
+        remedy = _nearest(name, [*VARIANTS, *timm.list_models()], "`sightline list` and timm.list_models() show all")
+        raise InputError(f"no model {name!r}; {remedy}")
+    if name in VARIANTS:
+        check_arguments(name, {key: value for key, value in kwargs.items() if key not in TIMM_ARGUMENTS})
+    try:
+        return timm.create_model(name, pretrained=pretrained, **kwargs)
+    except TypeError as error:
+        raise InputError(f"{name} does not accept its arguments ({error})") from error
+
+
+# Arguments that timm and `zoo.create` handle before the model is built.
+TIMM_ARGUMENTS = frozenset(
+    {"features_only", "out_indices", "feature_cls", "checkpoint_path", "cache_dir", "pretrained_cfg",
+     "pretrained_cfg_overlay", "scriptable", "exportable", "no_jit", "device", "dtype"}
+)  # fmt: skip
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The names of our models that match a pattern; `timm.list_models` has them too, among timm's own.
+
+    Example:
+        >>> import sightline
+        >>> sightline.list_models("inline_deit*")
+        ['inline_deit_tiny', 'inline_deit_small', 'inline_deit_base']
+    """
+    return [name for name in VARIANTS if fnmatchcase(name, pattern)]
+
+
+def variant_name(name: str) -> str:
+    """`name` if it is one of our models.
+
+    Raises:
+        InputError: it is not; the message names the nearest.
+    """
+    if name not in VARIANTS:
+        raise InputError(f"no model {name!r}; {_nearest(name, VARIANTS, '`sightline list` shows all')}")
+    return name
+
+
+def check_arguments(name: str, args: Mapping[str, object]) -> None:
+    """Reject arguments that one of our models does not have.
+
+    Raises:
+        InputError: names the argument and the nearest one.
+    """
+    names = arguments(name)
+    for key in args:
+        if key not in names:
+            remedy = _nearest(key, names, f"it has {', '.join(names)}")
+            raise InputError(f"{name} has no argument {key!r}; {remedy}")
+
+
+def _nearest(name: str, names: Mapping[str, object] | list[str], otherwise: str) -> str:
+    close = get_close_matches(name, list(names), 1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else otherwise

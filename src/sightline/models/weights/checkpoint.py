@@ -1,0 +1,223 @@
+"""A weight file of one of our families as a model: choose the variant, check its shapes, build it, load it."""
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sightline.models.base import Arguments, VisionModel
+from sightline.models.factory import check_arguments, variant_name
+from sightline.models.weights.fit import MismatchError, adapt, compare
+from sightline.models.weights.heads import RecordedHeads, recorded_heads, with_published_width, with_recorded
+from sightline.models.weights.identify import (
+    FREE_ARGS,
+    Identity,
+    arguments,
+    build_empty,
+    check,
+    family_class,
+    native_shapes,
+    nearest_variants,
+    plain,
+)
+from sightline.models.weights.reader import State, Weights
+from sightline.models.weights.shapes import Layout, observe
+from sightline.models.zoo import VARIANTS, create
+from sightline.util.errors import FileError
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights of one of our families.
+
+    Args:
+        weights: the content of the file.
+        family: deit, pvt, swin, cswin or soft.
+        native: whether the layout is sightline's own.
+        shapes: the tensors in sightline's layout, on the meta device.
+        layout: what the shapes show.
+        heads: what is recorded about the number of heads.
+    """
+
+    weights: Weights
+    family: str
+    native: bool
+    shapes: State
+    layout: Layout
+    heads: RecordedHeads | None
+
+    @classmethod
+    def of(cls, weights: Weights) -> "Checkpoint":
+        """Recognize the family and the layout.
+
+        Raises:
+            FileError: the tensors are of no known family, or damaged.
+        """
+        with prefix_errors(weights.path):
+            family, native, shapes = native_shapes(weights.state)
+            layout = observe(shapes, family_class(family))
+            return cls(weights, family, native, shapes, layout, recorded_heads(weights))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The model of a checkpoint.
+
+    Args:
+        identity: variant and arguments.
+        alike: variants that shapes cannot tell from it.
+        guessed_heads: the heads that were assumed, if nothing shows or records them.
+        guessed_attention: the pattern that was assumed, if other mechanisms have the same shapes.
+        empty: the model on the meta device, if it was already built.
+    """
+
+    identity: Identity
+    alike: tuple[Identity, ...] = ()
+    guessed_heads: str = ""
+    guessed_attention: str = ""
+    empty: nn.Module | None = None
+
+
+@contextmanager
+def prefix_errors(path: str | Path) -> Iterator[None]:
+    """Start the message of a `FileError` with the file that it is about."""
+    try:
+        yield
+    except MismatchError as error:
+        raise MismatchError(f"{path}: {error.what}", error.mismatch) from error
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
+
+
+def choose(file: Checkpoint, name: str | None = None, args: Arguments | None = None) -> Choice:
+    """The model for a checkpoint.
+
+    Args:
+        file: the checkpoint.
+        name: the variant; by default the one that the file records, or that its shapes show.
+        args: arguments that replace those that were found.
+
+    Raises:
+        InputError: there is no such variant or argument.
+        FileError: the weights are of another family, depth or number of heads.
+    """
+    args = args or {}
+    recorded = _recorded(file) if name is None else None
+    if recorded is not None:
+        found: Sequence[Identity] = [recorded.identity]
+    elif name is not None:
+        found = [_named(file, name)]
+    else:
+        found = nearest_variants(_layout(file), file.family)
+    _check_args(file, found, args)
+    identity, *alike = (_with_args(identity, args) for identity in found)
+    guess = recorded is None and not identity.exact
+    heads = {**arguments(identity.name), **identity.kwargs}["num_heads"]
+    unknown = None in with_recorded(file.layout, file.heads).num_heads
+    return Choice(
+        identity,
+        tuple(alike),
+        _listed(heads) if guess and unknown and "num_heads" not in args else "",
+        str(identity.kwargs.get("attention", "")) if guess and "attention" not in args else "",
+        recorded.empty if recorded is not None and not args else None,
+    )
+
+
+def build(file: Checkpoint, choice: Choice) -> VisionModel:
+    """The chosen model with the weights of the file, to the last key; tables are resampled to its size.
+
+    Raises:
+        MismatchError: the keys or shapes do not fit.
+        FileError: the model does not fit into memory.
+    """
+    identity = choice.identity
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # about a new classifier and heads, which callers report
+        torch.manual_seed(0)
+        # Before memory is allocated: forged shapes end here.
+        empty = choice.empty or build_empty(identity.name, identity.kwargs)
+        assert isinstance(empty, VisionModel)
+        check(adapt(file.shapes, empty), empty, identity)
+        try:
+            model = create(identity.name, **identity.kwargs)
+        except (MemoryError, RuntimeError) as error:  # torch's ways to say that memory does not suffice
+            size = sum(p.numel() for p in empty.parameters()) * 4 / 1e9
+            raise FileError(f"{identity} needs {size:.1f} GB; give a smaller img_size") from error
+        model.load_state_dict(file.weights.state)
+    assert isinstance(model, VisionModel)
+    return model
+
+
+def _layout(file: Checkpoint) -> Layout:
+    """The layout with heads from the best source that there is."""
+    layout = with_recorded(file.layout, file.heads)
+    published = file.family == "deit" and not file.native and file.heads is None
+    return with_published_width(layout) if published else layout
+
+
+def _with_args(identity: Identity, args: Arguments) -> Identity:
+    own = arguments(identity.name)
+    kwargs = {key: value for key, value in {**identity.kwargs, **args}.items() if value != own[key]}
+    return Identity(identity.name, kwargs, not kwargs.keys() - FREE_ARGS)
+
+
+def _check_args(file: Checkpoint, found: Sequence[Identity], args: Arguments) -> None:
+    """Reject arguments that the variants do not have, or that contradict the weights."""
+    for identity in found:
+        check_arguments(identity.name, args)
+    if "depths" in args and _tuple(args["depths"]) != file.layout.depths:  # never build more than the weights show
+        raise FileError(
+            f"depths={_tuple(args['depths'])} of {found[0].name}, but the weights have {file.layout.depths}; "
+            f"leave it out, or give these"
+        )
+    known = with_recorded(file.layout, file.heads).num_heads if file.heads is not None else ()
+    if "num_heads" in args and known and None not in known and _tuple(args["num_heads"]) != known:
+        assert file.heads is not None
+        raise FileError(
+            f"num_heads={args['num_heads']}, but {file.heads.source} records {file.heads}; leave num_heads out"
+        )
+
+
+def _named(file: Checkpoint, name: str) -> Identity:
+    """The variant that a user asks for, with the channels, classes and heads of the weights."""
+    cls = VARIANTS[variant_name(name)].cls
+    if cls.family != file.family:
+        raise FileError(
+            f"these are weights of the {file.family} family, not of {cls.family} as {name}; "
+            f"see `sightline list '*{file.family}*'` for the models that read them"
+        )
+    own, layout = arguments(name), file.layout
+    seen: Arguments = {"in_chans": layout.in_chans, "num_classes": layout.num_classes}
+    heads = with_recorded(layout, file.heads).num_heads
+    if file.heads is not None and None not in heads and heads != layout.num_heads:
+        seen["num_heads"] = heads
+    return Identity(name, {key: plain(value) for key, value in seen.items() if value != own[key]})
+
+
+def _recorded(file: Checkpoint) -> Choice | None:
+    """The model that a file of ours names, if the weights fit it."""
+    name = file.weights.metadata.get("model", "")
+    if name not in VARIANTS or VARIANTS[name].cls.family != file.family:
+        return None
+    try:
+        args = json.loads(file.weights.metadata.get("model_args", "{}"))
+        own = {**arguments(name), **args}
+        if _tuple(own["depths"]) != file.layout.depths:
+            return None  # never build what the weights do not show
+        empty = build_empty(name, args)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return None if compare(file.shapes, empty) else Choice(Identity(name, args, exact=not args), empty=empty)
+
+
+def _tuple(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(str, _tuple(value)))

@@ -1,0 +1,139 @@
+"""How many heads weights were trained with.
+
+The shapes of qkv and proj are the same for any number of heads, so weights of another number load without a word and
+give wrong outputs. Some mechanisms show the number in their own tensors (`shapes`); else a card, a config.json next to
+the weights, or the name of the architecture records it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import timm
+import torch
+from torch import nn
+
+from sightline.models.weights.fit import heads_of
+from sightline.models.weights.identify import arguments
+from sightline.models.weights.reader import Weights
+from sightline.models.weights.shapes import Layout
+from sightline.models.zoo import VARIANTS
+from sightline.util.errors import FileError
+
+CONFIG = "config.json"  # of timm and Hugging Face, next to the weights
+MAX_CONFIG = 1 << 20  # bytes
+KEYS = ("num_heads", "num_attention_heads")
+PUBLISHED_WIDTH = 64  # channels per head in every published ViT and DeiT with softmax
+
+
+@dataclass(frozen=True)
+class RecordedHeads:
+    """Heads per stage, and where they are recorded."""
+
+    counts: tuple[int, ...]
+    source: str
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.counts))
+
+
+def recorded_heads(weights: Weights) -> RecordedHeads | None:
+    """The heads that a file, or the config.json next to it, records; None if neither does."""
+    metadata, config = weights.metadata, _config(weights.path.parent / CONFIG)
+    name = metadata.get("model", "")
+    if name in VARIANTS:
+        args = _json(metadata.get("model_args", "{}"))
+        given = args.get("num_heads") if isinstance(args, dict) else None
+        return _counts(given or arguments(name)["num_heads"], "its metadata")
+    found = _named(metadata, "its metadata") or _named(config, CONFIG)
+    if found is not None:
+        return found
+    model_args = config.get("model_args")
+    if isinstance(model_args, dict) and (found := _named(model_args, CONFIG)):
+        return found
+    for architecture in (config.get("architecture"), metadata.get("architecture"), weights.architecture):
+        if isinstance(architecture, str) and (heads := _timm_heads(architecture)):
+            return RecordedHeads((heads,), f"the architecture {architecture}")
+    return None
+
+
+def with_recorded(layout: Layout, recorded: RecordedHeads | None) -> Layout:
+    """The layout with recorded heads in the stages whose shapes show none."""
+    counts = recorded.counts if recorded is not None else ()
+    if len(counts) != len(layout.num_heads):
+        return layout
+    heads = (shown or count for shown, count in zip(layout.num_heads, counts, strict=True))
+    return replace(layout, num_heads=tuple(heads))
+
+
+def with_published_width(layout: Layout) -> Layout:
+    """The layout of a published ViT with heads of the usual width, if nothing shows or records them."""
+    heads = (
+        shown or (dim // PUBLISHED_WIDTH if dim % PUBLISHED_WIDTH == 0 else None)
+        for shown, dim in zip(layout.num_heads, layout.embed_dims, strict=True)
+    )
+    return replace(layout, num_heads=tuple(heads))
+
+
+def check_recorded(weights: Weights, model: nn.Module) -> None:
+    """Reject weights that record another number of heads than `model` has.
+
+    Raises:
+        FileError: names the file, both numbers and the argument to pass.
+    """
+    recorded, own = recorded_heads(weights), heads_of(model)
+    stages: dict[str, int] = {}
+    for block, heads in own.items():
+        stages.setdefault(block.partition("blocks.")[0], heads)
+    counts = tuple(stages.values())
+    if recorded is not None and len(recorded.counts) == len(counts) and recorded.counts != counts:
+        given = recorded.counts[0] if len(counts) == 1 else recorded.counts
+        raise FileError(
+            f"{weights.path}: trained with {recorded} heads according to {recorded.source}, but the model has "
+            f"{', '.join(map(str, counts))}; build it with num_heads={given}"
+        )
+
+
+def _config(path: Path) -> Mapping[str, object]:
+    """A config.json; empty if missing, too large or damaged."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_CONFIG:
+            return {}
+        found = _json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _named(values: Mapping[str, object], source: str) -> RecordedHeads | None:
+    """Heads under one of their usual names; metadata keeps numbers as text."""
+    for key in KEYS:
+        value = values.get(key)
+        if found := _counts(_json(value) if isinstance(value, str) else value, source):
+            return found
+    return None
+
+
+def _counts(value: object, source: str) -> RecordedHeads | None:
+    counts = tuple(value) if isinstance(value, list | tuple) else (value,)
+    whole = all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in counts)
+    return RecordedHeads(counts, source) if counts and whole else None
+
+
+def _timm_heads(architecture: str) -> int | None:
+    """The heads of a timm model; None if timm does not have it, or its blocks differ in them."""
+    name = architecture.partition(".")[0]
+    if not timm.is_model(name) or name in VARIANTS:
+        return None
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    found = {module.num_heads for module in model.modules() if isinstance(getattr(module, "num_heads", None), int)}
+    return found.pop() if len(found) == 1 else None
