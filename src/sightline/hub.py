@@ -1,10 +1,11 @@
-"""Weight files and run folders: `convert` writes them in sightline's layout."""
+"""Weight files and run folders: `load` opens them, `convert` writes them in sightline's layout."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
@@ -16,11 +17,57 @@ from sightline.models.weights.checkpoint import Checkpoint, Choice, build, choos
 from sightline.models.weights.fit import MismatchError
 from sightline.models.weights.identify import Identity, identify
 from sightline.models.weights.layouts import IGNORED, rename
-from sightline.models.weights.reader import Weights, read_weights
+from sightline.models.weights.reader import Weights, find_weights, read_weights
+from sightline.tasks.base import Loaded
+from sightline.tasks.classification.public import open_public
+from sightline.tasks.registry import task_of
+from sightline.util.device import choose_device
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import write_atomic
 
 Shape = tuple[int, ...]
+
+
+def load(
+    path: str | Path,
+    *,
+    model: str | None = None,
+    model_args: Arguments | None = None,
+    device: str | torch.device = "cpu",
+) -> Loaded:
+    """Open a trained model: a run folder, a file of ours, or a published checkpoint.
+
+    The header is read once, shapes are checked on the meta device, and the model is built once. A file is read as data
+    only; a published checkpoint is identified by the shapes of its tensors.
+
+    Args:
+        path: a run folder, of which the best weights are taken, or a weight file.
+        model, model_args: the variant and its arguments, if a checkpoint without a card leaves them open.
+        device: where to put the model; "auto" for a GPU if there is one.
+
+    Returns:
+        The model in evaluation mode with its card, transform and class names, whatever its task.
+
+    Raises:
+        InputError: the path is empty, or there is no such model, argument or device.
+        FileError: the file cannot be read, or its weights do not fit the model.
+
+    Example:
+        >>> loaded = sightline.load("runs/quick")
+        >>> logits = loaded.model(loaded.transform(image).unsqueeze(0))
+        >>> loaded.classes[int(logits.argmax())]
+    """
+    if not str(path).strip():
+        raise InputError("--checkpoint: the path is empty; give a run folder, or a file of weights")
+    place = choose_device(device, "device") if isinstance(device, str) else device
+    weights = read_weights(find_weights(Path(path)) if Path(path).is_dir() else path)
+    spec = task_of(weights.metadata)
+    if spec is None or model is not None or model_args:
+        loaded = open_public(_classifier_weights(weights), model, model_args)
+    else:
+        loaded = spec.open(weights.path, weights.metadata, lambda: weights.state)
+    loaded.model.to(place)
+    return loaded
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Create and list models by name: timm's registry, with ours in it."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
 from sightline.util.errors import InputError
+from sightline.util.names import nearest
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -32,7 +32,7 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
         torch.Size([1, 10])
     """
     if name not in VARIANTS and not timm.is_model(name.partition(".")[0]):
-        remedy = _nearest(name, [*VARIANTS, *timm.list_models()], "`sightline list` and timm.list_models() show all")
+        remedy = nearest(name, [*VARIANTS, *timm.list_models()], "`sightline list` and timm.list_models() show all")
         raise InputError(f"no model {name!r}; {remedy}")
     if name in VARIANTS:
         check_arguments(name, {key: value for key, value in kwargs.items() if key not in TIMM_ARGUMENTS})
@@ -67,7 +67,7 @@ def variant_name(name: str) -> str:
         InputError: it is not; the message names the nearest.
     """
     if name not in VARIANTS:
-        raise InputError(f"no model {name!r}; {_nearest(name, VARIANTS, '`sightline list` shows all')}")
+        raise InputError(f"no model {name!r}; {nearest(name, VARIANTS, '`sightline list` shows all')}")
     return name
 
 
@@ -80,10 +80,5 @@ def check_arguments(name: str, args: Mapping[str, object]) -> None:
     names = arguments(name)
     for key in args:
         if key not in names:
-            remedy = _nearest(key, names, f"it has {', '.join(names)}")
+            remedy = nearest(key, names, f"it has {', '.join(names)}")
             raise InputError(f"{name} has no argument {key!r}; {remedy}")
-
-
-def _nearest(name: str, names: Mapping[str, object] | list[str], otherwise: str) -> str:
-    close = get_close_matches(name, list(names), 1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else otherwise
