@@ -16,10 +16,10 @@ from sightline.cli.main import main
 from sightline.data.images import ImageError
 from sightline.data.order import Placement
 from sightline.engine.errors import RunError
-from sightline.engine.train import train, with_weights
-from sightline.engine.values import ConfigError
+from sightline.engine.train import with_weights
 from sightline.tasks.registry import TASKS
-from tests.engine.tiny import metrics, weights
+from sightline.util.errors import InputError
+from tests.engine.tiny import metrics, train, weights
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation
 
@@ -130,12 +130,12 @@ def test_nothing_usable_ends_in_a_line(tmp_path: Path, tiny: Any) -> None:
     ],
 )
 def test_images_have_three_channels(tmp_path: Path, tiny: Any, sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         tiny.config(tmp_path, tmp_path / "run", **sections)
 
 
 def test_scales_are_needed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"test\.scales: it is empty"):
+    with pytest.raises(InputError, match=r"test\.scales: it is empty"):
         segmentation.config(tmp_path, tmp_path / "run", test={"scales": []})
 
 
@@ -189,7 +189,7 @@ def test_other_data_do_not_go_on(unfinished: tuple[Any, Path], tmp_path: Path) -
         (more, "4 training images, but .* was trained on 3; give the same data"),
         (classes, "the classes are not those that .* was trained on; give the same data"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(InputError, match=message):
             train(tiny.config(data, root / "run", **more_of(tiny)))
     assert weights(root / "run") == before
 
@@ -202,7 +202,7 @@ def test_another_model_does_not_go_on(unfinished: tuple[Any, Path]) -> None:
         ({"model": {"name": "inline_swin_tiny", "args": {}}}, "model.name, model.args"),
     ):
         given = more_of(tiny) | sections
-        with pytest.raises(ConfigError, match=f"was started with another {keys}"):
+        with pytest.raises(InputError, match=f"was started with another {keys}"):
             train(tiny.config(root / "data", root / "run", **given))
 
 
@@ -210,7 +210,7 @@ def test_a_configuration_that_is_no_text(unfinished: tuple[Any, Path], tmp_path:
     tiny, root = unfinished
     shutil.copytree(root / "run", tmp_path / "run")
     (tmp_path / "run/config.yaml").write_bytes(b"\xff\xfe: [")
-    with pytest.raises(ConfigError, match="another configuration, which cannot be read"):
+    with pytest.raises(InputError, match="another configuration, which cannot be read"):
         train(tiny.config(root / "data", tmp_path / "run", **more_of(tiny)))
 
 

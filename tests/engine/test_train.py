@@ -18,13 +18,13 @@ from sightline.engine.optimize import make_optimizer
 from sightline.engine.run_folder import RunFolder
 from sightline.engine.settings import load_recipe, resolve, to_yaml
 from sightline.engine.signals import STOPPING, StopSignals
-from sightline.engine.train import train
+from sightline.engine.train import train as sightline_train
 from sightline.engine.trainer import Trainer
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.create import create
-from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, weights
+from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, train, weights, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,42 @@ def test_a_run_leaves_its_folder(images: Path, tmp_path: Path) -> None:
         assert card is not None
         assert card.classes == CLASSES
         assert card.input_size == (3, 16, 16)
+
+
+def test_train_as_a_library_function(images: Path, tmp_path: Path) -> None:
+    """A recipe by its path, with data, model and folder as arguments and overrides of both forms."""
+    recipe = write_recipe(tmp_path / "tiny.yaml")
+    run = sightline_train(
+        recipe, images, model="inline_deit_tiny", out=tmp_path / "run", schedule={"epochs": 1}, **{"batch.size": 12}
+    )
+    assert (run.folder, run.metric, len(run.history)) == (tmp_path / "run", "top1", 1)
+    assert run.best == run.history[0]["top1"]
+    assert run.history[0]["step"] == 3
+    config = resolve(load_recipe(str(run.folder / "config.yaml")))
+    assert (config.batch.size, config.schedule.warmup_epochs, config.run.device) == (12, 1, "cpu")
+    again = sightline_train(config, out=tmp_path / "again", model={"drop_path": 0.0})
+    assert resolve(load_recipe(str(again.folder / "config.yaml"))).model.drop_path == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        ({"recipe": "quik"}, "recipe", "'quik'"),
+        ({"optim": {"lr": -1}}, "optim.lr", "-1"),
+        ({"optim.lrr": 1}, "optim.lrr", "'optim.lr'"),
+        ({"recipe": "imagenette"}, "imagenette", "data"),
+        ({"data": "/nowhere"}, "/nowhere", ""),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    arguments: dict[str, Any], name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - an InputError or a FileError
+        sightline_train(**arguments)
+    assert name in str(error.value)
+    assert value in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_it_learns(images: Path, tmp_path: Path) -> None:
@@ -259,7 +295,7 @@ def test_no_checkpoint_can_be_read(images: Path, tmp_path: Path) -> None:
         path = out / "checkpoints" / name / "model.safetensors"
         if path.exists():
             path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(ValueError, match="holds no checkpoint to go on from; choose another folder"):
+    with pytest.raises(ValueError, match=r"run\.folder: .* holds no checkpoint"):
         train(config)
     assert len(metrics(out)) == 2
 

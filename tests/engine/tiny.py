@@ -13,6 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sightline
+from sightline.engine import train as engine
+from sightline.tasks.config import RunConfig
 
 SOURCE = Path(sightline.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
@@ -32,6 +34,11 @@ RECIPE: dict[str, dict[str, Any]] = {
     "ema": {"decay": 0.9},
     "run": {"device": "cpu", "threads": 1, "report": False, "tensorboard": False, "save_minutes": None},
 }
+
+
+def train(config: RunConfig) -> Path:
+    """Train; the run folder."""
+    return engine.train(config).folder
 
 
 def make_images(root: Path, train: int = 12, val: int = 5) -> Path:

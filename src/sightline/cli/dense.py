@@ -36,8 +36,7 @@ def find_dense(source: str) -> "tuple[Path, DenseCard] | None":
     Raises:
         CardError: it says it is one, and its card is damaged.
     """
-    from sightline.engine.checkpoint import find_weights
-    from sightline.models.weights.reader import read_metadata
+    from sightline.models.weights.reader import find_weights, read_metadata
     from sightline.tasks.card import CardError
     from sightline.tasks.dense.card import DenseCard
 

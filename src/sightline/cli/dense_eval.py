@@ -102,8 +102,8 @@ def _cell(value: Any) -> str:
 
 def _data(options: "Options", card: "DenseCard") -> Any:
     """Where the images are: as given, else as in the configuration of the run."""
-    from sightline.engine.config import CONFIGS
     from sightline.engine.settings import load_recipe, resolve
+    from sightline.tasks.registry import TASKS
 
     config = Path(options.checkpoint or "") / "config.yaml"
     if config.is_file():
@@ -114,7 +114,7 @@ def _data(options: "Options", card: "DenseCard") -> Any:
     elif options.data is None:
         raise UsageError("--data: say which images; only a run folder knows its own")
     else:
-        data = CONFIGS[card.task]().data
+        data = TASKS[card.task].config().data
     if options.data is not None:
         data = replace(data, path=options.data)
     split = options.split or data.val_split

@@ -47,8 +47,7 @@ class Found:
 
 def weights_of(checkpoint: str) -> Path | None:
     """The file of weights where a run folder or file holds a model of sequences, else None."""
-    from sightline.engine.checkpoint import find_weights
-    from sightline.models.weights.reader import read_metadata
+    from sightline.models.weights.reader import find_weights, read_metadata
 
     source = Path(checkpoint)
     if source.is_dir():

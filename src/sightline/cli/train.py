@@ -1,13 +1,12 @@
-"""`sightline train`: a recipe, data and overrides in; a run folder out."""
+"""`sightline train`: train a model from a recipe."""
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from sightline.cli.options import Command, UsageError, option
-from sightline.engine.settings import DEFAULT_TASK, entries, load_recipe, recipe_names, resolve, to_yaml, unknown_key
+from sightline.cli.options import Command, option
+from sightline.engine.settings import all_keys, configure, load_recipe, parse, to_yaml, unknown_option
 
-DEFAULT = "quick"
 ALIASES = {
     "--data": "--data.path",
     "--model": "--model.name",
@@ -22,8 +21,8 @@ class Options:
 
     The recipes upernet* and semantic_fpn* train segmenters, retinanet* and *mask_rcnn* detectors, lra_* models of
     sequences. Every key of the configuration is an option. A recipe sets some of them, the command line overrides it. A
-    run that was interrupted, killed or stopped goes on when the same command is given again. Exit status: 0 when the
-    run is complete, 75 when a signal stopped it and its state is saved, 2 for bad input, 1 for other failures.
+    run that was interrupted, killed or stopped resumes when the same command is given again. Exit status: 0 for a
+    complete run, 75 if a signal stopped it and its state is saved, 2 for bad input, 1 for other failures.
     """
 
     config: str | None = option(
@@ -32,27 +31,27 @@ class Options:
     print_config: bool = option("print the resolved configuration and stop", default=False)
     settings: dict[str, str] = field(
         default_factory=dict,
-        metadata={"keys": lambda: ((key, item.metadata["help"]) for key, item in entries()), "unknown": unknown_key},
+        metadata={
+            "keys": lambda: ((key, item.metadata["help"]) for key, item in all_keys().items()),
+            "unknown": unknown_option,
+        },
     )
 
 
 def run(options: Options) -> None:
-    """Resolve, train; the engine's last line says where everything is."""
-    recipe = options.config or DEFAULT
-    config = resolve(load_recipe(recipe), options.settings)
+    """Train; the last line says where everything is."""
+    recipe = options.config or "quick"
+    overrides: dict[str, Any] = {key: parse(text) for key, text in options.settings.items()}
     if options.print_config:
-        print(to_yaml(config), end="")
+        print(to_yaml(configure(load_recipe(recipe), overrides)), end="")
         return
-    bare = config.task == DEFAULT_TASK and config.data.path is None and config.data.source != "synthetic"
-    if bare and recipe != DEFAULT and recipe in recipe_names():
-        raise UsageError(f"the recipe {recipe} needs data of its own; give --data PATH")
     from sightline.engine.errors import PeerError, RunError
     from sightline.engine.train import train
 
     try:
-        train(config, Path(recipe).stem)
+        train(recipe, **overrides)
     except (RunError, ValueError, OSError) as error:
-        # What all processes found is said once; that another one is gone, by each that noticed.
+        # Rank 0 prints what all processes found; every process prints that another one is gone.
         if isinstance(error, PeerError) or int(os.environ.get("RANK", "0")) == 0:
             raise
         raise SystemExit(getattr(error, "status", 2)) from error

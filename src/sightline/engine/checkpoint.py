@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there: written beside, flushed, read back, and only then put in place.
+"""Checkpoints that are complete or absent: written to a new folder, flushed, read back, and only then renamed.
 
-`checkpoints/last` and `checkpoints/previous` hold everything that a run goes on from; `checkpoints/best` the weights of
-the best evaluation. A manifest with the size and hash of every file tells a complete checkpoint from any other.
+`checkpoints/last` and `checkpoints/previous` hold everything that a run resumes from, `checkpoints/best` the weights of
+the best evaluation. A manifest with the size and hash of every file marks a complete checkpoint.
 """
 
 import json
@@ -18,27 +18,30 @@ from torch import Tensor, nn
 
 from sightline.engine.errors import SaveError
 from sightline.engine.tree import State, plain, same
+from sightline.models.weights.reader import WEIGHTS
+from sightline.tasks.base import Card
+from sightline.util.errors import FileError
 from sightline.util.files import file_digest, flush_folder, reason, write_atomic, write_text
 
-WEIGHTS, TENSORS, RECORD, MANIFEST = "model.safetensors", "state.safetensors", "state.json", "manifest.json"
+TENSORS, RECORD, MANIFEST = "state.safetensors", "state.json", "manifest.json"
 LAST, PREVIOUS, BEST, NEW, OLD = "last", "previous", "best", ".new", ".old"
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint read back: the weights to use, the tensors and the record to go on from, and where it was."""
+    """A checkpoint: the weights to use, the tensors and the record to resume from, and its folder."""
 
     weights: State
     tensors: State
-    record: dict[str, Any]
+    record: dict[str, Any]  # JSON
     path: Path
 
 
-def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: Any) -> None:
-    """Weights with the card of their model, under a temporary name, flushed, read back and renamed.
+def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: Card) -> None:
+    """Write weights with the card of their model, and read them back.
 
     Raises:
-        SaveError: the disk is full or cannot be written; a file that was there before is intact.
+        SaveError: the disk is full or cannot be written; the file before is intact.
     """
     state = plain(model.state_dict() if isinstance(model, nn.Module) else dict(model))
     try:
@@ -47,33 +50,20 @@ def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: Any
         raise SaveError(f"{path}: could not be written ({reason(error)}); make room and start again") from error
 
 
-def find_weights(folder: Path) -> Path:
-    """The best weights in a run folder, else the last ones; those of a folder in its `checkpoints`.
-
-    Raises:
-        ValueError: there are none.
-    """
-    for place in (".", *(f"checkpoints/{name}" for name in (BEST, LAST, PREVIOUS))):
-        path = folder / place / WEIGHTS
-        if path.is_file():
-            return path
-    raise ValueError(f"{folder}: no weights in it; give a file, or a run folder with checkpoints/best/{WEIGHTS}")
-
-
 class Checkpoints:
     """The folder of a run's checkpoints.
 
     Args:
         folder: `checkpoints` in the run folder.
-        report: hears of damaged checkpoints.
+        report: called with a line about each damaged checkpoint.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
         self.folder = folder
         self.report = report
 
-    def save(self, weights: State, card: Any, tensors: State, record: dict[str, Any]) -> None:
-        """Write a checkpoint as `last`; what was `last` becomes `previous`.
+    def save(self, weights: State, card: Card, tensors: State, record: Mapping[str, object]) -> None:
+        """Write a checkpoint as `last`; the one before becomes `previous`.
 
         Raises:
             SaveError: it could not be written; the last good checkpoint is intact.
@@ -99,7 +89,7 @@ class Checkpoints:
         self._rotate(new)
 
     def _rotate(self, new: Path) -> None:
-        """Put the new one in place; a kill between the renames leaves complete checkpoints under other names."""
+        """Rename the new checkpoint; a kill between renames leaves complete checkpoints under other names."""
         last, previous, old = (self.folder / name for name in (LAST, PREVIOUS, OLD))
         shutil.rmtree(old, ignore_errors=True)
         if previous.exists():
@@ -115,40 +105,40 @@ class Checkpoints:
         return any((self.folder / name).is_dir() for name in (LAST, PREVIOUS))
 
     def latest(self) -> Saved | None:
-        """The newest complete checkpoint; damaged ones are reported and passed over."""
+        """The newest complete checkpoint; damaged ones are reported and skipped."""
         found = []
         for name in (LAST, PREVIOUS, NEW, OLD):
             path = self.folder / name
             if (path / MANIFEST).is_file():
                 found.append((_step(path), path))
             elif path.is_dir() and name in (LAST, PREVIOUS):
-                self.report(f"{path}: incomplete, without {MANIFEST}; passed over")
+                self.report(f"{path}: incomplete, without {MANIFEST}; skipped")
         for _, path in sorted(found, key=lambda item: -item[0]):
             try:
                 return read(path)
-            except ValueError as error:
-                self.report(f"{error}; passed over")
+            except FileError as error:
+                self.report(f"{error}; skipped")
         return None
 
 
 def read(path: Path) -> Saved:
-    """A checkpoint, every file checked against the manifest.
+    """Read a checkpoint and check every file against the manifest.
 
     Raises:
-        ValueError: a file is missing, short or altered.
+        FileError: a file is missing, short or altered.
     """
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
         for name in (WEIGHTS, TENSORS, RECORD):
             size = (path / name).stat().st_size
             if size != files[name]["bytes"]:
-                raise ValueError(f"{path / name}: damaged, {size} bytes instead of {files[name]['bytes']}")
+                raise FileError(f"{path / name}: damaged, {size} bytes instead of {files[name]['bytes']}")
             if file_digest(path / name) != files[name]["sha256"]:
-                raise ValueError(f"{path / name}: damaged, its bytes are not those that were written")
+                raise FileError(f"{path / name}: damaged, its bytes are not those that were written")
         record = json.loads((path / RECORD).read_text())
         weights, tensors = (safetensors.torch.load_file(path / name) for name in (WEIGHTS, TENSORS))
     except (OSError, KeyError, TypeError, safetensors.SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: damaged checkpoint ({reason(error)})") from error
+        raise FileError(f"{path}: damaged checkpoint ({reason(error)})") from error
     return Saved(weights, tensors, record, path)
 
 
@@ -163,4 +153,4 @@ def _write_tensors(path: Path, tensors: State, metadata: dict[str, str]) -> None
     safetensors.torch.save_file(tensors, path, metadata)
     back = safetensors.torch.load_file(path)
     if back.keys() != tensors.keys() or not all(same(back[key], value) for key, value in tensors.items()):
-        raise OSError(f"{path.name} reads back otherwise than it was written")
+        raise OSError(f"{path.name} is not read back as it was written")

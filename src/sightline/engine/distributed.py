@@ -1,85 +1,89 @@
-"""One process or many: Accelerate, and what to say when another process is gone."""
+"""One process or many: Accelerate, sums over processes, and a clear error when another process is gone."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from sightline.engine.config import Run
 from sightline.engine.errors import PeerError
-from sightline.engine.values import ConfigError
+from sightline.tasks.config import Run
 from sightline.util.device import check_device
+from sightline.util.errors import InputError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-# What gloo, NCCL and the store behind them say when a process is gone.
+# In the messages of gloo, NCCL and their store when a process is gone.
 LOST = ("peer", "gloo", "nccl", "timed out", "timeout", "connection", "broken pipe", "socket", "store")
 
 
 def make_accelerator(run: Run) -> "Accelerator":
-    """The engine: one process, or those that torchrun or `accelerate launch` started.
+    """Accelerate's engine for one process, or for those that torchrun or `accelerate launch` started.
 
     Raises:
-        ConfigError: Accelerate is not installed, or the device is not there.
+        InputError: Accelerate is not installed, or the device is not available.
     """
     try:
         from accelerate import Accelerator, InitProcessGroupKwargs
     except ImportError as error:
-        raise ConfigError("training needs Accelerate: pip install accelerate tensorboard matplotlib") from error
+        raise InputError("training needs Accelerate: pip install accelerate tensorboard matplotlib") from error
     if run.device.startswith(("cuda:", "mps:")):
-        raise ConfigError(f"run.device: {run.device}: give cuda, and name the card in CUDA_VISIBLE_DEVICES")
+        raise InputError(f"run.device: expected cuda, with the GPU in CUDA_VISIBLE_DEVICES; got {run.device!r}")
     check_device(run.device, "run.device")
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     if run.precision == "fp16" and (run.device == "cpu" or not torch.accelerator.is_available()):
-        raise ConfigError("run.precision: fp16 needs a GPU; give bf16 or no")
-    local, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if run.device != "cpu" and 0 < cards < local:
-        raise ConfigError(
-            f"run.device: {local} processes for {cards} GPU{'s' * (cards > 1)} on this machine; start as many as there "
-            f"are GPUs, or give --run.device cpu"
+        raise InputError("run.precision: fp16 needs a GPU; give bf16 or no")
+    local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if run.device != "cpu" and 0 < gpus < local:
+        raise InputError(
+            f"run.device: {local} processes for {gpus} GPU{'s' * (gpus > 1)} on this machine; start one process per "
+            f"GPU, or give --run.device cpu"
         )
-    waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=run.timeout))
+    timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=run.timeout))
     with peers():
-        return Accelerator(cpu=run.device == "cpu", mixed_precision=run.precision, kwargs_handlers=[waiting])
+        return Accelerator(cpu=run.device == "cpu", mixed_precision=run.precision, kwargs_handlers=[timeout])
+
+
+def _many() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def total(values: Tensor) -> Tensor:
     """The sum over all processes."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if _many():
         values = values.clone()
         dist.all_reduce(values)
     return values
 
 
 def wait(device: torch.device) -> None:
-    """Return when all processes are here. Accelerate's barrier asks for as many GPUs, on CPU runs too."""
+    """Block until all processes arrive. Accelerate's barrier needs one GPU per process, on CPU runs too."""
     total(torch.zeros((), device=device)).item()
 
 
-def gather(items: list[Any]) -> list[Any]:
-    """The items of all processes, those of the first process first."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, items)
-        return [item for part in parts for item in part]
-    return items
+def gather(items: list[object]) -> list[object]:
+    """The items of all processes, those of rank 0 first."""
+    if not _many():
+        return items
+    found: list[list[object]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(found, items)
+    return [item for part in found for item in part]
 
 
 def rank() -> int:
-    """The number of this process, as launchers tell it."""
+    """The rank of this process, as launchers set it."""
     return int(os.environ.get("RANK", "0"))
 
 
 @contextmanager
 def peers() -> Iterator[None]:
-    """Where a collective operation fails because another process is gone, say so in one line."""
+    """Turn the failure of a collective operation into a PeerError of one line."""
     try:
         yield
     except RuntimeError as error:
@@ -89,13 +93,13 @@ def peers() -> Iterator[None]:
             raise
         line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
         raise PeerError(
-            f"rank {rank()}: another process of the run ended or answers no more ({line.strip()[:120]}); the last "
+            f"rank {rank()}: another process of the run ended or no longer responds ({line.strip()[:120]}); the last "
             f"checkpoint is intact: give the same command to resume"
         ) from error
 
 
-def leave(accelerator: Any) -> None:
-    """Forget the engine, so that another run of the same process can have its own."""
+def leave() -> None:
+    """Reset Accelerate, so that the same process can start another run."""
     from accelerate.state import AcceleratorState, GradientState
 
     if dist.is_available() and dist.is_initialized():

@@ -1,27 +1,25 @@
-"""What ends a run before its end, each with the exit status of the command."""
+"""What ends a run early, each with the exit status of the command."""
 
-STOPPED = 75  # the system's number for «try again»: the run was asked to stop, saved its state, and can be resumed
+from sightline.util.errors import RunError
 
+__all__ = ["STOPPED", "NonFiniteError", "PeerError", "RunError", "SaveError", "Stopped"]
 
-class RunError(RuntimeError):
-    """A run that cannot go on; the message is one line. What was saved before is intact."""
-
-    status = 1
+STOPPED = 75  # EX_TEMPFAIL: a signal stopped the run, its state is saved, and the same command resumes it
 
 
 class SaveError(RunError):
-    """A checkpoint that could not be written."""
+    """A checkpoint could not be written."""
 
 
 class NonFiniteError(RunError):
-    """A loss or gradient that is not a finite number."""
+    """A loss or gradient is not a finite number."""
 
 
 class PeerError(RunError):
-    """Another process of the run ended, or answers no more."""
+    """Another process of the run ended or no longer responds."""
 
 
 class Stopped(RunError):
-    """A signal asked the run to stop, and its state is saved."""
+    """A signal stopped the run, and its state is saved."""
 
     status = STOPPED

@@ -1,36 +1,34 @@
 """Optimizer, schedule and averaged weights, all from timm."""
 
-from typing import Any
-
 from timm.optim import create_optimizer_v2, list_optimizers
 from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import nn
+from torch.optim import Optimizer
 
-from sightline.engine.config import AnyConfig
-from sightline.engine.values import ConfigError
+from sightline.tasks.config import RunConfig
+from sightline.util.errors import InputError
+from sightline.util.names import nearest
 
 
-def scaled_lr(config: AnyConfig) -> float:
+def scaled_lr(config: RunConfig) -> float:
     """The learning rate for the batch of this run."""
     factor = config.batch.size / config.optim.lr_batch if config.optim.lr_batch else 1.0
     return config.optim.lr * factor
 
 
-def make_optimizer(model: nn.Module, config: AnyConfig) -> Any:
-    """The optimizer; parameters of one dimension and those that the model names are not decayed."""
+def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
+    """The optimizer; 1-d parameters and those that the model names are not decayed."""
     optim = config.optim
-    options: dict[str, Any] = {**optim.args}
+    options: dict[str, object] = {**optim.args}
     if optim.eps is not None:
         options["eps"] = optim.eps
     if optim.betas is not None:
         options["betas"] = optim.betas
     if optim.name not in list_optimizers():
-        from difflib import get_close_matches
-
-        close = get_close_matches(optim.name, list_optimizers(), 1, cutoff=0.5)
-        remedy = f"did you mean {close[0]!r}?" if close else "timm.optim.list_optimizers() shows all"
-        raise ConfigError(f"optim.name: no optimizer {optim.name!r}; {remedy}")
+        remedy = nearest(optim.name, list_optimizers(), "timm.optim.list_optimizers() shows all")
+        raise InputError(f"optim.name: no optimizer {optim.name!r}; {remedy}")
     try:
         return create_optimizer_v2(
             model,
@@ -42,14 +40,14 @@ def make_optimizer(model: nn.Module, config: AnyConfig) -> Any:
             **options,
         )
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"optim: {optim.name} refuses its arguments ({' '.join(str(error).split())})") from error
+        raise InputError(f"optim: {optim.name} rejects its arguments ({' '.join(str(error).split())})") from error
 
 
-def make_schedule(optimizer: Any, config: AnyConfig, steps: int) -> tuple[Any, int]:
-    """The schedule, stepped at every update, and the number of epochs with cool-down.
+def make_schedule(optimizer: Optimizer, config: RunConfig, steps: int) -> tuple[Scheduler, int]:
+    """The schedule, stepped at every update, and the number of epochs including cool-down.
 
     Args:
-        steps: updates of an epoch.
+        steps: updates per epoch.
     """
     schedule = config.schedule
     factor = scaled_lr(config) / config.optim.lr if schedule.scale_all and config.optim.lr else 1.0
@@ -72,8 +70,8 @@ def make_schedule(optimizer: Any, config: AnyConfig, steps: int) -> tuple[Any, i
     return made, int(epochs)
 
 
-def make_average(model: nn.Module, config: AnyConfig) -> ModelEmaV3 | None:
-    """The running average of the weights; None where there is none."""
+def make_average(model: nn.Module, config: RunConfig) -> ModelEmaV3 | None:
+    """The running average of the weights, or None."""
     ema = config.ema
     if not ema.decay:
         return None

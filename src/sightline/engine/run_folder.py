@@ -1,4 +1,4 @@
-"""The folder of a run: which one, who may write to it, and the files in it that people and the report read."""
+"""The folder of a run: which one, its lock, and the files in it for people and for the report."""
 
 import errno
 import json
@@ -7,23 +7,23 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from sightline.engine.config import AnyConfig
 from sightline.engine.settings import DEFAULT_TASK, TASK, to_dict, to_yaml
-from sightline.engine.values import ConfigError
+from sightline.tasks.base import Evaluation
+from sightline.tasks.config import RunConfig
+from sightline.util.errors import InputError
 from sightline.util.files import write_text
 
 CONFIG, VERSIONS, METRICS, CLASSES = "config.yaml", "versions.json", "metrics.jsonl", "classes.json"
 CONFUSION, PER_CLASS, DONE, LOCK = "confusion.json", "per_class.json", "done.json", ".lock"
-# What may change between the start of a run and its resumption; of the section `run` all but the seed.
+# Keys that may change when a run resumes; of the section `run` all but the seed.
 FREE = {"data.path", "data.workers", "batch.eval_size", "model.compile", "model.compile_mode"}
 
 
 class RunFolder:
-    """An open run folder; `close` gives it free for others."""
+    """An open and locked run folder; `close` unlocks it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class RunFolder:
             self._lock = _lock(path)
         except OSError as error:
             why = (error.strerror or str(error)).lower()
-            raise ConfigError(
+            raise InputError(
                 f"run.folder: nothing can be written to {path} ({why}); give another folder with --out"
             ) from error
 
@@ -40,21 +40,26 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def describe(self, config: AnyConfig, classes: tuple[str, ...], device: str) -> None:
+    def describe(self, config: RunConfig, classes: tuple[str, ...], device: str) -> None:
         """Write the resolved configuration, the versions of everything, and the names of the classes."""
         write_text(self.path / CONFIG, to_yaml(config))
         write_text(self.path / VERSIONS, json.dumps(versions(device), indent=1) + "\n")
         write_text(self.path / CLASSES, json.dumps(list(classes), ensure_ascii=False, indent=1) + "\n")
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Append a line to the metrics, flushed to the disk."""
+    def log(self, values: Mapping[str, object]) -> None:
+        """Append a line to the metrics and flush it to the disk."""
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
+    def history(self) -> list[dict[str, float | None]]:
+        """The metrics, one record per epoch."""
+        path = self.path / METRICS
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
     def rewind(self, epochs: int) -> None:
-        """Forget metrics of all but the first `epochs`, which are complete, and a line that was cut short."""
+        """Keep the metrics of the first `epochs` only; drop lines that were cut short."""
         path = self.path / METRICS
         if not path.exists():
             return
@@ -68,17 +73,17 @@ class RunFolder:
         write_text(path, "".join(f"{line}\n" for line in kept))
 
     def clear(self) -> None:
-        """A run that starts anew, in a folder where another one ended before its first checkpoint."""
+        """Start from scratch in the folder of a run that ended before its first checkpoint."""
         (self.path / METRICS).unlink(missing_ok=True)
 
-    def keep_evaluation(self, evaluation: Any, classes: tuple[str, ...]) -> None:
-        """The best evaluation: scores by class and, where there is one, the confusion matrix (rows are the truth)."""
+    def keep_evaluation(self, evaluation: Evaluation, classes: tuple[str, ...]) -> None:
+        """Write the best evaluation: scores by class and the confusion matrix, if any (one row per true class)."""
         if evaluation.confusion is not None:
             counts = evaluation.confusion.tolist()
             write_text(self.path / CONFUSION, json.dumps({"classes": list(classes), "counts": counts}) + "\n")
         write_text(self.path / PER_CLASS, json.dumps(evaluation.per_class(classes), indent=1) + "\n")
 
-    def finish(self, values: Mapping[str, Any]) -> None:
+    def finish(self, values: Mapping[str, object]) -> None:
         """Mark the run as complete."""
         write_text(self.path / DONE, json.dumps(values, indent=1) + "\n")
 
@@ -88,23 +93,23 @@ class RunFolder:
             self._lock = None
 
 
-def choose(config: AnyConfig, name: str) -> tuple[Path, bool]:
-    """The folder for a run, and whether there is an unfinished run of the same configuration in it to go on with.
+def choose(config: RunConfig, name: str) -> tuple[Path, bool]:
+    """The folder for a run, and whether it holds an unfinished run of the same configuration to resume.
 
     Raises:
-        ConfigError: the folder that was asked for holds another run, or none where one must be.
+        InputError: the requested folder holds another run, or no run if it must be resumed.
     """
     resume = config.run.resume
     if config.run.folder is not None:
         path = Path(config.run.folder)
         if not config.run.folder.strip():
-            raise ConfigError("run.folder: the path is empty; give a folder, or leave it out")
+            raise InputError("run.folder: the path is empty; give a folder, or leave it out")
         if path.exists() and not path.is_dir():
-            raise ConfigError(f"run.folder: {path} is not a folder")
+            raise InputError(f"run.folder: {path} is not a folder")
         started = (path / CONFIG).is_file()
         if resume == "must" and not started:
-            raise ConfigError(f"run.folder: {path} holds no run to resume")
-        empty = not (path / "checkpoints").exists()  # it ended before there was anything to lose
+            raise InputError(f"run.folder: {path} holds no run to resume")
+        empty = not (path / "checkpoints").exists()  # ended before the first checkpoint
         if not started or (empty and resume == "auto" and differences(path, config)):
             return path, False
         _check_resumable(path, config)
@@ -112,9 +117,9 @@ def choose(config: AnyConfig, name: str) -> tuple[Path, bool]:
     number = 1
     while True:
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if not path.exists() or all(item.name == LOCK for item in path.iterdir()):  # unused, as after a refusal
+        if not path.exists() or all(item.name == LOCK for item in path.iterdir()):  # unused, as after an error
             if resume == "must":
-                raise ConfigError("run.resume: there is no unfinished run of this configuration under runs")
+                raise InputError("run.resume: there is no unfinished run of this configuration under runs")
             return path, False
         unfinished = (path / CONFIG).is_file() and not (path / DONE).exists()
         if unfinished and resume != "never" and not differences(path, config):
@@ -122,20 +127,20 @@ def choose(config: AnyConfig, name: str) -> tuple[Path, bool]:
         number += 1
 
 
-def _check_resumable(path: Path, config: AnyConfig) -> None:
+def _check_resumable(path: Path, config: RunConfig) -> None:
     if config.run.resume == "never":
-        raise ConfigError(f"run.folder: {path} holds a run already; choose another folder, or leave run.resume out")
+        raise InputError(f"run.folder: {path} holds a run already; choose another folder, or leave run.resume out")
     if (path / DONE).exists():
-        raise ConfigError(f"run.folder: the run in {path} is complete; choose another folder")
+        raise InputError(f"run.folder: the run in {path} is complete; choose another folder")
     if differing := differences(path, config):
-        raise ConfigError(
+        raise InputError(
             f"run.folder: {path} was started with another {', '.join(differing[:4])}; "
             f"give the same configuration or another folder"
         )
 
 
-def differences(path: Path, config: AnyConfig) -> list[str]:
-    """The keys in which a configuration differs from the one that a run folder was started with."""
+def differences(path: Path, config: RunConfig) -> list[str]:
+    """The keys in which a configuration differs from that of a run folder."""
     try:
         stored = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):  # not text, or not YAML
@@ -151,8 +156,8 @@ def differences(path: Path, config: AnyConfig) -> list[str]:
     return [f"{s}.{k}" for s, k in keys if f"{s}.{k}" not in FREE and (stored.get(s) or {}).get(k) != now[s][k]]
 
 
-def versions(device: str) -> dict[str, Any]:
-    """What made a run: versions, machine, commit and command."""
+def versions(device: str) -> dict[str, str | None]:
+    """Provenance of a run: versions, machine, commit and command."""
     import timm
     import torch
 
@@ -172,22 +177,21 @@ def versions(device: str) -> dict[str, Any]:
 
 
 def _lock(path: Path) -> int | None:
-    """Hold the folder; the system gives it free when the process ends, however it ends.
+    """Lock the folder; the system unlocks it when the process ends, however it ends.
 
-    The lock is the process's own: loader workers that outlive it for a while do not keep it.
+    A POSIX record lock and not `filelock`, whose flock is inherited by forked loader workers: these can outlive a
+    killed run by seconds and would block its resumption.
     """
     try:
         import fcntl
-    except ImportError:  # not on this system
+    except ImportError:  # Windows
         return None
     handle = os.open(path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system that knows no locks
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
             return handle
         os.close(handle)
-        raise ConfigError(
-            f"run.folder: another process is training in {path}; wait for it or choose another"
-        ) from error
+        raise InputError(f"run.folder: another process is training in {path}; wait for it or choose another") from error
     return handle

@@ -1,23 +1,26 @@
-"""Recipes and command lines into a `Config`: every key and value is checked, and a wrong one is named in one line.
+"""Recipes and overrides become a configuration: the dataclass of its task, every key and value checked.
 
-config = resolve(load_recipe("imagenette"), {"optim.lr": "1e-3", "data.path": "pictures"})
+config = configure(load_recipe("imagenette"), {"optim.lr": 1e-3, "data.path": "pictures"})
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, asdict
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
-from sightline.engine.config import CONFIGS, AnyConfig
-from sightline.engine.values import ConfigError, check
+from sightline.engine.schema import build, keys, sections
+from sightline.tasks.config import RunConfig
+from sightline.tasks.registry import TASKS
+from sightline.util.errors import InputError
+from sightline.util.names import nearest
 
 BASE, TASK, DEFAULT_TASK = "base", "task", "classification"
 MAX_BASES = 8
 SEQUENCE = "tag:yaml.org,2002:seq"
+Recipe = dict[str, Any]  # YAML
 
 
 def recipe_names() -> list[str]:
@@ -27,62 +30,70 @@ def recipe_names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
 
 
-def load_recipe(name: str, depth: int = 0) -> dict[str, Any]:
-    """A packaged recipe or a YAML file as nested dictionaries, laid over the recipe that it names as its base."""
-    text, where = _text(name)
+def load_recipe(name: str, depth: int = 0) -> Recipe:
+    """A packaged recipe or a YAML file as nested dictionaries, merged over the recipe that it names as `base`."""
+    text = _text(name)
     try:
         loaded = yaml.safe_load(text) or {}
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{where}: not YAML ({' '.join(str(error).split())[:120]})") from error
+        raise InputError(f"{name}: not YAML ({' '.join(str(error).split())[:120]})") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{where}: not a configuration; expected keys such as {', '.join(sections())}")
+        known = ", ".join(sections(TASKS[DEFAULT_TASK].config))
+        raise InputError(f"{name}: not a configuration; expected keys such as {known}")
     base = loaded.pop(BASE, None)
     if base is None:
         return loaded
     if depth >= MAX_BASES or not isinstance(base, str):
-        raise ConfigError(f"{where}: base: {base!r} does not lead to a recipe; name a packaged one or a YAML file")
-    beside = Path(where).parent / base
-    return merge(load_recipe(str(beside) if beside.is_file() else base, depth + 1), loaded)
+        raise InputError(f"{name}: base: {base!r} does not lead to a recipe; name a packaged one or a YAML file")
+    neighbour = Path(name).parent / base
+    return merge(load_recipe(str(neighbour) if neighbour.is_file() else base, depth + 1), loaded)
 
 
-def _text(name: str) -> tuple[str, str]:
-    """The text of a recipe, and what to call it in messages."""
-    packaged = resources.files("sightline") / "recipes" / f"{name}.yaml"
+def _text(name: str) -> str:
     if name in recipe_names():
-        return packaged.read_text(encoding="utf-8"), name
+        return (resources.files("sightline") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"no recipe {name!r}; {_near(name, recipe_names(), 'give a packaged one or a YAML file')}")
+        raise InputError(f"no recipe {name!r}; {nearest(name, recipe_names(), 'give a packaged one or a YAML file')}")
     try:
-        return path.read_text(encoding="utf-8"), name
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: not a text file; give a recipe as YAML") from error
+        raise InputError(f"{name}: not a text file; give a recipe as YAML") from error
 
 
-def resolve(recipe: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Any:
-    """The configuration of a recipe and of `section.key` -> text overrides, checked.
+def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | None = None) -> Any:
+    """The checked configuration of a recipe.
+
+    Args:
+        recipe: sections with their keys.
+        overrides: values by `section.key`, or mappings by `section`.
 
     Returns:
-        A `Config`, or the one of `CONFIGS` that the key `task` of the recipe names.
+        The `config` of the task in `sightline.tasks.registry.TASKS` that the key `task` names.
+
+    Raises:
+        InputError: a key or value that does not fit; values that contradict each other.
     """
-    values = merge({}, recipe)
-    for key, text in (overrides or {}).items():
-        section, _, name = key.partition(".")
-        values = merge(values, {section: {name: parse(text)}})
-    config = _build(_config_class(values.get(TASK, DEFAULT_TASK)), values, "")
+    values = dict(recipe)
+    for key, value in (overrides or {}).items():
+        section, dot, name = key.partition(".")
+        values = merge(values, {section: {name: value} if dot else value})
+    task = values.get(TASK, DEFAULT_TASK)
+    if not isinstance(task, str) or task not in TASKS:
+        known = f"expected one of {', '.join(TASKS)}"
+        raise InputError(f"task: no task {task!r}; {nearest(str(task), TASKS, known)}")
+    config = build(TASKS[task].config, values)
     config.check()
     return config
 
 
-def _config_class(task: Any) -> type[AnyConfig]:
-    if not isinstance(task, str) or task not in CONFIGS:
-        near = _near(str(task), list(CONFIGS), f"it is one of {', '.join(CONFIGS)}")
-        raise ConfigError(f"task: no task {task!r}; {near}")
-    return CONFIGS[task]
+def resolve(recipe: Mapping[str, object], texts: Mapping[str, str] | None = None) -> Any:
+    """`configure` with overrides as on a command line, where values are texts."""
+    return configure(recipe, {key: parse(text) for key, text in (texts or {}).items()})
 
 
-def parse(text: str) -> Any:
-    """What a value on the command line means: YAML, or the text itself where that is none or nothing."""
+def parse(text: str) -> object:
+    """The value of a text on the command line: YAML, or the text itself if it is blank or not YAML."""
     if not text.strip():
         return text
     try:
@@ -91,8 +102,8 @@ def parse(text: str) -> Any:
         return text
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` laid over `below`, section by section; a value, a mapping of arguments too, replaces the one below."""
+def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Recipe:
+    """`above` over `below`, section by section; a value, even a mapping of arguments, replaces the one below."""
     merged = dict(below)
     for section, values in above.items():
         old = merged.get(section)
@@ -100,86 +111,46 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def sections(task: str = DEFAULT_TASK) -> dict[str, type]:
-    """The sections of a task's configuration with their dataclasses."""
-    hints = get_type_hints(CONFIGS[task])
-    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+def all_keys() -> dict[str, Field[Any]]:
+    """Every `section.key` of any task with its field; tasks that share a key share its help."""
+    found: dict[str, Field[Any]] = {}
+    for spec in TASKS.values():
+        found |= {key: item for key, item in keys(spec.config).items() if key not in found}
+    return found
 
 
-def entries() -> Iterator[tuple[str, Any]]:
-    """Every `section.key` of any task with its field; of a key that tasks share, the first one's."""
-    seen = set()
-    for task in CONFIGS:
-        for name, cls in sections(task).items():
-            for item in fields(cls):
-                if (key := f"{name}.{item.name}") not in seen:
-                    seen.add(key)
-                    yield key, item
+def unknown_option(name: str, others: Iterable[str] = ()) -> str:
+    """The message for an option that is neither a key of the configuration nor one of `others`."""
+    if name == TASK:
+        return "task: it follows from the recipe; choose one with --config"
+    known = ", ".join(sections(TASKS[DEFAULT_TASK].config))
+    remedy = nearest(name, [*others, *all_keys()], f"expected --SECTION.KEY with a section of {known}")
+    return f"no key {name!r} in the configuration; {remedy}"
 
 
-def to_yaml(config: AnyConfig) -> str:
+def to_yaml(config: RunConfig) -> str:
     """The configuration as YAML, which `load_recipe` reads back."""
-    return dump(_plain(asdict(config)))
+    return dump(to_dict(config))
 
 
 class _Dumper(yaml.SafeDumper):
-    """A key a line, and lists in brackets."""
+    """One key per line, and lists in brackets."""
 
 
 _Dumper.add_representer(list, lambda dumper, items: dumper.represent_sequence(SEQUENCE, items, flow_style=True))
 
 
-def dump(values: Mapping[str, Any]) -> str:
+def dump(values: Mapping[str, object]) -> str:
     """Sections of a configuration as YAML, in one style throughout."""
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=100)
 
 
-def to_dict(config: AnyConfig) -> dict[str, Any]:
+def to_dict(config: RunConfig) -> Recipe:
     """The configuration as nested dictionaries and lists."""
-    return _plain(asdict(config))
+    return {name: _plain(value) for name, value in asdict(config).items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _build(cls: Any, values: Any, where: str) -> Any:
-    """The dataclass `cls` from a dictionary; `where` is the dotted name of its place."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: {values!r} is not a section; write its keys below it")
-    hints = get_type_hints(cls)
-    for key in values:
-        if key not in hints:
-            name = f"{where}.{key}" if where else str(key)
-            raise ConfigError(f"no key {name!r} in the configuration; {_nearest_key(name, where, hints)}")
-    built = {}
-    for item in fields(cls):
-        if item.name not in values:
-            continue
-        name, value = f"{where}.{item.name}".lstrip("."), values[item.name]
-        hint = hints[item.name]
-        built[item.name] = _build(hint, value or {}, name) if is_dataclass(hint) else check(name, value, hint, item)
-    return cls(**built)
-
-
-def _nearest_key(name: str, where: str, hints: Mapping[str, Any]) -> str:
-    every = [key for key, _ in entries()]
-    inside = [f"{where}.{key}" if where else key for key in hints]
-    close = get_close_matches(name, inside, 1, cutoff=0.6) or get_close_matches(name, every, 1, cutoff=0.4)
-    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(inside)}"
-
-
-def unknown_key(name: str, others: Iterable[str] = ()) -> str:
-    """The message for a key, as on a command line, that neither the configuration nor `others` have."""
-    if name == TASK:
-        return "task: a recipe says what is trained; choose one with --config"
-    close = get_close_matches(name, [*others, *(key for key, _ in entries())], 1, cutoff=0.5)
-    remedy = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sections())}"
-    return f"no key {name!r} in the configuration; {remedy}"
-
-
-def _near(name: str, names: list[str], otherwise: str) -> str:
-    close = get_close_matches(name, names, 1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else otherwise

@@ -1,6 +1,6 @@
-"""What asks a run to stop: signals, and a reader of its output that went away.
+"""Requests to stop a run: signals, and a closed standard output.
 
-Both are noted at once and acted on after the update that is under way; before the first, there is none to wait for.
+A request is recorded and takes effect after the current update; before the first update, at once.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from sightline.engine.errors import Stopped
 
@@ -17,20 +17,20 @@ STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 
 
 class StopSignals:
-    """Within `with`, the signals of STOPPING are noted in `received`; a second SIGINT interrupts at once."""
+    """A context that records the signals of STOPPING in `received`; a second SIGINT interrupts at once."""
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self._before: dict[int, Any] = {}
-        self._waiting = True  # for the end of an update
+        self._before: dict[int, Any] = {}  # handlers of the signal module
+        self._deferred = True  # until the end of an update
 
     def __enter__(self) -> "StopSignals":
         for name in STOPPING:
             if hasattr(signal, name):
                 number = getattr(signal, name)
                 try:
-                    self._before[number] = signal.signal(number, self._note)
-                except ValueError:  # only the main thread may; elsewhere nobody signals
+                    self._before[number] = signal.signal(number, self._record)
+                except ValueError:  # only the main thread may set handlers
                     break
         return self
 
@@ -40,25 +40,25 @@ class StopSignals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within it, a signal raises `Stopped`: data are read or made, and there is nothing to save."""
-        self._waiting = False
+        """A context in which a signal raises `Stopped`: data are being read, and there is nothing to save."""
+        self._deferred = False
         try:
             yield
         finally:
-            self._waiting = True
+            self._deferred = True
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
-        if not self._waiting:
+        if not self._deferred:
             raise Stopped(f"stopped by {self.received} while data were read; give the same command again")
 
 
-class _Outlet:
-    """A standard output that takes what nobody reads any more (a pipe, a terminal that is gone, a full disk)."""
+class _Output:
+    """A standard output that survives a closed pipe, a closed terminal or a full disk."""
 
-    def __init__(self, stream: Any, signals: StopSignals) -> None:
+    def __init__(self, stream: TextIO, signals: StopSignals) -> None:
         self._stream, self._signals = stream, signals
 
     def write(self, text: str) -> int:
@@ -80,15 +80,15 @@ class _Outlet:
     def _lost(self, error: OSError) -> None:
         gone = "a broken pipe" if isinstance(error, BrokenPipeError) else f"an output that fails ({error.strerror})"
         self._signals.received = self._signals.received or gone
-        with suppress(OSError, ValueError):  # what comes after it goes nowhere
+        with suppress(OSError, ValueError):  # discard the rest
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 @contextmanager
 def listening(signals: StopSignals) -> Iterator[None]:
-    """Within it, a reader of the standard output that goes away stops a run as a signal does."""
+    """A context in which a closed standard output stops a run as a signal does."""
     before = sys.stdout
-    sys.stdout = _Outlet(before, signals)
+    sys.stdout = _Output(before, signals)
     try:
         yield
     finally:

@@ -1,16 +1,21 @@
-"""One update of the weights: parts, mixed precision, clipping, and a look at whether all numbers are finite."""
+"""One update of the weights: micro-batches, mixed precision, clipping, and a check that all numbers are finite."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from timm.utils import dispatch_clip_grad
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
-from sightline.engine.config import Optim
 from sightline.engine.distributed import total
+from sightline.tasks.base import Task
+from sightline.tasks.config import Optim
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 class Stepper:
@@ -18,31 +23,33 @@ class Stepper:
 
     Args:
         accelerator: Accelerate's engine.
-        task: gives the loss.
-        model, optimizer: as the accelerator prepared them.
+        task: computes the loss.
+        model, optimizer: as prepared by the accelerator.
         optim: clipping.
     """
 
-    def __init__(self, accelerator: Any, task: Any, model: Any, optimizer: Any, optim: Optim) -> None:
+    def __init__(
+        self, accelerator: "Accelerator", task: Task, model: nn.Module, optimizer: Optimizer, optim: Optim
+    ) -> None:
         self.accelerator, self.task, self.model, self.optimizer, self.optim = accelerator, task, model, optimizer, optim
-        self.scaled = accelerator.scaler is not None  # fp16: the scaler itself passes over gradients that overflow
+        self.scaled = accelerator.scaler is not None  # fp16: the scaler itself skips gradients that overflow
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def gradients(self, parts: Sequence[Any], stop: bool) -> Tensor:
-        """Gradients of an update, clipped; gives (bad, stop, loss), the same in every process.
+    def gradients(self, micro_batches: Sequence[object], stop: bool) -> Tensor:
+        """Compute and clip the gradients of an update; returns (bad, stop, loss), the same in every process.
 
         Args:
-            parts: local batches of the update.
+            micro_batches: of the update, in this process.
             stop: whether this process was asked to stop.
         """
         loss = torch.zeros((), device=self.accelerator.device)
-        for number, batch in enumerate(parts, 1):
-            last = number == len(parts)
+        for number, batch in enumerate(micro_batches, 1):
+            last = number == len(micro_batches)
             with nullcontext() if last else self.accelerator.no_sync(self.model):
                 with self.accelerator.autocast():
-                    part = self.task.loss(self.model, batch) / len(parts)
-                self.accelerator.backward(part)
-            loss += part.detach()
+                    share = self.task.loss(self.model, batch) / len(micro_batches)
+                self.accelerator.backward(share)
+            loss += share.detach()
         norm = self._clip()
         finite = loss.isfinite() if norm is None else loss.isfinite() & norm.isfinite()
         flags = torch.stack(
@@ -51,7 +58,7 @@ class Stepper:
         return total(flags)
 
     def _clip(self) -> Tensor | None:
-        """Clip as asked; the norm of the gradients, or None where the scaler looks after them."""
+        """Clip as configured; returns the norm of the gradients, or None if the scaler checks them."""
         optim = self.optim
         if optim.clip is not None and optim.clip_mode == "norm":
             norm = self.accelerator.clip_grad_norm_(self.parameters, optim.clip)
@@ -65,15 +72,15 @@ class Stepper:
         return None if norm is None else _whole(norm)
 
     def apply(self) -> None:
-        """The update itself."""
+        """Update the weights."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def skip(self) -> None:
-        """Forget the gradients of an update."""
+        """Discard the gradients of an update."""
         self.optimizer.zero_grad()
 
 
 def _whole(norm: Tensor) -> Tensor:
-    """A norm over all processes, where each holds a part of the gradients."""
+    """The norm over all processes, if each holds a shard of the gradients."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

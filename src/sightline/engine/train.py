@@ -1,45 +1,114 @@
-"""A training run as a whole: from a configuration to a run folder with its report."""
+"""`sightline.train`: a recipe, data and overrides become a run folder with its report."""
 
 import errno
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sightline.data.order import Placement
-from sightline.engine.checkpoint import Checkpoints, find_weights
-from sightline.engine.config import AnyConfig
+from sightline.engine.checkpoint import Checkpoints
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total, wait
 from sightline.engine.errors import RunError, SaveError
 from sightline.engine.progress import clock
 from sightline.engine.run_folder import RunFolder, choose
+from sightline.engine.settings import configure, load_recipe, recipe_names, to_dict
 from sightline.engine.signals import StopSignals, listening
 from sightline.engine.trainer import Trainer
-from sightline.engine.values import ConfigError
+from sightline.models.weights.reader import find_weights
+from sightline.tasks.base import Task
+from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
+from sightline.util.errors import InputError
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.utils.tensorboard import SummaryWriter
+
+DEFAULT = "quick"  # the recipe for the embedded data
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for now
 
 
-def train(config: AnyConfig, name: str = "run") -> Path | None:
-    """Train as `config` says; gives the run folder, or None in processes other than the first.
+@dataclass(frozen=True)
+class Run:
+    """A complete run; `sightline.load(run.folder)` opens its best weights.
 
     Args:
-        config: of the run.
-        name: what to call the run folder where `run.folder` does not say.
+        folder: with config.yaml, metrics.jsonl, checkpoints, figures and report.html.
+        best: the highest score, in percent, or None if nothing could be scored.
+        metric: what `best` is, such as top1 or miou.
+        history: one record per epoch, as in metrics.jsonl; empty in processes other than the first.
+    """
+
+    folder: Path
+    best: float | None
+    metric: str
+    history: list[dict[str, float | None]]
+
+
+def train(
+    recipe: str | Path | RunConfig = DEFAULT,
+    data: str | Path | None = None,
+    *,
+    model: str | Mapping[str, object] | None = None,
+    out: str | Path | None = None,
+    **overrides: object,
+) -> Run:
+    """Train a model. Without arguments: a small InLine classifier on embedded data, in about two minutes.
+
+    An interrupted run resumes when the same call is repeated. Progress is printed.
+
+    Args:
+        recipe: a packaged recipe, a YAML file, or a configuration.
+        data: path of the data, `data.path` of the configuration.
+        model: a name, `model.name` of the configuration, or keys of the section `model`.
+        out: the run folder; by default runs/NAME-OF-THE-RECIPE, with a number.
+        overrides: sections with the keys to change, or dotted keys. `sightline train --help` lists them all.
 
     Raises:
-        ValueError: the configuration or the data cannot be used.
-        RunError: the run could not go on, or was asked to stop.
+        InputError: the recipe or an override cannot be used.
+        FileError: the data cannot be used.
+        RunError: the run could not continue, or was asked to stop; what it saved is intact.
+
+    Example:
+        >>> run = train("quick", data=folder, out="runs/mine", schedule={"epochs": 1}, **{"batch.size": 8})
+        >>> run.best, run.history[-1]["train_loss"]  # doctest: +SKIP
+        (83.1, 0.42)
     """
-    path, going_on = choose(config, name)
-    if config.run.folder is None and path.name != name and not going_on and rank() == 0:
-        print(f"{path.with_name(name)} holds another run, or one that is complete; this is {path}", flush=True)
+    given = dict(overrides)
+    if model is not None:
+        given["model" if isinstance(model, Mapping) else "model.name"] = model
+    if data is not None:
+        given["data.path"] = str(data)
+    if out is not None:
+        given["run.folder"] = str(out)
+    name, values = "run", {}
+    if isinstance(recipe, str | Path):
+        name, values = Path(recipe).stem, load_recipe(str(recipe))
+    elif given:
+        values = to_dict(recipe)
+    config = recipe if not isinstance(recipe, str | Path) and not given else configure(values, given)
+    if recipe != DEFAULT and recipe in recipe_names() and _embedded(config):
+        raise InputError(f"the recipe {recipe} needs data of its own; give --data PATH (data=PATH)")
+    return run_config(config, name)
+
+
+def _embedded(config: Any) -> bool:
+    """Whether a configuration would train on the embedded data."""
+    return config.data.path is None and getattr(config.data, "source", "synthetic") != "synthetic"
+
+
+def run_config(config: RunConfig, name: str = "run") -> Run:
+    """Train as a checked configuration says; `name` is that of the run folder if `run.folder` is missing."""
+    path, resuming = choose(config, name)
+    if config.run.folder is None and path.name != name and not resuming and rank() == 0:
+        print(f"{path.with_name(name)} holds another run, or a complete one; this is {path}", flush=True)
     accelerator = make_accelerator(config.run)
     try:
         with StopSignals() as signals, listening(signals), peers():
-            return _run(config, path, going_on, accelerator, signals)
+            return _run(config, path, resuming, accelerator, signals)
     except torch.OutOfMemoryError as error:
         raise RunError(f"out of memory; lower batch.size or raise batch.accumulate ({_first_line(error)})") from error
     except OSError as error:
@@ -54,27 +123,26 @@ def train(config: AnyConfig, name: str = "run") -> Path | None:
             raise
         raise RunError(f"{_first_line(error)}; give the same command to resume, with fewer data.workers") from error
     finally:
-        leave(accelerator)
+        leave()
 
 
-def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signals: StopSignals) -> Path | None:
+def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerator", signals: StopSignals) -> Run:
     torch.use_deterministic_algorithms(config.run.deterministic)
     folder = RunFolder(path) if accelerator.is_main_process else None
-    task = None
+    task: Task | None = None
     try:
         wait(accelerator.device)
         with signals.at_once():
             task = TASKS[config.task].make(with_weights(config), _placement(config, accelerator), _note)
-        board = _board(config, folder)
-        trainer = Trainer(config, task, accelerator, folder, signals, board)
+        trainer = Trainer(config, task, accelerator, folder, signals, _board(config, folder))
         _introduce(trainer, path)
-        checkpoints = Checkpoints(path / "checkpoints", trainer.display.say)
-        resumed = going_on and trainer.resume(checkpoints)
-        if going_on and not resumed and (checkpoints.exist() or config.run.resume == "must"):
-            raise ConfigError(
-                f"run.folder: {path} holds no checkpoint to go on from; choose another folder to start anew"
+        checkpoints = Checkpoints(path / "checkpoints", trainer.printer.line)
+        resumed = resuming and trainer.resume(checkpoints)
+        if resuming and not resumed and (checkpoints.exist() or config.run.resume == "must"):
+            raise InputError(
+                f"run.folder: {path} holds no checkpoint to resume from; choose another folder to start from scratch"
             )
-        _agree(trainer)
+        _check_same_step(trainer)
         if folder is not None:
             if resumed:
                 folder.rewind(trainer.progress.epoch)
@@ -84,7 +152,8 @@ def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signal
         trainer.fit()
         if folder is not None:
             _conclude(trainer, folder)
-        return path if folder is not None else None
+        history = folder.history() if folder is not None else []
+        return Run(path, trainer.progress.best, trainer.spec.best, history)
     finally:
         if task is not None:
             task.close()
@@ -92,18 +161,29 @@ def _run(config: AnyConfig, path: Path, going_on: bool, accelerator: Any, signal
             folder.close()
 
 
+def with_weights(config: Any) -> Any:
+    """The configuration with a file of weights in place of every run folder that a `checkpoint` names."""
+    changed = {}
+    for item in fields(config):
+        section: Any = getattr(config, item.name)
+        checkpoint = getattr(section, "checkpoint", None)
+        if is_dataclass(section) and checkpoint is not None and Path(checkpoint).is_dir():
+            changed[item.name] = replace(section, checkpoint=str(find_weights(Path(checkpoint))))  # type: ignore[type-var]
+    return replace(config, **changed)
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(". ")
 
 
-def _agree(trainer: Trainer) -> None:
-    """Refuse to go on where processes found different checkpoints."""
+def _check_same_step(trainer: Trainer) -> None:
+    """Reject a folder in which processes find different checkpoints."""
     step = torch.tensor([float(trainer.progress.step)], device=trainer.accelerator.device)
     if float(total(step)) != trainer.progress.step * trainer.accelerator.num_processes:
-        raise ConfigError("run.folder: processes see different checkpoints; give a folder that all machines share")
+        raise InputError("run.folder: processes find different checkpoints; give a folder that all machines share")
 
 
-def _placement(config: AnyConfig, accelerator: Any) -> Placement:
+def _placement(config: RunConfig, accelerator: "Accelerator") -> Placement:
     batch = config.batch
     return Placement(
         accelerator.device,
@@ -116,24 +196,13 @@ def _placement(config: AnyConfig, accelerator: Any) -> Placement:
     )
 
 
-def with_weights(config: Any) -> Any:
-    """A configuration whose sections name a file of weights where `checkpoint` names a run folder."""
-    changed = {}
-    for item in fields(config):
-        section = getattr(config, item.name)
-        checkpoint = getattr(section, "checkpoint", None)
-        if is_dataclass(section) and checkpoint is not None and Path(checkpoint).is_dir():
-            changed[item.name] = replace(section, checkpoint=str(find_weights(Path(checkpoint))))  # type: ignore[type-var]
-    return replace(config, **changed)
-
-
 def _note(what: str, done: int, total: int) -> None:
     if rank() == 0 and done >= total:
         print(f"{what} decoded: {total:,}", flush=True)
 
 
-def _board(config: AnyConfig, folder: RunFolder | None) -> Any:
-    """TensorBoard's writer in the first process, where it is wanted and installed."""
+def _board(config: RunConfig, folder: RunFolder | None) -> "SummaryWriter | None":
+    """TensorBoard's writer in the first process, if it is enabled and installed."""
     if folder is None or not config.run.tensorboard:
         return None
     try:
@@ -144,40 +213,41 @@ def _board(config: AnyConfig, folder: RunFolder | None) -> Any:
     return SummaryWriter(str(folder.path / "tensorboard"))
 
 
-def _device(accelerator: Any) -> str:
+def _device(accelerator: "Accelerator") -> str:
     device = accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     return f"{accelerator.num_processes} x {device.type} ({name})"
 
 
 def _introduce(trainer: Trainer, path: Path) -> None:
-    task = trainer.task
+    task, line = trainer.task, trainer.printer.line
     millions = sum(p.numel() for p in trainer.raw.parameters()) / 1e6
     size = "x".join(map(str, task.card.input_size))
-    trainer.display.say(f"{task.card.title}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
-    trainer.display.say(
+    line(f"{task.card.title}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
+    line(
         f"{task.order.images:,} training {trainer.spec.unit}, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
     for note in task.notes:
-        trainer.display.say(note)
-    trainer.display.say(f"run folder: {path}")
+        line(note)
+    line(f"run folder: {path}")
 
 
 def _conclude(trainer: Trainer, folder: RunFolder) -> None:
-    """Mark the run complete, draw its figures, write its report, and say where everything is."""
-    here = trainer.progress
+    """Write the report, mark the run complete, and print where everything is."""
+    progress, spec = trainer.progress, trainer.spec
     if trainer.board is not None:
         trainer.board.close()
-    if trainer.config.run.report:  # first: a run that ends here writes it when the same command is given again
+    if trainer.config.run.report:  # first: a run killed here writes it when the same command is given again
         from sightline.engine.report import write_report
 
         write_report(folder.path)
-    best = trainer.spec.best
-    folder.finish({best: here.best, "epoch": here.best_epoch, "step": here.step, "seconds": here.seconds})
-    if here.skipped or trainer.task.broken:
-        print(f"skipped: {here.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
-    words = trainer.spec.shown[best]
-    reached = f"no {words}, since nothing to evaluate could be scored: checkpoints/best has the last weights;"
-    if here.best is not None:
-        reached = f"best {words} {here.best:.2f} % (epoch {here.best_epoch})"
-    print(f"{reached} in {clock(here.seconds)}; everything is in {folder.path}", flush=True)
+    folder.finish(
+        {spec.best: progress.best, "epoch": progress.best_epoch, "step": progress.step, "seconds": progress.seconds}
+    )
+    if progress.skipped or trainer.task.broken:
+        print(f"skipped: {progress.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
+    metric = spec.shown[spec.best]
+    reached = f"no {metric}, since nothing to evaluate could be scored: checkpoints/best has the last weights;"
+    if progress.best is not None:
+        reached = f"best {metric} {progress.best:.2f} % (epoch {progress.best_epoch})"
+    print(f"{reached} in {clock(progress.seconds)}; everything is in {folder.path}", flush=True)

@@ -1,26 +1,34 @@
-"""The training loop: updates, evaluations, checkpoints; stopped anywhere, it goes on as if it had not been."""
+"""The training loop: updates, evaluations, checkpoints. Stopped anywhere, it resumes as if it had not been."""
 
 import math
 import time
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from sightline.data.order import derive
-from sightline.engine.checkpoint import BEST, WEIGHTS, Checkpoints, Saved, write_weights
-from sightline.engine.config import AnyConfig
+from sightline.engine.checkpoint import BEST, Checkpoints, Saved, write_weights
 from sightline.engine.distributed import gather, total
 from sightline.engine.errors import NonFiniteError, Stopped
 from sightline.engine.optimize import make_average, make_optimizer, make_schedule
-from sightline.engine.progress import Display
+from sightline.engine.progress import ProgressPrinter
 from sightline.engine.run_folder import RunFolder
 from sightline.engine.signals import StopSignals
 from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
 from sightline.engine.step import Stepper
-from sightline.engine.sync import FlagReader, Flags
-from sightline.engine.values import ConfigError
+from sightline.engine.sync import FlagReader, StepFlags
+from sightline.models.weights.reader import WEIGHTS
+from sightline.tasks.base import Evaluation, Task
+from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS, TaskSpec
+from sightline.util.errors import InputError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.utils.tensorboard import SummaryWriter
+
+Record = dict[str, float | None]  # of an epoch
 
 
 class Trainer:
@@ -30,13 +38,19 @@ class Trainer:
         config: of the run.
         task: model, batches, loss and evaluation.
         accelerator: Accelerate's engine.
-        folder: of the run in the first process, None in the others.
-        signals: that ask to stop.
+        folder: the run folder in the first process, None in the others.
+        signals: requests to stop.
         board: TensorBoard's writer, or None.
     """
 
     def __init__(
-        self, config: AnyConfig, task: Any, accelerator: Any, folder: RunFolder | None, signals: StopSignals, board: Any
+        self,
+        config: RunConfig,
+        task: Task,
+        accelerator: "Accelerator",
+        folder: RunFolder | None,
+        signals: StopSignals,
+        board: "SummaryWriter | None",
     ) -> None:
         self.config, self.task, self.accelerator = config, task, accelerator
         self.spec = TASKS[config.task]
@@ -51,21 +65,21 @@ class Trainer:
         self.raw = accelerator.unwrap_model(self.model)
         self.sharded = is_sharded(self.raw)
         if self.sharded and self.average is not None:
-            raise ConfigError("ema.decay: averaged weights are not available with FSDP; give --ema.decay 0")
+            raise InputError("ema.decay: averaged weights are not available with FSDP; give --ema.decay 0")
         if self.sharded and config.optim.clip is not None and config.optim.clip_mode == "agc":
-            raise ConfigError("optim.clip_mode: agc is not available with FSDP; give norm or value")
+            raise InputError("optim.clip_mode: agc is not available with FSDP; give norm or value")
         self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
         self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim)
         self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
         self.progress = Progress()
         main, every = accelerator.is_main_process, config.run.log_every
-        self.display = Display(main, self.epochs, task.order.steps, config.batch.size, every, self.spec.unit)
+        self.printer = ProgressPrinter(main, self.epochs, task.order.steps, config.batch.size, every, self.spec.unit)
         self.saved_at = self.started = time.monotonic()
-        self.last: Any = None  # the evaluation of the last epoch
-        self.rate = 0.0  # examples a second of the last epoch, evaluation aside
+        self.last: Evaluation | None = None  # of the last epoch
+        self.rate = 0.0  # examples per second of the last epoch, without evaluation
 
     def resume(self, checkpoints: Checkpoints) -> bool:
-        """Go on from the newest complete checkpoint; false where there is none."""
+        """Load the newest complete checkpoint; false if there is none."""
         saved = checkpoints.latest()
         if saved is None:
             return False
@@ -73,18 +87,18 @@ class Trainer:
         self.progress = restore(saved, self.raw, self.average, self.optimizer, self.accelerator.scaler)
         self.task.broken.update(dict.fromkeys(self.progress.broken))
         where = f"epoch {self.progress.epoch + 1}, update {self.progress.batch}"
-        self.display.say(f"resuming from {saved.path}: {where}, step {self.progress.step}")
+        self.printer.line(f"resuming from {saved.path}: {where}, step {self.progress.step}")
         return True
 
     def _check_data(self, saved: Saved) -> None:
-        """Refuse to go on with other images or classes than the run was started with."""
+        """Reject images or classes other than those the run was started with."""
         images, classes = self.task.order.images, list(self.task.card.classes)
         if saved.record.get("classes", classes) != classes:
-            raise ConfigError(
+            raise InputError(
                 f"data.path: the classes are not those that {saved.path} was trained on; give the same data"
             )
         if (before := saved.record.get("images", images)) != images:
-            raise ConfigError(
+            raise InputError(
                 f"data.path: {images:,} training {self.spec.unit}, but {saved.path} was trained on {before:,}; give "
                 f"the same data"
             )
@@ -93,48 +107,47 @@ class Trainer:
         """Train to the end.
 
         Raises:
-            Stopped: a signal came; the state is saved.
+            Stopped: a signal arrived; the state is saved.
             NonFiniteError: a loss or gradient is not finite.
             SaveError: a checkpoint could not be written.
         """
         try:
-            while self.progress.epoch < self.epochs and not self._enough():
+            while self.progress.epoch < self.epochs and not self._max_steps_reached():
                 self._train_epoch()
                 self._finish_epoch()
         finally:
-            self.display.stop()
+            self.printer.stop()
         return self.progress
 
-    def _enough(self) -> bool:
+    def _max_steps_reached(self) -> bool:
         limit = self.config.run.max_steps
         return limit is not None and self.progress.step >= limit
 
     def _train_epoch(self) -> None:
         here, order = self.progress, self.task.order
         self.model.train()
-        self.display.begin(here.epoch, here.batch)
+        self.printer.begin(here.epoch, here.batch)
         batches = iter(self.task.batches(here.epoch, here.batch)) if here.batch < order.steps else iter(())
-        while here.batch < order.steps and not self._enough():
-            parts = list(islice(batches, order.accumulate))
-            flags = self._update(parts)
-            self.display.update(here.epoch, here.batch, here.mean_loss, self.optimizer.param_groups[0]["lr"])
+        while here.batch < order.steps and not self._max_steps_reached():
+            flags = self._update(list(islice(batches, order.accumulate)))
+            self.printer.update(here.epoch, here.batch, here.mean_loss, self.optimizer.param_groups[0]["lr"])
             if flags is not None and flags.stop:
                 self._stop()
-            if self._due():
+            if self._save_due():
                 self.save()
-        self._take(self.flags.flush())
-        self.rate = self.display.rate()
+        self._record(self.flags.flush())
+        self.rate = self.printer.rate()
 
-    def _update(self, parts: list[Any]) -> Flags | None:
-        """One update; what is known of it, or of the one before, afterwards."""
+    def _update(self, micro_batches: list[object]) -> StepFlags | None:
+        """One update; returns the flags of it, or of the previous one."""
         here, order = self.progress, self.task.order
-        # What the model draws (stochastic depth, dropout) follows from the step alone, not from what ran before.
+        # Random numbers of the model (stochastic depth, dropout) depend on the step alone, not on what ran before.
         torch.manual_seed(derive(order.seed, here.step, order.rank, 4))
         self.schedule.step_update(here.step)
-        values = self.stepper.gradients(parts, self.signals.received is not None)
+        values = self.stepper.gradients(micro_batches, self.signals.received is not None)
         flags = self.flags.push(values)
         here.step, here.batch = here.step + 1, here.batch + 1
-        self._take(flags)
+        self._record(flags)
         if flags is not None and flags.bad and not self.flags.lag:
             self.stepper.skip()
         else:
@@ -143,8 +156,8 @@ class Trainer:
                 self.average.update(self.raw, here.step)
         return flags
 
-    def _take(self, flags: Flags | None) -> None:
-        """Note the loss of an update, or what was wrong with it."""
+    def _record(self, flags: StepFlags | None) -> None:
+        """Add the loss of an update to that of the epoch, or skip or stop if it is not finite."""
         here = self.progress
         if flags is None:
             return
@@ -159,21 +172,21 @@ class Trainer:
         if here.skipped > allowed:
             after = f", after {allowed} that were skipped" if allowed else ""
             raise NonFiniteError(
-                f"{where}: {what} is not finite{after}; the last good checkpoint is kept; go on from it skipping such "
+                f"{where}: {what} is not finite{after}; the last good checkpoint is kept; resume from it and skip such "
                 f"batches with --run.skip_nonfinite N, or start in another folder with a lower optim.lr or optim.clip"
             )
-        self.display.say(f"{where}: {what} is not finite; skipped ({here.skipped} of {allowed})")
+        self.printer.line(f"{where}: {what} is not finite; skipped ({here.skipped} of {allowed})")
 
     def _finish_epoch(self) -> None:
         """Evaluate, log, keep the best weights, save."""
         here, run = self.progress, self.config.run
-        last = here.epoch + 1 >= self.epochs or self._enough()
+        last = here.epoch + 1 >= self.epochs or self._max_steps_reached()
         if last or (here.epoch + 1) % run.eval_every == 0:
             self.last = self._evaluate()
         else:
             self.last = None
         self._log()
-        if here.batch >= self.task.order.steps:  # not where run.max_steps ended it before
+        if here.batch >= self.task.order.steps:  # not if run.max_steps ended it before
             here.next_epoch()
         stop = self._stop_asked()
         if last or here.epoch % run.save_every == 0 or stop:
@@ -181,16 +194,16 @@ class Trainer:
         if stop:
             raise self._stopped()
 
-    def _evaluate(self) -> Any:
+    def _evaluate(self) -> Evaluation:
         model = self.raw if self.average is None else self.average.module
         done, images = 0, len(self.task)
 
-        def note(count: int) -> None:
+        def on_batch(count: int) -> None:
             nonlocal done
             done += count * self.accelerator.num_processes
-            if self.display.bar is not None:
-                self.display.note("evaluation", min(done, images), images)
-            if self.signals.received and self.accelerator.num_processes == 1:  # several agree when it is over
+            if self.printer.bar is not None:
+                self.printer.note("evaluation", min(done, images), images)
+            if self.signals.received and self.accelerator.num_processes == 1:  # several processes agree at the end
                 self._stop()
 
         return self.task.evaluate(
@@ -199,12 +212,12 @@ class Trainer:
             precision=self.config.run.precision,
             reduce=total,
             gather=gather,
-            on_batch=note,
+            on_batch=on_batch,
         )
 
     def _log(self) -> None:
         here = self.progress
-        values = {
+        values: Record = {
             "epoch": here.epoch + 1,
             "step": here.step,
             "train_loss": here.mean_loss,
@@ -223,10 +236,10 @@ class Trainer:
                 if name not in ("epoch", "step") and value is not None:
                     self.board.add_scalar(name, value, here.step)
             self.board.flush()
-        self.display.say(_line(values, self.epochs, self.spec, self.last is not None))
+        self.printer.line(_epoch_line(values, self.epochs, self.spec, self.last is not None))
 
     def _keep_best(self, score: float | None) -> None:
-        """Keep weights that are better than all before; until there is a score at all, the newest."""
+        """Keep the weights if they are the best so far; before the first score, always."""
         here = self.progress
         if here.best is not None and (score is None or not score > here.best):
             return
@@ -237,7 +250,7 @@ class Trainer:
             write_weights(self.folder.checkpoints / BEST / WEIGHTS, weights, self.task.card)
             self.folder.keep_evaluation(self.last, self.task.card.classes)
 
-    def _due(self) -> bool:
+    def _save_due(self) -> bool:
         run, step = self.config.run, self.progress.step
         if run.save_steps is not None and step % run.save_steps == 0:
             return True
@@ -246,8 +259,8 @@ class Trainer:
         return run.save_minutes is not None and time.monotonic() - self.saved_at > 60 * run.save_minutes
 
     def save(self) -> None:
-        """Write a checkpoint, once all that came before it is known to be good."""
-        self._take(self.flags.flush())
+        """Write a checkpoint, once all updates before it are known to be finite."""
+        self._record(self.flags.flush())
         self.saved_at = time.monotonic()
         if self.folder is None and not self.sharded:
             return
@@ -258,7 +271,7 @@ class Trainer:
         weights, tensors, record = capture(here, self.raw, self.average, self.optimizer, self.accelerator.scaler)
         record |= {"images": self.task.order.images, "classes": list(self.task.card.classes)}
         if self.folder is not None:
-            Checkpoints(self.folder.checkpoints, self.display.say).save(weights, self.task.card, tensors, record)
+            Checkpoints(self.folder.checkpoints, self.printer.line).save(weights, self.task.card, tensors, record)
 
     def _stop_asked(self) -> bool:
         asked = torch.tensor(float(self.signals.received is not None), device=self.accelerator.device)
@@ -277,14 +290,14 @@ class Trainer:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no other numbers, and nothing can be better than nan."""
+    """None for NaN and infinities, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def _line(values: dict[str, Any], epochs: int, spec: TaskSpec, evaluated: bool) -> str:
+def _epoch_line(values: Record, epochs: int, spec: TaskSpec, evaluated: bool) -> str:
     loss = values["train_loss"]
     parts = [f"epoch {values['epoch']}/{epochs}", f"loss {'-' if loss is None else format(loss, '.3f')}"]
-    parts += [f"{words} {values[key]:.2f} %" for key, words in spec.shown.items() if values.get(key) is not None]
+    parts += [f"{name} {values[key]:.2f} %" for key, name in spec.shown.items() if values.get(key) is not None]
     if evaluated and values.get(spec.best) is None:
         parts.append("nothing to score")
     return ", ".join([*parts, f"{values['images_per_second']:,.0f} {spec.unit}/s"])

@@ -1,7 +1,5 @@
 """Nested states, such as an optimizer's, as flat tensors and JSON, and back: nothing is pickled."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -10,7 +8,7 @@ TENSOR, ITEMS, TUPLE, NUMBER = "$tensor", "$items", "$tuple", "$number"
 SPECIAL = ("nan", "inf", "-inf")  # JSON has no such numbers
 
 
-def pack(value: Any, prefix: str, tensors: State) -> Any:
+def pack(value: object, prefix: str, tensors: State) -> object:
     """`value` as JSON can hold it; its tensors go into `tensors` under names that begin with `prefix`."""
     if isinstance(value, Tensor):
         tensors[prefix] = value
@@ -27,7 +25,7 @@ def pack(value: Any, prefix: str, tensors: State) -> Any:
     raise TypeError(f"{prefix}: a {type(value).__name__} cannot be saved")
 
 
-def unpack(value: Any, tensors: State) -> Any:
+def unpack(value: object, tensors: State) -> object:
     """The inverse of `pack`."""
     if isinstance(value, list):
         return [unpack(item, tensors) for item in value]
@@ -43,19 +41,19 @@ def unpack(value: Any, tensors: State) -> Any:
 
 
 def plain(state: State) -> State:
-    """Contiguous tensors on the CPU that share no memory, as safetensors wants them."""
+    """Contiguous tensors on the CPU that share no memory, as safetensors needs them."""
     seen: set[int] = set()
     result = {}
     for key, value in state.items():
         tensor = value.detach().to("cpu").contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        result[key] = tensor.clone() if place in seen else tensor
-        seen.add(place)
+        address = tensor.untyped_storage().data_ptr()
+        result[key] = tensor.clone() if address in seen else tensor
+        seen.add(address)
     return result
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal to the last bit, not-a-number included."""
+    """Equal bit by bit, NaN included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))

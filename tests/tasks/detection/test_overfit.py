@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.engine.train import train
+from tests.engine.tiny import train
 from tests.tasks.detection.tiny import config, make_data
 
 

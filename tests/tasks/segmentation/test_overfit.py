@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sightline.engine.train import train
+from tests.engine.tiny import train
 from tests.tasks.segmentation.tiny import config, make_data
 
 PLAIN = {"name": "inline_deit_tiny", "args": {"depths": 2, "embed_dims": 32, "num_heads": 2}}

@@ -14,14 +14,14 @@ from sightline.cli import lra
 from sightline.cli.main import main
 from sightline.data.order import Placement
 from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
-from sightline.engine.train import train
-from sightline.engine.values import ConfigError
 from sightline.models.sequence import SEQUENCE_MODELS
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.data import KINDS
 from sightline.tasks.sequences.model import build, load
 from sightline.tasks.sequences.published import MECHANISMS, PUBLISHED
 from sightline.tasks.sequences.task import Sequences, StepEpochs
+from sightline.util.errors import InputError
+from tests.engine.tiny import train
 
 SMALL = {
     "data.train": "64",
@@ -205,9 +205,9 @@ def test_bad_configurations(cache: str, tmp_path: Path, more: dict[str, str], me
 
 
 def test_tasks_have_keys_of_their_own() -> None:
-    with pytest.raises(ConfigError, match="augment"):
+    with pytest.raises(InputError, match="augment"):
         resolve({"task": "sequences", "augment": {"mixup": 1.0}})
-    with pytest.raises(ConfigError, match="did you mean 'sequences'"):
+    with pytest.raises(InputError, match="did you mean 'sequences'"):
         resolve({"task": "sequence"})
 
 
