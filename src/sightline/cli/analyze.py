@@ -1,29 +1,599 @@
-"""`sightline analyze`: instruments that look inside attention. Each is a command of its own."""
+"""`sightline analyze`: instruments that look inside attention. Each is a row of the table at the end."""
 
-from sightline.cli import analyze_injectivity, analyze_locality, analyze_maps, analyze_paper, analyze_spectra
-from sightline.cli.options import Group
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from sightline.cli.options import Command, Group, option, positional
+from sightline.cli.output import Column, Progress, bar, escaped, print_json, show
+from sightline.util.errors import InputError
+from sightline.util.names import nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    from sightline.analysis.studies import Study, Subject
+    from sightline.analysis.studies.masking import Labelled
+    from sightline.analysis.studies.paper import Material, Section
+    from sightline.engine.analyze import Gallery, StudyModel
+    from sightline.tasks.classification.data import Split
+
+MODEL = "inline_deit_tiny"
+LIMIT = 32  # images
+SHOWN = 40  # rows of a table on the screen; the rest is in the JSON file
+COUNTS = ("limit", "labelled", "queries", "iterations", "rows", "batch_size", "longest")  # options that are at least 1
+EMBEDDED = "embedded"
+NO_IMAGES = "there are no images; give --data FOLDER, or --checkpoint with a run folder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where results go."""
+
+    out: str = option("folder for figures and numbers; by default analysis", default="analysis", metavar="FOLDER")
+    device: str = option("cpu or cuda; by default cuda if available", default="auto", metavar="NAME")
+    json: bool = option("print the numbers as JSON", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models(Output):
+    """Which models to study: every checkpoint with every mechanism."""
+
+    checkpoint: tuple[str, ...] = option(
+        "run folder or file of weights; can be repeated. Without one, weights are random", default=(), metavar="PATH"
+    )
+    model: str | None = option(f"the model; by default the one in the weights, else {MODEL}", metavar="NAME")
+    attention: tuple[str, ...] = option(
+        "put this mechanism into the model, keeping the weights that fit; can be repeated to compare several",
+        default=(), metavar="NAME",
+    )  # fmt: skip
+    model_args: tuple[str, ...] = option(
+        "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
+    )
+    img_size: str | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
+    seed: int = option("seed of random weights; by default 0", default=0, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(Models):
+    """Models and images."""
+
+    data: str | None = option(
+        "images: a file, folder, pattern in quotes, tar file, or embedded; by default those of the run", metavar="PATH"
+    )
+    limit: int = option(f"number of images, evenly spread; by default {LIMIT}", default=LIMIT, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maps(Models):
+    """Draw the attention of chosen queries of an image, for one mechanism or several side by side.
+
+    A query is a patch of the finest map as row,column from 0,0 on; or fractions of the height and width of the image,
+    from 0.0,0.0 to 1.0,1.0, the same at every resolution; or class, the class token. Weights are drawn as multiples of
+    uniform attention with their sign. Rows of the attention matrix are computed one by one, O(N), never the matrix.
+    """
+
+    image: str = positional("an image file")
+    query: tuple[str, ...] = option(
+        "patch as 7,3, fractions as 0.5,0.25, or class; by default the centre; can be repeated",
+        default=(), metavar="QUERY",
+    )  # fmt: skip
+    view: Literal["layers", "heads", "rollout"] = option(
+        "layers: mean over heads in every layer (default); heads: each head; rollout: all layers in one map",
+        default="layers", metavar="VIEW",
+    )  # fmt: skip
+    layers: str | None = option("layers, 0,5,11 or -1 for the last; by default all", metavar="NUMBERS")
+    heads: str | None = option("heads, such as 0,1; by default all", metavar="NUMBERS")
+    animate: Literal["layers", "queries", "none"] = option(
+        "also write a GIF, over the layers or over queries across the image", default="none", metavar="WHAT"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injectivity(Images):
+    """Measure whether attention separates queries: the InLine paper's toy, confusions, and a certificate by layer.
+
+    A confusion is a pair of clearly different queries with nearly the same scores; the thresholds are options and are
+    printed. The certificate of a layer is the rank and smallest singular value of [phi(K), 1], and for linear attention
+    two different queries with equal scores. Without images only the toy is made.
+    """
+
+    query_distance: float = option(
+        "queries are different beyond this fraction of the longer one's length; by default 0.5", default=0.5,
+        metavar="X",
+    )  # fmt: skip
+    score_distance: float = option(
+        "scores are equal up to this fraction of the longer row's length; by default 0.01", default=0.01, metavar="X"
+    )
+    queries: int = option("queries per image that are paired; by default 128", default=128, metavar="N")
+    scale: float = option("of the toy's scores; by default 0.68", default=0.68, metavar="X")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locality(Images):
+    """Measure the fraction of attention inside the 3x3 neighbourhood of the query, by layer, next to uniform."""
+
+    size: int = option("side of the neighbourhood in tokens; by default 3", default=3, metavar="N")
+    queries: int = option("queries per image, evenly spread; by default 256", default=256, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking(Images):
+    """Measure accuracy when every query loses its local 3x3, 5x5 or 7x7 keys, or as many random ones.
+
+    Images need labels: a folder with one folder per class, a tar file, a data set, or embedded.
+    """
+
+    limit: int = option("images to evaluate, evenly spread over classes; by default 500", default=500, metavar="N")
+    sizes: str = option("sides of the neighbourhoods; by default 3,5,7", default="3,5,7", metavar="NUMBERS")
+    batch_size: int = option("images per batch; by default 16", default=16, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newton(Images):
+    """Measure how fast SOFT's Newton iteration converges: ||A A_k A - A|| / ||A|| against k, and condition numbers."""
+
+    iterations: int = option("steps; by default 20", default=20, metavar="K")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank(Images):
+    """Measure the effective rank of attention by layer: the exponential of the entropy of its singular values.
+
+    Linear attention, InLine and SOFT go through their thin factors, without an N x N matrix; others through their rows,
+    at most --rows per window.
+    """
+
+    rows: int = option("rows per window if there are no factors; by default 1024", default=1024, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Output):
+    """Measure peak memory against sequence length: 12 blocks, width 384, 12 heads, 49 landmarks, batch 1, 784 p tokens.
+
+    On CUDA it is the allocator's peak, on a CPU the bytes of live tensors, counted without computing.
+    """
+
+    longest: int = option("largest p; by default 8", default=8, metavar="P")
+    attention: tuple[str, ...] = option(
+        "mechanism, such as inline or soft(landmarks=49); can be repeated; by default the five of SOFT's Fig. 1b",
+        default=(), metavar="NAME",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper(Images):
+    """Make every figure and table of a paper that the given weights and images allow, on one HTML page.
+
+    The page needs no other file and no network. What could not be made is listed with the reason and the remedy.
+    """
+
+    which: str = positional("inline or soft")
+    labelled: int = option("images of the masking table; by default 200", default=200, metavar="N")
+    query: tuple[str, ...] = option(
+        "query of the maps; by default 0.5,0.5 and 0.25,0.25; can be repeated", default=(), metavar="QUERY"
+    )
+    longest: int = option("memory up to 784 p tokens; by default p = 8", default=8, metavar="P")
+
+
+T = TypeVar("T", bound=Output)
+
+
+@dataclass
+class Session:
+    """The device of a command, and the models and images that its study asked for."""
+
+    device: "torch.device"
+    models: "list[StudyModel]" = field(default_factory=list)
+    names: "Sequence[str] | None" = None  # of the images
+
+    def load(self, options: Models, classes: int | None = None) -> "list[StudyModel]":
+        """Load the models; `classes` is the number of outputs of random weights."""
+        from sightline.cli.classifier import load_classifier
+        from sightline.cli.models import check_model_args, known, parse_model_args
+        from sightline.engine.analyze import ModelChoice, load_models
+        from sightline.util.names import parse_size
+
+        args = parse_model_args(options.model_args)
+        name = MODEL
+        if not options.checkpoint:
+            name = known(options.model or MODEL)
+            check_model_args(name, args)
+        size = None if options.img_size is None else parse_size(options.img_size)
+        choice = ModelChoice(options.checkpoint, options.attention, name, args, size, options.seed)
+        self.models = load_models(
+            choice, lambda source: load_classifier(source, options.model, args), self.device, classes
+        )
+        return self.models
+
+    def open(self, data: str | None, checkpoint: str | None, limit: int) -> "Gallery":
+        """Open the images: those given, else those of the run; at most `limit`."""
+        from sightline.engine.analyze import Gallery
+
+        if data is not None and _are_files(data):
+            from sightline.cli.predict import find_images
+
+            gallery = Gallery.of_files(find_images((data,)))
+        else:
+            gallery = Gallery.of_split(open_labelled(data, checkpoint))
+        gallery = gallery.spread(limit)
+        self.names = gallery.names
+        return gallery
+
+    def subjects(self, options: Images, check: "Callable[[Sequence[Subject]], None] | None" = None) -> "list[Subject]":
+        """Load the models and open their images; `check` rejects models before any image is read."""
+        from sightline.analysis.studies import Subject
+        from sightline.engine.analyze import subjects_of
+
+        models = self.load(options)
+        if check is not None:
+            check([Subject(item.title, item.model) for item in models])
+        return subjects_of(models, self.open(options.data, _run_of(options), options.limit), self.device)
+
+    def labelled(self, options: Images, split: "Split", batch_size: int) -> "list[Labelled]":
+        """The models and labelled batches."""
+        from sightline.engine.analyze import labelled_of
+
+        self.names = [split.name(i) for i in range(len(split))]
+        return labelled_of(self.models, split, batch_size, self.device)
+
+    @contextmanager
+    def progress(self, title: str, total: int) -> Iterator[Callable[[], None]]:
+        """A bar; a model that cannot take the images becomes an `InputError`."""
+        try:
+            with bar(total, title) as advance:
+                yield lambda: advance(1)
+        except (RuntimeError, AssertionError) as error:
+            from sightline.engine.analyze import sizes_of
+
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise InputError(
+                f"--img-size: a model failed on images of {sizes_of(self.models)}: {reason}; give another --img-size"
+            ) from error
+
+
+def _run_of(options: Models) -> str | None:
+    """The checkpoint whose run folder names its images."""
+    return options.checkpoint[0] if options.checkpoint else None
+
+
+def _are_files(data: str) -> bool:
+    """Whether `data` names image files, one by one or by their folder; not an archive or a data set."""
+    archives = Path(data).is_dir() and any(Path(data).glob("*.tar"))
+    return data != EMBEDDED and not data.startswith("hfds/") and Path(data).suffix != ".tar" and not archives
+
+
+def open_labelled(data: str | None, checkpoint: str | None) -> "Split":
+    """Labelled images: those given, else those of the run."""
+    from sightline.cli.evaluation import data_of
+    from sightline.tasks.classification.config import Data
+    from sightline.tasks.classification.data import open_split
+
+    if data is None and not _is_run(checkpoint):
+        raise InputError("--data: no images; give a folder, a file, or embedded, or --checkpoint with a run folder")
+    wanted = Data() if data == EMBEDDED else replace(data_of(checkpoint, data), limit=None)
+    return open_split(wanted, "val")
+
+
+def _is_run(checkpoint: str | None) -> bool:
+    return checkpoint is not None and Path(checkpoint).is_dir()
+
+
+def start(options: Output) -> Session:
+    """Check what can be checked before anything is computed, and choose the device."""
+    import torch
+
+    from sightline.analysis.figures import new_figure
+    from sightline.util.device import choose_device
+
+    if not options.out.strip() or (Path(options.out).exists() and not Path(options.out).is_dir()):
+        raise InputError(f"--out: expected a folder, got {options.out!r}, which is not a folder")
+    for item in fields(options):
+        if item.name in COUNTS and (value := getattr(options, item.name)) < 1:
+            raise InputError(f"--{item.name.replace('_', '-')}: expected at least 1, got {value}")
+    new_figure(1, 1)  # raises if matplotlib is missing
+    if options.device == "auto":
+        return Session(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = choose_device(options.device, "--device")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device: expected cpu or cuda, got {options.device!r}, which has no float64")
+    return Session(device)
+
+
+def numbers(name: str, text: str | None) -> tuple[int, ...] | None:
+    """`0,5,-1` -> (0, 5, -1)."""
+    try:
+        return None if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"--{name}: expected comma-separated whole numbers, e.g. 0,1,2; got {text!r}") from error
+
+
+def odd(name: str, size: int) -> int:
+    if size < 1 or size % 2 == 0:
+        raise InputError(f"--{name}: expected an odd side, e.g. 3; got {size}")
+    return size
+
+
+def study_maps(options: Maps, session: Session) -> "list[Study]":
+    from sightline.analysis.studies import maps as studies
+    from sightline.analysis.studies.query import CENTRE, find_query, parse_query
+    from sightline.engine.analyze import subjects_of
+    from sightline.engine.report.attention import shown
+
+    asked = [parse_query(text) for text in options.query or (CENTRE,)]
+    animate = None if options.animate == "none" else options.animate
+    layers, heads = numbers("layers", options.layers), numbers("heads", options.heads)
+    models, gallery = session.load(options), session.open(options.image, None, 1)
+    subjects = subjects_of(models, gallery, session.device)
+    first = subjects[0]
+    with session.progress("maps", len(subjects)) as tick:
+        queries = tuple(find_query(query, first.model, first.images[0]) for query in asked)
+        choice = studies.Choice(queries, options.view, layers, heads, animate)
+        picture = shown(first.images[0], models[0].card)
+        return [studies.study_maps(subjects, picture, gallery.names[0], choice, tick)]
+
+
+def study_injectivity(options: Injectivity, session: Session) -> "list[Study]":
+    """The toy always; the rest if there are images."""
+    from sightline.analysis.confusions import Thresholds
+    from sightline.analysis.studies import injectivity as studies
+
+    for name, value in (("query-distance", options.query_distance), ("score-distance", options.score_distance)):
+        if not 0 <= value < 2:
+            raise InputError(f"--{name}: expected a fraction of a length from 0 to 2, e.g. 0.1; got {value:g}")
+    toy = studies.study_toy(options.scale)
+    if options.data is None and not options.checkpoint:
+        toy.notes.append("Give --data, or --checkpoint with a run folder, for confusions and certificates.")
+        return [toy]
+    subjects = session.subjects(options)
+    limits = Thresholds(options.query_distance, options.score_distance)
+    with session.progress("injectivity", _steps(subjects)) as tick:
+        confusions = studies.study_confusions(subjects, limits, options.queries, tick)
+        return [toy, confusions, studies.study_certificates(subjects)]
+
+
+def _steps(subjects: "Sequence[Subject]") -> int:
+    return sum(len(subject.images) for subject in subjects)
+
+
+def study_locality(options: Locality, session: Session) -> "list[Study]":
+    from sightline.analysis.studies import locality as studies
+
+    size = odd("size", options.size)
+    subjects = session.subjects(options)
+    with session.progress("locality", _steps(subjects)) as tick:
+        return [studies.study_locality(subjects, size, options.queries, tick)]
+
+
+def study_masking(options: Masking, session: Session) -> "list[Study]":
+    from sightline.analysis.studies import masking as studies
+    from sightline.engine.analyze import thinned
+    from sightline.tasks.classification.data import DataError
+
+    sizes = [odd("sizes", size) for size in numbers("sizes", options.sizes) or ()]
+    try:
+        split = open_labelled(options.data, _run_of(options))
+    except DataError as error:
+        raise InputError(f"--data: masking needs labels, one folder of images per class; {error}") from error
+    models = session.load(options, len(split.classes))
+    split = thinned(split, options.limit)
+    subjects = session.labelled(options, split, options.batch_size)
+    total = len(models) * (1 + 2 * len(sizes)) * -(-len(split) // options.batch_size)
+    with session.progress("masking, batches", total) as tick:
+        return [studies.study_masking(subjects, sizes, options.seed, tick)]
+
+
+def study_newton(options: Newton, session: Session) -> "list[Study]":
+    from sightline.analysis.studies import newton as studies
+
+    subjects = session.subjects(options, studies.require_newton)
+    with session.progress("newton", _steps(subjects)) as tick:
+        return [studies.study_newton(subjects, options.iterations, tick)]
+
+
+def study_rank(options: Rank, session: Session) -> "list[Study]":
+    from sightline.analysis.studies import rank as studies
+
+    subjects = session.subjects(options)
+    with session.progress("rank", _steps(subjects)) as tick:
+        return [studies.study_rank(subjects, options.rows, tick)]
+
+
+def study_memory(options: Memory, session: Session) -> "list[Study]":
+    from sightline.analysis.memory import METHODS
+    from sightline.analysis.studies import memory as studies
+    from sightline.layers.spec import Spec
+
+    methods = {name: str(Spec.parse(name)) for name in options.attention} or METHODS
+    with Progress("lengths", len(methods) * options.longest) as progress:
+        return [studies.study_memory(range(1, options.longest + 1), methods, session.device, progress.step)]
+
+
+def run_paper(options: Paper) -> None:
+    """Make the sections one by one, write the page and the files of its studies."""
+    from sightline.analysis.studies.paper import PAPERS, Section, make_section
+
+    if options.which not in PAPERS:
+        remedy = nearest(options.which, PAPERS, f"expected one of {', '.join(PAPERS)}")
+        raise InputError(f"no paper {options.which!r}; {remedy}")
+    session, paper = start(options), PAPERS[options.which]
+    if options.which == "soft" and not options.checkpoint and options.model is None:
+        options = replace(options, model="soft_tiny")
+    material = _material(options, session)
+    sections = []
+    with Progress("sections", len(paper.studies)) as progress:
+        for title, study in paper.studies:
+            progress.begin(title)
+            sections.append(make_section(title, study, material))
+            progress.done("made" if sections[-1].study else f"not made: {sections[-1].missing}")
+    sections += [Section(title, missing=why) for title, why in paper.elsewhere]
+    _write_paper(options, session, paper.title, sections)
+
+
+def _material(options: Paper, session: Session) -> "Material":
+    """The models, and the images if there are any."""
+    from sightline.analysis.studies import Subject
+    from sightline.analysis.studies.paper import Material
+    from sightline.analysis.studies.query import parse_query
+    from sightline.engine.analyze import subjects_of, thinned
+    from sightline.engine.report.attention import shown
+    from sightline.tasks.classification.data import DataError
+
+    queries = [parse_query(text) for text in options.query or ("0.5,0.5", "0.25,0.25")]
+    models, checkpoint = session.load(options), _run_of(options)
+    usual = partial(Material, queries=queries, seed=options.seed, longest=options.longest, device=session.device)
+
+    def labelled() -> "list[Labelled]":
+        if not options.checkpoint:
+            raise InputError("random weights have no accuracy to lose; give --checkpoint")
+        if options.data is None and not _is_run(checkpoint):
+            raise InputError(NO_IMAGES)
+        try:
+            split = thinned(open_labelled(options.data, checkpoint), options.labelled)
+        except DataError as error:
+            raise InputError(f"the images have no labels, which are folders of classes ({error})") from error
+        return session.labelled(options, split, 16)
+
+    if options.data is None and not _is_run(checkpoint):
+        return usual([Subject(item.title, item.model) for item in models], labelled, no_images=NO_IMAGES)
+    gallery = session.open(options.data, checkpoint, options.limit)
+    subjects = subjects_of(models, gallery, session.device)
+    picture = shown(subjects[0].images[0], models[0].card)
+    return usual(subjects, labelled, picture=picture, name=gallery.names[0])
+
+
+def _write_paper(options: Paper, session: Session, title: str, sections: "Sequence[Section]") -> None:
+    """Write the page and the files next to it, and print one line per section."""
+    from sightline.analysis.studies.study import write_studies
+    from sightline.engine.analyze import describe
+    from sightline.engine.report.studies import render_studies
+    from sightline.util.files import write_text
+
+    head = describe(f"paper {options.which}", session.device, session.models, session.names)
+    studies = [section.study for section in sections if section.study]
+    write_studies(Path(options.out), head, studies)
+    warnings = [item.warning for item in session.models if item.warning]
+    under = f"{len(studies)} of {len(sections)} figures and tables could be made from what was given"
+    page = Path(options.out) / f"{options.which}.html"
+    write_text(page, render_studies(title, sections, head, subtitle=under, warnings=warnings))
+    for line in warnings:
+        print(escaped(line))
+    for section in sections:
+        print(f"made     {section.title}" if section.study else f"missing  {section.title}: {escaped(section.missing)}")
+    print(f"wrote {page} and the pictures and numbers on it")
+
+
+def run_study(name: str, study: "Callable[[T, Session], list[Study]]", options: T) -> None:
+    """Run an instrument, write its files, print tables or JSON, and where the files are."""
+    session = start(options)
+    studies = study(options, session)
+    from sightline.analysis.studies.study import write_studies
+    from sightline.engine.analyze import describe
+
+    head = describe(name, session.device, session.models, session.names)
+    written = write_studies(Path(options.out), head, studies)
+    warnings = [escaped(item.warning) for item in session.models if item.warning]
+    if options.json:
+        print_json({**head, **{item.name: item.facts for item in studies}})
+        for warning in warnings:
+            print(f"sightline: {warning}", file=sys.stderr)
+    else:
+        for warning in warnings:
+            print(warning)
+        for item in studies:
+            _print(item)
+    print(f"wrote {', '.join(map(str, written))}", file=sys.stderr if options.json else sys.stdout)
+
+
+def _print(study: "Study") -> None:
+    print(f"\n{escaped(study.title)}")
+    if study.rows:
+        columns = [Column(title, right=i in study.numeric) for i, title in enumerate(study.columns)]
+        show(columns, study.rows[:SHOWN])
+    if len(study.rows) > SHOWN:
+        print(f"and {len(study.rows) - SHOWN} more rows in {study.name}.json")
+    for note in study.notes:
+        print(note)
+
+
+def _instrument(
+    name: str, options: type[T], study: "Callable[[T, Session], list[Study]]", help: str, *examples: str
+) -> Command[T]:
+    """A row of the table; every example is what follows `sightline analyze NAME`."""
+    return Command(options, partial(run_study, name, study), help, _examples(name, *examples))
+
+
+def _examples(name: str, *examples: str) -> str:
+    return "\n".join(f"  sightline analyze {name} {example}".rstrip() for example in examples)
+
 
 COMMAND = Group(
     {
-        "maps": analyze_maps.COMMAND,
-        "injectivity": analyze_injectivity.COMMAND,
-        "locality": analyze_locality.LOCALITY,
-        "masking": analyze_locality.MASKING,
-        "newton": analyze_spectra.NEWTON,
-        "rank": analyze_spectra.RANK,
-        "memory": analyze_spectra.MEMORY,
-        "paper": analyze_paper.COMMAND,
+        "maps": _instrument(
+            "maps", Maps, study_maps, "attention of chosen queries of an image",
+            "photo.jpg --checkpoint runs/quick --query 2,5",
+            "photo.jpg --attention softmax --attention linear --attention inline",
+            "photo.jpg --checkpoint public.pth --view heads --layers 0,-1",
+            "photo.jpg --checkpoint public.pth --query class --view rollout",
+            "photo.jpg --checkpoint public.pth --animate queries --img-size 512",
+        ),
+        "injectivity": _instrument(
+            "injectivity", Injectivity, study_injectivity, "whether attention separates queries",
+            "",
+            "--checkpoint runs/quick --limit 100",
+            "--data photos --attention linear --attention inline",
+            "--checkpoint runs/linear --checkpoint runs/inline",
+        ),
+        "locality": _instrument(
+            "locality", Locality, study_locality, "attention inside the neighbourhood of the query, by layer",
+            "--checkpoint runs/quick",
+            "--data photos --attention softmax --attention inline",
+            "--model inline_deit_tiny --data embedded --size 5",
+        ),
+        "masking": _instrument(
+            "masking", Masking, study_masking, "accuracy with local or random keys masked",
+            "--checkpoint runs/quick --limit 500",
+            "--checkpoint public.pth --data imagenet/val --sizes 3,5,7 --limit 5000",
+        ),
+        "newton": _instrument(
+            "newton", Newton, study_newton, "convergence of SOFT's inverse",
+            "--checkpoint soft.pth --data photos --limit 100",
+            "--model soft_norm_tiny --data embedded",
+        ),
+        "rank": _instrument(
+            "rank", Rank, study_rank, "effective rank of attention, by layer",
+            "--checkpoint runs/quick",
+            "--data photos --attention softmax --attention linear",
+        ),
+        "memory": _instrument(
+            "memory", Memory, study_memory, "peak memory against sequence length",
+            "",
+            "--attention inline --attention softmax --longest 4",
+        ),
+        "paper": Command(
+            Paper, run_paper, "all figures and tables of a paper that weights and images allow, on one page",
+            _examples(
+                "paper",
+                "inline --checkpoint runs/quick --out inline",
+                "inline --checkpoint runs/softmax --checkpoint runs/inline",
+                "soft --checkpoint soft.pth --data photos --out soft",
+            ),
+        ),
     },
     noun="instrument",
     help="look inside attention: maps, injectivity, locality, rank and more",
     description=(
-        "Look inside attention: on any model, mechanism and image size, with weights or without. Pictures are written "
+        "Look inside attention: on any model, mechanism and image size, with or without weights. Figures are written "
         "as PNG and SVG, the numbers behind them as JSON."
     ),
     examples=(
         "  sightline analyze maps photo.jpg --checkpoint runs/quick --query 0.3,0.6\n"
         "  sightline analyze injectivity --checkpoint runs/quick\n"
         "  sightline analyze paper inline --checkpoint runs/quick --out page\n"
-        "`sightline analyze WHAT --help` says more about each."
+        "`sightline analyze WHAT --help` describes each."
     ),
-)
+)  # fmt: skip

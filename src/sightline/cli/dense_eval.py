@@ -24,8 +24,8 @@ SHOWN = 20  # classes in the table; of more, those with the lowest score
 
 def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     """Load, evaluate, print, and write eval.json with tables where a folder is given."""
-    from sightline.cli.output import clean
     from sightline.util.device import choose_device
+    from sightline.util.files import jsonable
 
     _refuse(options, card)
     device = choose_device(options.device, "--device")
@@ -34,7 +34,7 @@ def run_dense(options: "Options", path: Path, card: "DenseCard") -> None:
     score = _segmentation if card.task == "segmentation" else _detection
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # what is skipped is no part of the JSON
         result, images, broken = score(options, loaded, data, device)
-    rows = clean(result.per_class(card.classes))
+    rows: Any = jsonable(result.per_class(card.classes))
     facts = {
         "checkpoint": str(path), "model": loaded.title, "parameters": loaded.parameters, "task": card.task,
         "data": images, "device": str(device), "precision": options.precision, "broken": list(broken),

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import logging
-import math
 import re
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.util.errors import InputError
-from sightline.util.files import reason, write_atomic
+from sightline.util.files import jsonable, reason, write_atomic
 from sightline.util.names import format_size
 
 if TYPE_CHECKING:
@@ -194,15 +193,9 @@ def bar(total: int, title: str) -> Iterator[Callable[[int], None]]:
         yield lambda count: progress.advance(task, count)
 
 
-def clean(value: Any) -> Any:
-    """A value as JSON holds it: NaN and infinities become null, tuples lists."""
-    if isinstance(value, dict):
-        return {str(key): clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def print_json(value: object) -> None:
+    """Print a value as JSON; NaN and infinities become null."""
+    print(json.dumps(jsonable(value), indent=2))
 
 
 def check_writable(folder: str | Path, name: str) -> None:

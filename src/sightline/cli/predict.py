@@ -13,7 +13,6 @@ from sightline.cli.dense_predict import predict_dense, refuse_options
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, UsageError, option, positional, refuse_given
 from sightline.cli.output import Column, check_writable, show, write_whole
-from sightline.cli.query import find_query, parse_query
 from sightline.util.names import parse_sizes
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Classify one image after the other, printing as they come."""
+    from sightline.analysis.studies.query import find_query, parse_query
     from sightline.data.labels import in_words
     from sightline.tasks.classification.preprocess import at_size
 

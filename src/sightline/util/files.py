@@ -1,6 +1,8 @@
 """Files that are complete or absent: written under a temporary name in the same folder, flushed, and renamed."""
 
 import contextlib
+import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -38,6 +40,20 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Create or replace a text file in UTF-8; line ends are written as given."""
     write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Create or replace a JSON file; see `jsonable`."""
+    write_text(path, json.dumps(jsonable(value), indent=1) + "\n")
+
+
+def jsonable(value: object) -> object:
+    """A value as JSON can hold it: NaN and infinities become null, tuples lists, keys strings."""
+    if isinstance(value, dict):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_bytes(path: Path, data: bytes) -> None:

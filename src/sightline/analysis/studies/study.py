@@ -1,22 +1,28 @@
-"""What all studies take and give."""
+"""What all studies take and return, and the files they become."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor, nn
 
 from sightline.analysis.capture import BlockCall, capture
+from sightline.util.files import write_atomic, write_bytes, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Tick = Callable[[], None]
+Facts: TypeAlias = dict[str, object]  # as JSON holds them
+DPI = 110
+TEXT_COLUMNS = ("model", "layer", "mechanism", "verdict", "method", "mode", "from")  # all others are numbers
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under study, in evaluation mode, and images (channels, height, width) as it takes them."""
+    """A model under study, in evaluation mode, and preprocessed images (channels, height, width)."""
 
     title: str
     model: nn.Module
@@ -25,7 +31,7 @@ class Subject:
 
 @dataclass
 class Study:
-    """What came out.
+    """The result of an instrument.
 
     Args:
         name: of the files.
@@ -33,26 +39,52 @@ class Study:
         facts: the numbers, as JSON holds them.
         figures: by name; each is a file.
         columns, rows: the table to print.
-        notes: how it was measured, and what to keep in mind; a sentence each.
+        notes: how it was measured, one sentence each.
         animations: GIF files by name.
     """
 
     name: str
     title: str
-    facts: dict[str, Any]
+    facts: Facts
     figures: "dict[str, Figure]" = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     animations: dict[str, bytes] = field(default_factory=dict)
 
+    @property
+    def numeric(self) -> frozenset[int]:
+        """Indices of the columns that hold numbers."""
+        return frozenset(i for i, column in enumerate(self.columns) if column not in TEXT_COLUMNS)
+
+
+def write_studies(folder: Path, head: Mapping[str, object], studies: Sequence[Study]) -> list[Path]:
+    """Write figures as PNG and SVG, animations as GIF, numbers as JSON; returns the paths.
+
+    Args:
+        head: how the numbers were made; goes into every JSON file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for study in studies:
+        for name, figure in study.figures.items():
+            for suffix in ("png", "svg"):
+                written.append(folder / f"{name}.{suffix}")
+                write_atomic(written[-1], partial(figure.savefig, dpi=DPI, bbox_inches="tight"))
+        for name, data in study.animations.items():
+            written.append(folder / f"{name}.gif")
+            write_bytes(written[-1], data)
+        written.append(folder / f"{study.name}.json")
+        write_json(written[-1], {**head, "title": study.title, "notes": study.notes, "result": study.facts})
+    return written
+
 
 def no_tick() -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
 
 def captured(subject: Subject, tick: Tick) -> Iterator[list[BlockCall]]:
-    """The calls of all blocks that see more than one place, image by image."""
+    """The calls of all blocks with more than one key, image by image."""
     for image in subject.images:
         blocks = capture(subject.model, image)
         yield [block for block in blocks if block.keys > 1]
@@ -60,7 +92,7 @@ def captured(subject: Subject, tick: Tick) -> Iterator[list[BlockCall]]:
 
 
 def short(block: str) -> str:
-    """The name of a block without what all of them share: stages.2.blocks.1.attn -> stages.2.blocks.1."""
+    """The name of a block without the common suffix: stages.2.blocks.1.attn -> stages.2.blocks.1."""
     return block.removesuffix(".attn")
 
 
