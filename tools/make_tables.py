@@ -1,28 +1,27 @@
-"""Writes the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
+"""Write the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
 
-The README's tables of models and speed, the table of docs/mechanisms.md, which is that of `sightline list --attention`,
-its evidence, the figures of docs/training.md, docs/dense.md and docs/sequences.md, and the whole of
-docs/performance.md, which is made of the files in `results/` and of docs/performance_log.md. `--check` writes nothing
-and fails when something is out of date.
+These are the README's tables of models and speed; the tables of docs/mechanisms.md, docs/training.md, docs/dense.md and
+docs/sequences.md; all of docs/performance.md and docs/performance_tables.md. `--check` writes nothing and fails if
+something is out of date.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+from tables.bench import speed_section, tables_page
 from tables.dense import cost_section, runs_section
 from tables.imagenette import evidence_section, imagenette_section
+from tables.performance import performance_page
 from tables.registry import mechanism_table, model_table
 from tables.sequences import sequences_section
-
-from sightline.bench.report import performance_page, speed_section
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = "nvidia_h200"
 
 
 def with_block(text: str, label: str, block: str) -> str:
-    """`text` with what stands between the markers of `label` replaced."""
+    """`text` with the block between the markers of `label` replaced."""
     start, end = f"<!-- {label} -->", f"<!-- /{label} -->"
     head, _, rest = text.partition(start)
     _, _, tail = rest.partition(end)
@@ -30,7 +29,7 @@ def with_block(text: str, label: str, block: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page as it should be."""
+    """Every generated page with its text."""
     docs, results = ROOT / "docs", ROOT / "results"
     imagenette = f"imagenette-{MACHINE}.json"
     blocks = {
@@ -46,7 +45,10 @@ def pages() -> dict[Path, str]:
         },
         docs / "sequences.md": {"results": sequences_section(results / "sequences", MACHINE)},
     }
-    made = {docs / "performance.md": performance_page(results, docs / "performance_log.md")}
+    made = {
+        docs / "performance.md": performance_page(results),
+        docs / "performance_tables.md": tables_page(results),
+    }
     for path, sections in blocks.items():
         made[path] = path.read_text()
         for label, block in sections.items():

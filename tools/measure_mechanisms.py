@@ -132,7 +132,7 @@ def speed_of(queue: Queue) -> dict[str, Any]:
     folder = queue.out / "bench"
     others = [word for name in COMPARED if name != "inline" for word in ("--attention", name)]
     words = ["bench", "models", "--model", f"{MODEL}:patch_size=8", *others, "--img-size", "128", "--batch-size",
-             "1024", "--mode", "train,forward", "--rivals", "off", "--budget", "40", "--force"]  # fmt: skip
+             "1024", "--mode", "train,forward", "--baselines", "off", "--budget", "40", "--force"]  # fmt: skip
     if queue.run(folder, "bench", [*words, "--out", str(folder)]) != DONE:
         return {}
     (path,) = folder.glob("models-*.json")

@@ -10,15 +10,15 @@ from sightline.bench.cases import (
     MODEL_CASES,
     OP_CASES,
     SOFT_TOKENS,
-    TIMM_RIVALS,
+    TIMM_BASELINES,
     default_batch,
     parse_shape,
 )
+from sightline.bench.plans import soft_plans
 from sightline.bench.published import PUBLIC_MODELS, PUBLIC_OPS, public_figure, public_images, public_ms
 from sightline.bench.results import Row
 from sightline.bench.run_models import ModelPlan
 from sightline.bench.run_ops import OpPlan
-from sightline.bench.select import soft_plans
 from sightline.models.zoo import VARIANTS
 
 
@@ -42,8 +42,8 @@ def test_shapes(text: str, grid: tuple[int, int], prefix: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "2,6,32", "2,6,32,x7", "2,6,32,0", "0,6,32,9", "a,b,c,d", "2,6,32,-4", "deit"])
-def test_what_is_no_shape_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="--shape: ") as error:
+def test_a_wrong_shape_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="shape: ") as error:
         parse_shape(text)
     assert repr(text) in str(error.value)
 
@@ -52,17 +52,17 @@ def test_the_table_is_that_of_the_published_figures() -> None:
     assert OP_CASES.keys() == PUBLIC_OPS.keys()
     assert {case.name for case in MODEL_CASES} == PUBLIC_MODELS.keys()
     assert [case.tokens for case in OP_CASES.values()] == [197, 577, 1601, 4097, 16385, 3136, 784, 4096, 16384, 65536]
-    assert {case.model for case in (*MODEL_CASES, *CPU_CASES)} | TIMM_RIVALS.keys() <= VARIANTS.keys()
+    assert {case.model for case in (*MODEL_CASES, *CPU_CASES)} | TIMM_BASELINES.keys() <= VARIANTS.keys()
     assert parse_shape("deit_tiny_224") is OP_CASES["deit_tiny_224"]
 
 
 def test_soft_goes_from_784_to_65536_tokens() -> None:
-    plans = soft_plans("all", torch.device("cuda"), ("bfloat16",), ("bfloat16", "tf32"))
+    plans = soft_plans(("ops", "models"), torch.device("cuda"), ("bfloat16",), ("bfloat16", "tf32"))
     ops, models = ([plan for plan in plans if isinstance(plan, kind)] for kind in (OpPlan, ModelPlan))
     lengths = [*range(784, 6273, 784), 16384, 36864, 65536]
     assert [plan.case.tokens for plan in ops if plan.mode == "forward"] == lengths
     assert all(0.9 < plan.case.batch * plan.case.tokens / SOFT_TOKENS <= 1 for plan in ops)
-    names = {entrant.name for entrant in ops[0].entrants}
+    names = {candidate.name for candidate in ops[0].candidates}
     assert names == {"soft triton", "soft reference", "soft_norm triton", "soft_norm reference", "sdpa"}
     assert {(plan.mode, plan.batch) for plan in models} == {("forward", 128), ("train", 64)}
     labels = {network.label for plan in models for network in plan.networks}
@@ -86,11 +86,11 @@ def test_public_figures_are_only_given_for_what_was_measured() -> None:
     assert public_images("soft_tiny 224", "forward+backward", False) is None
 
 
-def test_public_figures_stand_beside_the_same_kind_of_run_only() -> None:
+def test_public_figures_are_shown_next_to_the_same_kind_of_run_only() -> None:
     row = Row("model", "inline_deit_tiny 224", "inline_deit_tiny", "forward", False, "bfloat16", "cuda", 512)
     assert public_figure(row) == 20899
-    for change in ({"device": "cpu"}, {"dtype": "float32"}, {"entrant": "inline_deit_tiny none"}):
+    for change in ({"device": "cpu"}, {"dtype": "float32"}, {"candidate": "inline_deit_tiny none"}):
         assert public_figure(replace(row, **change)) is None
-    soft = replace(row, case="soft_tiny 224", entrant="soft_tiny")
+    soft = replace(row, case="soft_tiny 224", candidate="soft_tiny")
     assert public_figure(soft) is None
     assert public_figure(replace(soft, dtype="tf32")) == 3029

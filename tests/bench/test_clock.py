@@ -10,7 +10,7 @@ from sightline.bench.results import FAILED, NO_MEMORY
 CPU = torch.device("cpu")
 
 
-def test_entrants_are_measured_in_turns() -> None:
+def test_candidates_are_measured_in_turns() -> None:
     seen: list[str] = []
     plans = {name: ((lambda name=name: seen.append(name)), 10.0) for name in "ab"}
     samples = clock._in_turns(plans, lambda call, count: (call(), float(count))[1], 70.0)
@@ -53,7 +53,7 @@ def test_what_an_error_means() -> None:
 
 
 def test_graph_and_plain_times_are_for_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bookkeeping of the CUDA path, with a clock that says how many calls it saw and graphs that count theirs."""
+    """The bookkeeping of the CUDA path, with a clock that counts calls."""
     count = {"calls": 0}
 
     def call() -> None:
@@ -63,7 +63,7 @@ def test_graph_and_plain_times_are_for_one_call(monkeypatch: pytest.MonkeyPatch)
         before = count["calls"]
         for _ in range(times):
             run()
-        return (count["calls"] - before) / times  # one millisecond a call
+        return (count["calls"] - before) / times  # one millisecond per call
 
     def capture(calls: list[clock.Call], repeats: int, pool: object, device: object) -> clock.Call:
         if len(calls) == 3:

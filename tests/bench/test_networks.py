@@ -1,4 +1,4 @@
-"""Models as entrants: rivals, training steps, the check, plans."""
+"""Models as candidates: baselines, training steps, the check, plans."""
 
 from pathlib import Path
 
@@ -8,28 +8,29 @@ from torch._dynamo.utils import counters
 
 from sightline.bench.cases import ModelCase
 from sightline.bench.check import MismatchError
-from sightline.bench.networks import Network, build, check_job, make_job, rivals
-from sightline.bench.results import FAILED, OK, REFUSED
+from sightline.bench.networks import Network, baselines, build, check_job, make_job
+from sightline.bench.plans import goal_plans, model_plans, op_plans
+from sightline.bench.request import Request
+from sightline.bench.results import FAILED, OK, REJECTED
 from sightline.bench.run_models import ModelPlan, compile_ahead, model_gflop, run_plan
-from sightline.bench.select import Wish, goal_plans, model_plans, op_plans
 
 CPU = torch.device("cpu")
 TINY = Network("inline_deit_tiny", "inline_deit_tiny", {"depths": 1, "embed_dims": 24, "num_heads": 2})
 CASE = ModelCase("inline_deit_tiny", (32, 48), 4)
 
 
-def test_rivals() -> None:
-    labels = [network.label for network in rivals(TINY, ("softmax", "none", "timm"))]
+def test_baselines() -> None:
+    labels = [network.label for network in baselines(TINY, ("softmax", "none", "timm"))]
     assert labels == ["inline_deit_tiny softmax", "inline_deit_tiny none", "timm deit_tiny_patch16_224"]
-    softmax = rivals(TINY, ("softmax",))[0]
+    softmax = baselines(TINY, ("softmax",))[0]
     assert softmax.args == {**TINY.args, "attention": "softmax"}
-    assert rivals(Network("resnet18", "resnet18"), ("softmax", "none", "timm")) == []
+    assert baselines(Network("resnet18", "resnet18"), ("softmax", "none", "timm")) == []
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward+backward", "train"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_mode(mode: str, dtype: str) -> None:
-    plan = ModelPlan(CASE, mode, dtype, False, (TINY, *rivals(TINY, ("softmax", "none"))))
+    plan = ModelPlan(CASE, mode, dtype, False, (TINY, *baselines(TINY, ("softmax", "none"))))
     rows = run_plan(plan, CPU, 1)
     assert [(row.status, row.note) for row in rows] == [(OK, "")] * 3
     assert {row.batch for row in rows} == {4 if mode == "forward" else 1}
@@ -52,7 +53,7 @@ def test_models_with_batch_norm_are_checked_as_in_use() -> None:
     assert (row.status, row.note) == (OK, "")
 
 
-def test_a_model_with_other_logits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_other_logits_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(TINY, (32, 32), 2, "forward", "float32", False, CPU)
     assert check_job(job, "tiny", "float32") < 1e-5
     job.expected = job.expected * 2
@@ -60,16 +61,16 @@ def test_a_model_with_other_logits_is_refused(monkeypatch: pytest.MonkeyPatch) -
         check_job(job, "tiny", "float32")
 
 
-def test_refused_and_failed_models_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_and_failed_models_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     from sightline.bench import run_models
 
-    def refuse(job: object, label: str, dtype: str) -> float:
+    def reject(job: object, label: str, dtype: str) -> float:
         raise MismatchError(f"{label} is wrong")
 
-    monkeypatch.setattr(run_models, "check_job", refuse)
+    monkeypatch.setattr(run_models, "check_job", reject)
     bad = Network("bad", "inline_deit_tiny", {"embed_dims": 25})
     rows = run_plan(ModelPlan(CASE, "forward", "float32", False, (TINY, bad)), CPU, 1)
-    assert [row.status for row in rows] == [REFUSED, FAILED]
+    assert [row.status for row in rows] == [REJECTED, FAILED]
     assert rows[0].note == "inline_deit_tiny 32x48 is wrong"
     assert "does not divide" in rows[1].note
 
@@ -97,9 +98,9 @@ def test_compiled_models_match_and_can_be_compiled_ahead(tmp_path: Path, monkeyp
 
 
 def test_plans_of_the_tables() -> None:
-    cuda, cpu = Wish(torch.device("cuda"), ("bfloat16",)), Wish(CPU, ("float32",))
+    cuda, cpu = Request(torch.device("cuda"), ("bfloat16",)), Request(CPU, ("float32",))
     assert len(op_plans(cuda)) == 20
-    assert [e.name for e in op_plans(cpu)[0].entrants] == ["inline reference", "sdpa", "move"]
+    assert [e.name for e in op_plans(cpu)[0].candidates] == ["inline reference", "sdpa", "move"]
     assert [str(plan) for plan in model_plans(cpu)][:2] == [
         "inline_deit_tiny 224 forward float32",
         "inline_deit_tiny 224 train float32",
@@ -108,20 +109,20 @@ def test_plans_of_the_tables() -> None:
 
 
 def test_plans_of_the_goals() -> None:
-    plans = goal_plans("all", torch.device("cuda"), ("bfloat16",))
+    plans = goal_plans(("ops", "models"), torch.device("cuda"), ("bfloat16",))
     names = [str(plan) for plan in plans]
     assert sum("compiled" in name for name in names) == 10
     assert "inline_cswin_tiny 224 train bfloat16" in names
-    assert [e.name for e in plans[0].entrants] == ["inline triton", "sdpa", "move"]
-    assert [str(p) for p in goal_plans("all", CPU, ("float32",))] == [
+    assert [e.name for e in plans[0].candidates] == ["inline triton", "sdpa", "move"]
+    assert [str(p) for p in goal_plans(("ops", "models"), CPU, ("float32",))] == [
         f"inline_deit_tiny {size} forward float32" for size in (224, 512, 1024)
     ]
-    assert goal_plans("ops", CPU, ("float32",)) == []
+    assert goal_plans(("ops",), CPU, ("float32",)) == []
 
 
 def test_windows() -> None:
     swin = Network("inline_swin_tiny", "inline_swin_tiny")
-    (plan,) = model_plans(Wish(CPU, ("float32",), ("forward",), networks=(swin,), windows=(7, 14)))
+    (plan,) = model_plans(Request(CPU, ("float32",), ("forward",), networks=(swin,), windows=(7, 14)))
     labels = [network.label for network in plan.networks]
     assert labels[:4] == ["inline_swin_tiny w7", "inline_swin_tiny w14", "inline_swin_tiny softmax w7",
                           "inline_swin_tiny softmax w14"]  # fmt: skip
@@ -130,10 +131,10 @@ def test_windows() -> None:
     assert plan.networks[-1].window is None
 
 
-def test_batches_are_one_or_one_a_size() -> None:
-    with pytest.raises(ValueError, match="--batch-size: 2 values for 1 sizes"):
-        model_plans(Wish(CPU, ("float32",), networks=(TINY,), batches=(1, 2)))
+def test_one_batch_size_or_one_per_size() -> None:
+    with pytest.raises(ValueError, match=r"batch_size: .*2 for 1 sizes"):
+        model_plans(Request(CPU, ("float32",), networks=(TINY,), batches=(1, 2)))
     plans = model_plans(
-        Wish(CPU, ("float32",), ("forward",), networks=(TINY,), sizes=((32, 32), (64, 64)), batches=(3,))
+        Request(CPU, ("float32",), ("forward",), networks=(TINY,), sizes=((32, 32), (64, 64)), batches=(3,))
     )
     assert [plan.case.batch for plan in plans] == [3, 3]

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline.bench.report import table
-from tables.words import made_on
+from tables.markdown import made_on, table
 
 Rows = list[dict[str, Any]]
 SPLITS = ("train", "val", "test")

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sightline.bench.report import table
 from sightline.engine.settings import load_recipe
 from sightline.tasks.sequences.published import PUBLISHED
-from tables.words import made_on
+from tables.markdown import made_on, table
 
 TITLES = {"listops": "ListOps", "image": "Image", "pathfinder": "Pathfinder"}
 HEADER = ("mechanism", "updates", "val %", "test %", "published %", "training, examples/s", "inference, examples/s",

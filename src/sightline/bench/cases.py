@@ -1,17 +1,19 @@
-"""What is measured, as data: shapes of the operators, and models with their image and batch sizes."""
+"""Benchmark cases as data: shapes of operators, and models with their image and batch sizes."""
 
 import math
 import re
 from dataclasses import dataclass
 
+from sightline.util.errors import InputError
+
 Grid = tuple[int, int]
 MODES = ("forward", "forward+backward", "train")
-CPU_BATCH, CUDA_BATCH = 8, 512  # images of 224 x 224; fewer of larger ones
+CPU_BATCH, CUDA_BATCH = 8, 512  # images of 224 x 224; fewer if larger
 
 
 @dataclass(frozen=True)
 class OpCase:
-    """A shape of (batch, tokens, heads, dim): `prefix` tokens, then those of `grid` = (height, width)."""
+    """Tensors of (batch, tokens, heads, dim): `prefix` tokens, then those of `grid` = (height, width)."""
 
     name: str
     batch: int
@@ -31,7 +33,7 @@ class OpCase:
 
 @dataclass(frozen=True)
 class ModelCase:
-    """Images of `size` = (height, width), `batch` of them in inference; training takes a quarter, or `train_batch`."""
+    """A model on images of `size` = (height, width); training uses a quarter of `batch`, or `train_batch`."""
 
     model: str
     size: Grid
@@ -71,7 +73,7 @@ MODEL_CASES: tuple[ModelCase, ...] = (
     ModelCase("soft_tiny", (224, 224), 128, 64),
 )
 
-# SOFT: the attention of soft_tiny's first stage, about as many tokens in all at every length.
+# SOFT: the attention of soft_tiny's first stage, with about the same total number of tokens at every length.
 SOFT_TOKENS = 128 * 3136
 SOFT_GRIDS: tuple[Grid, ...] = (*((28, 28 * p) for p in range(1, 9)), (128, 128), (192, 192), (256, 256))
 SOFT_OPS = tuple(OpCase(f"soft_{h * w}", SOFT_TOKENS // (h * w), 2, 32, (h, w)) for h, w in SOFT_GRIDS)
@@ -83,8 +85,8 @@ CPU_CASES: tuple[ModelCase, ...] = (
     ModelCase("inline_deit_tiny", (1024, 1024), 1),
 )
 
-# timm's model of the same size and idea, for the comparison.
-TIMM_RIVALS: dict[str, str] = {
+# timm's model of the same size and family, to compare with.
+TIMM_BASELINES: dict[str, str] = {
     "inline_deit_tiny": "deit_tiny_patch16_224",
     "inline_deit_small": "deit_small_patch16_224",
     "inline_deit_base": "deit_base_patch16_224",
@@ -106,10 +108,10 @@ def format_size(size: Grid) -> str:
 
 
 def parse_shape(text: str) -> OpCase:
-    """A name of `OP_CASES`, or "B,H,D,TOKENS" with TOKENS as 197, 14x14 or 1+14x14 (a class token before the map).
+    """Read the name of a case, or "B,H,D,TOKENS" with TOKENS as 197, 14x14 or 1+14x14 (a class token, then the grid).
 
-    A plain number is a square map if it is one, a class token and a square map if that fits, else the map nearest to a
-    square. Example: `parse_shape("2,6,32,1+7x9")` has 64 tokens.
+    A plain number becomes a square grid if it is a square, a class token and a square grid if that fits, otherwise the
+    grid closest to a square. Example: `parse_shape("2,6,32,1+7x9")` has 64 tokens.
     """
     if text in OP_CASES:
         return OP_CASES[text]
@@ -117,14 +119,14 @@ def parse_shape(text: str) -> OpCase:
         r"(\d{1,7}),(\d{1,5}),(\d{1,5}),(?:(\d{1,4})\+)?(\d{1,7})(?:x(\d{1,7}))?", text.replace(" ", "")
     )
     if match is None:
-        raise ValueError(f"--shape: {text!r} is not a shape; give batch,heads,dim,tokens such as 256,6,32,1+14x14, "
-                         f"or one of {', '.join(OP_CASES)}")  # fmt: skip
+        raise InputError(f"shape: expected batch,heads,dim,tokens, e.g. 256,6,32,1+14x14, or one of "
+                         f"{', '.join(OP_CASES)}; got {text!r}")  # fmt: skip
     batch, heads, dim, prefix, first, second = (int(part) if part else 0 for part in match.groups())
     grid = (first, second) if match[6] else None
     if grid is None:
         grid, prefix = (_square(first), prefix) if match[4] else _split(first)
     if min(batch, heads, dim, *grid) < 1:
-        raise ValueError(f"--shape: {text!r} has a zero; give batch,heads,dim,tokens of at least one")
+        raise InputError(f"shape: expected numbers from 1 up in batch,heads,dim,tokens; got {text!r}")
     return OpCase(text.replace(" ", ""), batch, heads, dim, grid, prefix)
 
 
@@ -137,13 +139,13 @@ def _split(tokens: int) -> tuple[Grid, int]:
 
 
 def _square(tokens: int) -> Grid:
-    """The grid of so many tokens that is nearest to a square."""
+    """The grid of that many tokens that is closest to a square."""
     height = next((side for side in range(math.isqrt(tokens), 0, -1) if tokens % side == 0), 0)
     return (height, tokens // height) if height else (0, 0)
 
 
 def default_batch(model: str, size: Grid, device: str) -> int:
-    """The batch of the table where it has the model and size; else as many pixels as in its first row."""
+    """The batch size of the table if it has the case; otherwise about as many pixels per batch as its first row."""
     for case in MODEL_CASES if device == "cuda" else CPU_CASES:
         if (case.model, case.size) == (model, size):
             return case.batch

@@ -1,6 +1,6 @@
-"""Whether an entrant computes what it says: outputs and gradients against the float32 reference, before any timing."""
+"""Check a candidate before it is timed: outputs and gradients against the float32 reference."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -8,7 +8,8 @@ from torch import Tensor
 from sightline.bench.operators import (
     MOVE,
     OPERATORS,
-    OpEntrant,
+    Function,
+    OpCandidate,
     Operands,
     core_of,
     operator_of,
@@ -16,16 +17,17 @@ from sightline.bench.operators import (
     with_gradients,
 )
 from sightline.bench.precision import DTYPES, TOLERANCES, precision
+from sightline.util.errors import RunError
 
 CHECKED_QUERIES = 8
 
 
-class MismatchError(ValueError):
-    """An operator that is not timed, because it does not match the reference."""
+class MismatchError(RunError):
+    """A candidate that is not timed, because it does not match the reference."""
 
 
 def row_error(got: Tensor, want: Tensor) -> float:
-    """The largest error of a row, relative to the length of that row of `want`; NaN where anything is NaN.
+    """The largest error of a row, relative to the norm of that row of `want`; NaN if anything is NaN.
 
     A row is the last axis, so that small rows (a class token among 16,384 others) count as much as large ones.
     """
@@ -35,57 +37,55 @@ def row_error(got: Tensor, want: Tensor) -> float:
     return float((error / size.clamp(min=float(smallest.clamp(min=1e-30)))).max()) if error.numel() else 0.0
 
 
-def check_operator(
-    entrant: OpEntrant, function: Callable[[Operands], Tensor], x: Operands, mode: str, dtype: str
-) -> float:
-    """The largest error of `function` on the operands, at their full shape, on the first and the last image.
+def check_operator(candidate: OpCandidate, function: Function, x: Operands, mode: str, dtype: str) -> float:
+    """The largest error of `function` on the first and the last image, at the full shape of the operands.
 
     Raises:
-        MismatchError: it is beyond `TOLERANCES`.
+        MismatchError: the error exceeds `TOLERANCES`.
     """
-    if entrant.name == MOVE:
+    if candidate.name == MOVE:
         return 0.0
     indices = sorted({0, x.case.batch - 1})
     small = x.images(indices)
-    definition = operator_of(OpEntrant(entrant.name, entrant.spec, "torch"), x.case, x.q.device, DTYPES[dtype])
+    definition = operator_of(OpCandidate(candidate.name, candidate.spec, "torch"), x.case, x.q.device, DTYPES[dtype])
     worst = 0.0
     with precision("float32"):
         wanted = list(_results(definition, small, mode))
-        check_definition(entrant, small, wanted[0][1], DTYPES[dtype])
+        check_definition(candidate, small, wanted[0][1], DTYPES[dtype])
     with precision(dtype):
         results = _results(function, x, mode)
     for (name, got), (_, want) in zip(results, wanted, strict=True):
         error = row_error(got[indices].flatten(2), want.flatten(2))
         if not error <= TOLERANCES[dtype]:
             raise MismatchError(
-                f"{entrant.name} on {x.case.name}, {dtype}: {name} is {error:.2g} from the float32 reference "
+                f"{candidate.name} on {x.case.name}, {dtype}: {name} is {error:.2g} from the float32 reference "
                 f"(limit {TOLERANCES[dtype]:g}); not timed"
             )
         worst = max(worst, error)
     return worst
 
 
-def check_definition(entrant: OpEntrant, x: Operands, output: Tensor, weights: torch.dtype) -> None:
-    """Hold the float32 output of a mechanism that is a module against its rows of weights, for a few queries.
+def check_definition(candidate: OpCandidate, x: Operands, output: Tensor, weights: torch.dtype) -> None:
+    """Compare the float32 output of a mechanism that is a module with its rows of weights, for a few queries.
 
-    Operators need none of this: their reference is the definition, and tests compare it with the full matrix.
+    Operators need no such check: their reference is the definition, and tests compare it with the full matrix.
     """
-    if entrant.spec is None or entrant.spec.name in OPERATORS:
+    if candidate.spec is None or candidate.spec.name in OPERATORS:
         return
     queries = torch.linspace(0, x.case.tokens - 1, CHECKED_QUERIES, device=x.q.device).long().unique()
-    core = core_of(entrant.spec, x.case, x.q.device, x.q.dtype, weights)
+    core = core_of(candidate.spec, x.case, x.q.device, x.q.dtype, weights)
     with torch.no_grad():
         want = core.by_rows(x.q, x.k, x.v, queries, **place_of(x))
     error = row_error(output[:, queries].flatten(2), want.flatten(2))
     if not error <= TOLERANCES["float32"]:
         raise MismatchError(
-            f"{entrant.name} on {x.case.name}: the output is {error:.2g} from its weights times the values "
+            f"{candidate.name} on {x.case.name}: the output is {error:.2g} from its weights times the values "
             f"(limit {TOLERANCES['float32']:g}); not timed"
         )
 
 
-def _results(function: Callable[[Operands], Tensor], x: Operands, mode: str) -> Iterable[tuple[str, Tensor]]:
-    """The output, and in a backward mode the gradients, by name."""
+def _results(function: Function, x: Operands, mode: str) -> Iterable[tuple[str, Tensor]]:
+    """The output, and the gradients if the mode has a backward, by name."""
     if mode == "forward":
         with torch.no_grad():
             return [("output", function(x))]

@@ -1,6 +1,8 @@
-"""Time, memory and what went wrong: all entrants of a case are measured in turns, so that drift hits them alike.
+"""Time and memory of calls. All candidates of a case take turns, so that drift affects them equally.
 
-On a CPU by the wall clock. On CUDA twice: by replay of a CUDA graph, which leaves launches out, and by plain calls.
+On a CPU by wall clock. On CUDA twice: by replay of a CUDA graph, which leaves out launch overhead, and by plain calls.
+`triton.testing.do_bench` times one function at a time and needs CUDA; it can neither interleave candidates nor rotate
+inputs inside a graph, so this is our own.
 """
 
 import gc
@@ -9,22 +11,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from sightline.bench.results import FAILED, NO_MEMORY
 
-Call = Callable[[], Any]
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
+Call = Callable[[], object]
+Clock = Callable[[Call, int], float]  # milliseconds per call, over some calls
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
 WARM_UP_MS = 50.0
-GRAPH_MS = 2.0  # a graph holds at least so much work, so that the gap between replays does not count
+GRAPH_MS = 2.0  # work in a graph, at least, so that the gap between replays does not count
 MAX_CALLS_IN_GRAPH = 64
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an entrant does: one call for every set of inputs, and the bytes it holds before it is called."""
+    """A candidate's work: one call per set of inputs, and the bytes it holds before it is called."""
 
     calls: Sequence[Call]
     held_bytes: int = 0
@@ -32,13 +38,17 @@ class Work:
 
 @dataclass
 class Timing:
-    """Milliseconds a call; `spread` is (longest - shortest) / median over the rounds."""
+    """Milliseconds per call; `spread` is (longest - shortest) / median over the rounds."""
 
     graph_ms: float | None = None
     call_ms: float | None = None
     spread: float | None = None
     memory_mib: float | None = None
     note: str = ""
+
+    @property
+    def ms(self) -> float | None:
+        return self.call_ms if self.graph_ms is None else self.graph_ms
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ Outcome = Timing | Failure
 
 
 def explain(error: BaseException) -> Failure:
-    """What an exception during a measurement means, in one line."""
+    """Describe an exception during a measurement in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
     return Failure(NO_MEMORY if no_memory else FAILED, text[:200])
@@ -61,7 +71,7 @@ def explain(error: BaseException) -> Failure:
 
 @contextmanager
 def measuring(device: torch.device) -> Iterator[None]:
-    """Where inputs are made, warmed up, captured and timed: one side stream on CUDA, as graphs need it.
+    """Create inputs, warm up, capture and time on one side stream on CUDA, as graphs need it.
 
     Autograd remembers the stream that a leaf was first used on; a capture on another one would be invalid.
     """
@@ -83,43 +93,51 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def measure(works: Mapping[str, Work], device: torch.device, budget_ms: float) -> dict[str, Outcome]:
-    """The times of all entrants, by name; one that fails does not keep the others from being measured.
+    """Time all candidates, by name; one that fails does not keep the others from being measured.
 
-    `budget_ms` is spent on each entrant, after warm-up, and again for graph replay on CUDA. Call within `measuring`.
+    `budget_ms` is spent on each candidate after warm-up, and again for graph replay on CUDA. Call within `measuring`.
     """
-    return _measure_cuda(works, device, budget_ms) if device.type == "cuda" else _measure_cpu(works, budget_ms)
-
-
-def _measure_cpu(works: Mapping[str, Work], budget_ms: float) -> dict[str, Outcome]:
+    cuda = device.type == "cuda"
+    clock = _event_ms if cuda else _wall_ms
     outcomes: dict[str, Outcome] = {}
+    timings: dict[str, Timing] = {}
     plans: dict[str, tuple[Call, float]] = {}
     for name, work in works.items():
         try:
             call = cycle(work.calls)
-            plans[name] = call, _warm_up(call, len(work.calls), _wall_ms)
+            plan = call, _warm_up(call, len(work.calls), clock)
+            memory = (_extra_bytes(call, device) + work.held_bytes) / 2**20 if cuda else None
+            outcomes[name] = timings[name] = Timing(memory_mib=memory)
+            plans[name] = plan
         except Exception as error:
             outcomes[name] = explain(error)
-    samples = _in_turns(plans, _wall_ms, budget_ms)
-    for name, times in samples.items():
-        outcomes[name] = Timing(call_ms=statistics.median(times), spread=_spread(times))
+            if cuda:
+                _release()
+    graphs = _time_graphs(works, plans, timings, device, budget_ms) if cuda else {}
+    for name, times in _in_turns(plans, clock, budget_ms).items():
+        timing = timings[name]
+        timing.call_ms = statistics.median(times)
+        timing.spread = _spread(times) if timing.spread is None else timing.spread
+    if cuda:
+        graphs.clear()  # not earlier: plain calls would have to allocate their memory again
+        _release()
     return outcomes
 
 
-def _measure_cuda(works: Mapping[str, Work], device: torch.device, budget_ms: float) -> dict[str, Outcome]:
-    outcomes: dict[str, Outcome] = {}
-    plans: dict[str, tuple[Call, float]] = {}
+def _time_graphs(
+    works: Mapping[str, Work],
+    plans: Mapping[str, tuple[Call, float]],
+    timings: Mapping[str, Timing],
+    device: torch.device,
+    budget_ms: float,
+) -> dict[str, tuple[Call, float]]:
+    """Capture every candidate in a CUDA graph and time its replay; one that cannot be captured gets a note.
+
+    Returns the graphs, which hold memory as long as they live.
+    """
     graphs: dict[str, tuple[Call, float]] = {}
     calls_in_graph: dict[str, int] = {}
     pool = torch.cuda.graph_pool_handle()
-    for name, work in works.items():
-        try:
-            call = cycle(work.calls)
-            plans[name] = call, _warm_up(call, len(work.calls), _event_ms)
-            outcomes[name] = Timing(memory_mib=(_extra_bytes(call, device) + work.held_bytes) / 2**20)
-        except Exception as error:
-            plans.pop(name, None)
-            outcomes[name] = explain(error)
-            _release()
     for name, (_, estimate) in plans.items():
         count = len(works[name].calls)
         repeats = max(1, min(MAX_CALLS_IN_GRAPH, round(GRAPH_MS / max(estimate, 1e-3))) // count)
@@ -127,33 +145,19 @@ def _measure_cuda(works: Mapping[str, Work], device: torch.device, budget_ms: fl
         try:
             graphs[name] = _capture(works[name].calls, repeats, pool, device), estimate * calls_in_graph[name]
         except Exception as error:
-            note_of(outcomes[name], f"no CUDA graph: {explain(error).note}")
+            timings[name].note = f"no CUDA graph: {explain(error).note}"
             torch.cuda.synchronize(device)
     for name, times in _in_turns(graphs, _event_ms, budget_ms).items():
-        timing = outcomes[name]
-        assert isinstance(timing, Timing)
-        timing.graph_ms, timing.spread = statistics.median(times) / calls_in_graph[name], _spread(times)
-    for name, times in _in_turns(plans, _event_ms, budget_ms).items():
-        timing = outcomes[name]
-        assert isinstance(timing, Timing)
-        timing.call_ms = statistics.median(times)
-        timing.spread = _spread(times) if timing.spread is None else timing.spread
-    graphs.clear()
-    _release()
-    return outcomes
-
-
-def note_of(outcome: Outcome, note: str) -> None:
-    """Remember what is worth knowing about a time."""
-    if isinstance(outcome, Timing):
-        outcome.note = note
+        timings[name].graph_ms = statistics.median(times) / calls_in_graph[name]
+        timings[name].spread = _spread(times)
+    return graphs
 
 
 def cycle(calls: Sequence[Call]) -> Call:
-    """A call that does the next one of `calls` each time, so that no input stays in the cache."""
+    """A call that runs the next one of `calls` each time, so that no input stays in the cache."""
     state = {"next": 0}
 
-    def step() -> Any:
+    def step() -> object:
         call = calls[state["next"] % len(calls)]
         state["next"] += 1
         return call()
@@ -161,10 +165,8 @@ def cycle(calls: Sequence[Call]) -> Call:
     return step
 
 
-def _in_turns(
-    plans: Mapping[str, tuple[Call, float]], clock: Callable[[Call, int], float], budget_ms: float
-) -> dict[str, list[float]]:
-    """Milliseconds a call, several times for every plan, which is a call and about how long it takes."""
+def _in_turns(plans: Mapping[str, tuple[Call, float]], clock: Clock, budget_ms: float) -> dict[str, list[float]]:
+    """Milliseconds per call, several samples per plan, which is a call and roughly how long it takes."""
     samples: dict[str, list[float]] = {name: [] for name in plans}
     rounds = {name: int(min(MAX_ROUNDS, max(MIN_ROUNDS, budget_ms / max(ms, 1e-3)))) for name, (_, ms) in plans.items()}
     for turn in range(MAX_ROUNDS):
@@ -192,8 +194,8 @@ def _event_ms(call: Call, count: int) -> float:
     return start.elapsed_time(end) / count
 
 
-def _warm_up(call: Call, sets: int, clock: Callable[[Call, int], float]) -> float:
-    """Compile, fill caches, raise the clocks; returns about how long a call takes."""
+def _warm_up(call: Call, sets: int, clock: Clock) -> float:
+    """Compile, fill caches, raise the clock rates; returns roughly how long a call takes."""
     clock(call, max(2, sets))
     estimate = clock(call, 1)
     if estimate < WARM_UP_MS:
@@ -202,7 +204,7 @@ def _warm_up(call: Call, sets: int, clock: Callable[[Call, int], float]) -> floa
 
 
 def _extra_bytes(call: Call, device: torch.device) -> int:
-    """What a call takes of the card's memory at most, besides what was in use before."""
+    """Peak GPU memory of a call, without what was in use before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -211,14 +213,14 @@ def _extra_bytes(call: Call, device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _capture(calls: Sequence[Call], repeats: int, pool: Any, device: torch.device) -> Call:
-    """A replay of all calls, `repeats` times over, as one CUDA graph.
+def _capture(calls: Sequence[Call], repeats: int, pool: "_POOL_HANDLE", device: torch.device) -> Call:
+    """Capture all calls, `repeats` times over, in one CUDA graph; returns its replay.
 
-    The results of one round stay alive during the capture, so that each set of inputs has outputs of its own in memory.
-    Graphs of a case share a pool: none of their results is ever read.
+    The results of one round stay alive during the capture, so that each set of inputs has its own outputs in memory.
+    The graphs of a case share a pool: none of their results is ever read.
     """
     graph = torch.cuda.CUDAGraph()
-    kept: list[Any] = [None] * len(calls)
+    kept: list[object] = [None] * len(calls)
     with torch.cuda.graph(graph, pool=pool, stream=_side_stream(device)):
         for _ in range(repeats):
             for i, call in enumerate(calls):

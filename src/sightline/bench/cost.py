@@ -1,19 +1,19 @@
-"""Parameters, multiply-adds and activations of a model at a given input size, without running it on data."""
+"""Parameters, multiply-adds and activations of a model at a given input size, without running it."""
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass(frozen=True)
 class Cost:
-    """`macs` are multiply-adds, what papers call FLOPs; `activations` the elements that linear layers and
-    convolutions put out."""
+    """`macs` are multiply-adds, which papers call FLOPs; `activations` are output elements of linear layers and
+    convolutions."""
 
     params: int
     macs: int
@@ -23,8 +23,8 @@ class Cost:
 def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """The cost of one image of `input_size` = (channels, height, width).
 
-    The model is traced on the meta device, so that no memory is taken and any size can be asked for. Matrix products,
-    convolutions and softmax attention are counted by torch; linear mechanisms are made of these on that device.
+    The model is traced on the meta device, which needs no memory, so any size works. torch counts matrix products,
+    convolutions and softmax attention; linear mechanisms are composed of these on that device.
     """
     shadow = _on_meta(model)
     image = torch.empty(1, *input_size, device="meta", dtype=next(shadow.parameters()).dtype)
@@ -36,7 +36,7 @@ def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 
 def _on_meta(model: nn.Module) -> nn.Module:
     """A copy of the model without data, in evaluation mode."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     for buffer in model.buffers():
@@ -45,13 +45,16 @@ def _on_meta(model: nn.Module) -> nn.Module:
 
 
 class _ActivationCounter(TorchDispatchMode):
-    """Adds up the elements that products with weights put out."""
+    """Adds up the output elements of products with weights."""
 
     total = 0
     counted = (torch.ops.aten.addmm, torch.ops.aten.mm, torch.ops.aten.convolution)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in self.counted:
+            assert isinstance(out, Tensor)
             self.total += out.numel()
         return out

@@ -1,10 +1,9 @@
-"""Models as entrants: sightline's own, timm's, the softmax twin, and the same network without attention, the limit."""
+"""Models as candidates: sightline's and timm's; with softmax; and without attention, the upper limit of speed."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import timm
 import torch
@@ -12,63 +11,67 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline import backend as backends
-from sightline.bench.cases import TIMM_RIVALS, Grid
+from sightline.bench.cases import TIMM_BASELINES, Grid
 from sightline.bench.check import MismatchError, row_error
 from sightline.bench.precision import DTYPES, MODEL_FACTOR, TOLERANCES, precision
 from sightline.models.zoo import VARIANTS
+from sightline.util.errors import InputError
 
 CLASSES = 1000
 CHECKED_IMAGES = 2
-OPTIONAL = ("img_size", "drop_path_rate")  # not every model of timm has these; stochastic depth is off for all alike
+OPTIONAL = ("img_size", "drop_path_rate")  # not every timm model has these; stochastic depth is off for all
 
 
 @dataclass(frozen=True)
 class Network:
-    """A model registered with timm, with arguments; `label` names it in tables."""
+    """A model registered with timm, and its arguments; `label` names it in tables."""
 
     label: str
     name: str
-    args: dict[str, Any] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.label)
 
+    def __str__(self) -> str:
+        return self.label
+
     @property
     def window(self) -> int | None:
-        """The side of the attention windows where it was chosen."""
+        """The side of the attention windows if it was set."""
         value = self.args.get("map_window", self.args.get("window_size"))
         return value if isinstance(value, int) else None
 
 
-def rivals(network: Network, kinds: tuple[str, ...]) -> list[Network]:
-    """What a model is compared with: "softmax" its twin, "none" the limit, "timm" timm's model of its size."""
+def baselines(network: Network, kinds: tuple[str, ...]) -> list[Network]:
+    """What a model is compared with: "softmax" and "none" are its attention, "timm" is timm's model of its size."""
     found = []
     for kind in kinds:
-        if kind == "timm" and network.name in TIMM_RIVALS:
-            rival = TIMM_RIVALS[network.name]
-            found.append(Network(f"timm {rival}", rival))
+        if kind == "timm" and network.name in TIMM_BASELINES:
+            name = TIMM_BASELINES[network.name]
+            found.append(Network(f"timm {name}", name))
         elif kind in ("softmax", "none") and network.name in VARIANTS:
             found.append(Network(f"{network.label} {kind}", network.name, {**network.args, "attention": kind}))
     return found
 
 
 def build(network: Network, size: Grid) -> nn.Module:
-    """The model for images of `size`, the same random weights every time.
+    """Build a model for images of `size` with reproducible random weights.
 
     Raises:
-        ValueError: it does not take this size or these arguments.
+        InputError: the model does not take this size or these arguments.
     """
-    args = {"num_classes": CLASSES, **dict.fromkeys(OPTIONAL, 0.0), "img_size": size, **network.args}
+    args: dict[str, object] = {"num_classes": CLASSES, **dict.fromkeys(OPTIONAL, 0.0), "img_size": size, **network.args}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
             return _create(network.name, args)
         except TypeError as error:
-            raise ValueError(f"{network.label}: {error}") from error
+            raise InputError(f"{network.label}: {error}") from error
 
 
-def _create(name: str, args: dict[str, Any]) -> nn.Module:
-    """The model, without those of `OPTIONAL` that it has no argument for."""
+def _create(name: str, args: dict[str, object]) -> nn.Module:
+    """Create the model without those of `OPTIONAL` that it does not accept."""
     try:
         return timm.create_model(name, **args)
     except TypeError as error:
@@ -80,7 +83,7 @@ def _create(name: str, args: dict[str, Any]) -> nn.Module:
 
 @contextmanager
 def reference_backend() -> Iterator[None]:
-    """Every operator by its reference, whatever the device has."""
+    """Run every operator by its reference."""
     before = os.environ.get(backends.VARIABLE)
     os.environ[backends.VARIABLE] = "torch"
     try:
@@ -94,9 +97,9 @@ def reference_backend() -> Iterator[None]:
 
 @dataclass
 class Job:
-    """A model that is ready to be called: `call` does what is timed, `logits` shows what it computes."""
+    """A model ready to be called: `call` is timed, `logits` is checked against `expected`."""
 
-    call: Callable[[], Any]
+    call: Callable[[], object]
     logits: Callable[[], Tensor]
     held_bytes: int
     expected: Tensor
@@ -105,10 +108,10 @@ class Job:
 def make_job(
     network: Network, size: Grid, batch: int, mode: str, dtype: str, compiled: bool, device: torch.device
 ) -> Job:
-    """Build a model and what is timed with it.
+    """Build a model and the call to time.
 
-    Inference has its weights in `dtype`. Training has float32 weights under autocast to a half-precision `dtype`, cross
-    entropy, and for "train" a step of AdamW; float16 without loss scaling, which costs nothing worth timing.
+    Inference keeps its weights in `dtype`. Training has float32 weights, autocast to a half-precision `dtype`, cross
+    entropy, and for "train" a step of AdamW; float16 has no loss scaling, whose cost is negligible.
     """
     model = build(network, size).to(device)
     generator = torch.Generator(device).manual_seed(0)
@@ -136,7 +139,7 @@ def _inference(run: Callable[[Tensor], Tensor], images: Tensor, autocast: str | 
 
 
 def _evaluation(model: nn.Module, images: Tensor, dtype: str) -> Callable[[], Tensor]:
-    """The logits of a model in training, as it would give them in use."""
+    """The logits of a model in training mode as it gives them in evaluation mode."""
     forward = _inference(model, images, dtype)
 
     def call() -> Tensor:
@@ -149,7 +152,7 @@ def _evaluation(model: nn.Module, images: Tensor, dtype: str) -> Callable[[], Te
     return call
 
 
-def _autocast(device: torch.device, dtype: str | None) -> Any:
+def _autocast(device: torch.device, dtype: str | None) -> AbstractContextManager[object]:
     half = dtype is not None and DTYPES[dtype] in (torch.bfloat16, torch.float16)
     return torch.autocast(device.type, DTYPES[dtype or "float32"]) if half else nullcontext()
 
@@ -157,7 +160,7 @@ def _autocast(device: torch.device, dtype: str | None) -> Any:
 def _training(
     model: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, dtype: str, step: bool
 ) -> tuple[Callable[[], None], int]:
-    """Forward and backward, and a step of the optimizer; and the bytes of the optimizer's state."""
+    """Forward, backward and optionally an optimizer step; and the bytes of the optimizer's state."""
     cuda = images.device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=cuda)
     vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # plain calls are timed too
@@ -175,7 +178,11 @@ def _training(
 
 
 def check_job(job: Job, label: str, dtype: str) -> float:
-    """The error of the logits against the float32 reference; raises where they are of another model."""
+    """The error of the logits against the float32 reference.
+
+    Raises:
+        MismatchError: the error is too large.
+    """
     limit = MODEL_FACTOR * TOLERANCES[dtype]
     error = row_error(job.logits()[:CHECKED_IMAGES], job.expected)
     if not error <= limit:

@@ -1,11 +1,10 @@
-"""Attention operators as entrants of a benchmark: their inputs, how each is called, and the bytes that it must move.
+"""Attention operators as candidates of a benchmark: their inputs, how each is called, and the bytes it must move.
 
-Queries, keys and values are views of one packed tensor, as a projection makes them, for every entrant alike.
+Queries, keys and values are views of one packed tensor, as a projection creates them, for every candidate.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +15,16 @@ from sightline.bench.cases import OpCase
 from sightline.layers.core import Core
 from sightline.layers.spec import Spec
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
+from sightline.util.errors import InputError
 
 SDPA, MOVE = "sdpa", "move"
-LANDMARKS = 49  # of soft and soft_norm, unless they say otherwise
+LANDMARKS = 49  # default for soft and soft_norm
 SHARED_QK = ("soft", "soft_norm")  # queries are their own keys
 
 
 @dataclass(frozen=True)
-class OpEntrant:
-    """A way to compute a mechanism: `backend` "triton" or "torch"; `spec` None for the rivals `sdpa` and `move`."""
+class OpCandidate:
+    """A way to compute a mechanism: `backend` "triton" or "torch"; `spec` None for the baselines `sdpa` and `move`."""
 
     name: str
     spec: Spec | None
@@ -34,7 +34,7 @@ class OpEntrant:
 
 @dataclass(frozen=True)
 class Operands:
-    """Inputs of one call, and the gradient of its output. `extra` is what a mechanism needs besides q, k, v."""
+    """Inputs of one call, and the gradient of its output. `extra` holds further inputs of a mechanism."""
 
     q: Tensor
     k: Tensor
@@ -42,25 +42,28 @@ class Operands:
     extra: dict[str, Tensor]
     grad: Tensor
     case: OpCase
-    place: Tensor  # an empty tensor of the grid's shape, which torch.compile can take as a variable
+    grid: Tensor  # an empty tensor of the grid's shape, which torch.compile can treat as dynamic
 
     @property
     def leaves(self) -> dict[str, Tensor]:
         return {"q": self.q, "k": self.k, "v": self.v, **self.extra}
 
     def images(self, indices: Sequence[int]) -> "Operands":
-        """The operands of some images in float32: images do not influence each other, so they are enough to check."""
+        """Some images in float32; enough for a check, as images do not influence each other."""
         pick = {name: t.detach()[list(indices)].float().requires_grad_() for name, t in self.leaves.items()}
         q, k, v = (pick.pop(name) for name in "qkv")
-        return Operands(q, k, v, pick, self.grad[list(indices)].float(), self.case, self.place)
+        return Operands(q, k, v, pick, self.grad[list(indices)].float(), self.case, self.grid)
 
     @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self.leaves.values(), self.grad))
 
 
+Function = Callable[[Operands], Tensor]
+
+
 def make_operands(case: OpCase, spec: Spec, dtype: torch.dtype, device: torch.device | str, seed: int) -> Operands:
-    """Random inputs of a case; the same for every mechanism as far as they share them."""
+    """Random inputs of a case; mechanisms share them as far as they take the same."""
     shape = (case.batch, case.tokens, case.heads, case.dim)
     generator = None if str(device) == "meta" else torch.Generator(device).manual_seed(seed)
 
@@ -78,23 +81,18 @@ def make_operands(case: OpCase, spec: Spec, dtype: torch.dtype, device: torch.de
         extra["landmarks"] = normal(case.batch, count, case.heads, case.dim, scale=case.dim**-0.25)
         packed = packed * case.dim**-0.25
     q, k, v = (part.detach().requires_grad_() for part in packed.unbind(2))
-    return Operands(
-        q,
-        k,
-        v,
-        {name: t.requires_grad_() for name, t in extra.items()},
-        grad,
-        case,
-        torch.empty(case.grid, device="meta"),
-    )
+    extra = {name: t.requires_grad_() for name, t in extra.items()}
+    return Operands(q, k, v, extra, grad, case, torch.empty(case.grid, device="meta"))
 
 
 def _inline(x: Operands, backend: str | None, phi: str = "identity", residual: bool = True) -> Tensor:
-    place: dict[str, Any] = {}
-    if residual:
-        height, width = x.place.shape
-        place = {"residual": x.extra["residual"], "grid": (height, width), "prefix": x.case.prefix}
-    return inline_attention(x.q, x.k, x.v, phi=phi, backend=backend, **place)
+    if not residual:
+        return inline_attention(x.q, x.k, x.v, phi=phi, backend=backend)
+    height, width = x.grid.shape
+    weights = x.extra["residual"]
+    return inline_attention(
+        x.q, x.k, x.v, phi=phi, backend=backend, residual=weights, grid=(height, width), prefix=x.case.prefix
+    )
 
 
 def _linear(x: Operands, backend: str | None, phi: str = "relu") -> Tensor:
@@ -106,14 +104,14 @@ def _softmax(x: Operands, backend: str | None) -> Tensor:
 
 
 def _soft(normalized: bool) -> Callable[..., Tensor]:
-    def call(x: Operands, backend: str | None, iterations: int = 20, **_: Any) -> Tensor:
+    def call(x: Operands, backend: str | None, iterations: int = 20, **_: object) -> Tensor:
         landmarks = x.extra["landmarks"]
         return soft_attention(x.q, x.v, landmarks, normalized=normalized, iterations=iterations, backend=backend)
 
     return call
 
 
-# Mechanism -> the operator and how it is called; all others are timed as modules, with what they make of the tokens.
+# Mechanism -> its operator and how to call it. Others are timed as modules, including what they compute from tokens.
 OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "softmax": ("softmax_attention", _softmax),
     "linear": ("linear_attention", _linear),
@@ -123,56 +121,52 @@ OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 }
 
 
-def entrants(
+def candidates(
     mechanism: str, device: torch.device, backend: Sequence[str] = (), compiled: bool = False
-) -> list[OpEntrant]:
-    """The implementations of a mechanism on a device; with `compiled` the reference through torch.compile too.
+) -> list[OpCandidate]:
+    """The implementations of a mechanism on a device; with `compiled` also the reference through torch.compile.
 
-    `backend` names those to take; by default the Triton kernel where there is one, and the reference.
+    `backend` names those to use; by default the Triton kernel if there is one, and the reference.
     """
     spec = Spec.parse(mechanism)
     if spec.name == "none":
-        raise ValueError(
-            "--mechanism: 'none' passes the values on, there is nothing to time; it is a rival in `models`"
-        )
+        raise InputError("mechanism: 'none' has no attention to time; it is a baseline of `bench models`")
     operator = OPERATORS.get(spec.name, (None, None))[0]
     if operator is None and "triton" in backend:
-        raise ValueError(f"--backend: {spec.name} has no Triton kernel; leave it out, or give torch")
+        raise InputError(f"backend: {spec.name} has no Triton kernel; leave it out, or use torch")
     has_kernel = operator in backends.TRITON_OPERATORS
     found = list(backend) or (["triton"] if has_kernel and device.type == "cuda" else []) + ["torch"]
     names = {"triton": "triton", "torch": "reference"}
-    made = [OpEntrant(f"{spec} {names[way]}", spec, way) for way in found]
+    made = [OpCandidate(f"{spec} {names[way]}", spec, way) for way in found]
     if compiled and "torch" in found:
-        made.append(OpEntrant(f"{spec} reference, compiled", spec, "torch", True))
+        made.append(OpCandidate(f"{spec} reference, compiled", spec, "torch", True))
     return made
 
 
-RIVALS = {SDPA: OpEntrant(SDPA, None), MOVE: OpEntrant(MOVE, None)}
+BASELINES = {SDPA: OpCandidate(SDPA, None), MOVE: OpCandidate(MOVE, None)}
 
 
 def operator_of(
-    entrant: OpEntrant, case: OpCase, device: torch.device, weights: torch.dtype | None = None
-) -> Callable[[Operands], Tensor]:
-    """The function from operands to the output; `weights` as in `core_of`."""
-    if entrant.name == SDPA:
+    candidate: OpCandidate, case: OpCase, device: torch.device, weights: torch.dtype | None = None
+) -> Function:
+    """The function from operands to output; `weights` as in `core_of`."""
+    if candidate.name == SDPA:
         return lambda x: _softmax(x, "torch")
-    if entrant.name == MOVE:
+    if candidate.name == MOVE:
         return lambda x: torch.addcmul(x.q.detach(), x.k.detach(), x.v.detach())
-    spec = entrant.spec
+    spec = candidate.spec
     assert spec is not None
     if spec.name not in OPERATORS:
         plain = _module(spec, case, device, weights)
     else:
         _, function = OPERATORS[spec.name]
         options = dict(spec.options)
-        plain = lambda x: function(x, entrant.backend, **options)  # noqa: E731
-    return torch.compile(plain, fullgraph=True, dynamic=False) if entrant.compiled else plain
+        plain = lambda x: function(x, candidate.backend, **options)  # noqa: E731
+    return torch.compile(plain, fullgraph=True, dynamic=False) if candidate.compiled else plain
 
 
-def _module(
-    spec: Spec, case: OpCase, device: torch.device, weights: torch.dtype | None
-) -> Callable[[Operands], Tensor]:
-    """A mechanism that is no operator of `sightline.ops`: its core, in the type of the tokens."""
+def _module(spec: Spec, case: OpCase, device: torch.device, weights: torch.dtype | None) -> Function:
+    """A mechanism without an operator in `sightline.ops`: its module, in the dtype of the tokens."""
     cores: dict[torch.dtype, Core] = {}
 
     def call(x: Operands) -> Tensor:
@@ -187,20 +181,20 @@ def _module(
 def core_of(
     spec: Spec, case: OpCase, device: torch.device, dtype: torch.dtype, weights: torch.dtype | None = None
 ) -> Core:
-    """A mechanism as a module with the same random weights every time, rounded to `weights` before they are `dtype`."""
+    """A mechanism as a module with reproducible random weights, rounded to `weights` before they become `dtype`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return spec.build(case.channels, case.heads, 16).to(device, weights or dtype).to(dtype).eval()
 
 
-def place_of(x: Operands) -> dict[str, Any]:
+def place_of(x: Operands) -> dict[str, object]:
     """The keywords of `Core.forward` for operands."""
-    height, width = x.place.shape
+    height, width = x.grid.shape
     return {"context": x.v.flatten(2), "grid": (height, width), "prefix": x.case.prefix}
 
 
-def with_gradients(function: Callable[[Operands], Tensor]) -> Callable[[Operands], tuple[Tensor, ...]]:
-    """The output and the gradients of all inputs that it depends on; None for the others."""
+def with_gradients(function: Function) -> Callable[[Operands], tuple[Tensor, ...]]:
+    """The output and the gradients of all inputs; None for those it does not depend on."""
 
     def call(x: Operands) -> tuple[Tensor, ...]:
         out = function(x)
@@ -216,25 +210,12 @@ def move_both_ways(x: Operands) -> tuple[Tensor, ...]:
 
 
 def calls_of(
-    entrant: OpEntrant, function: Callable[[Operands], Tensor], mode: str, sets: Sequence[Operands]
-) -> list[Callable[[], Any]]:
-    """A call for every set of operands."""
-    if mode == "forward":
-        return [_without_grad(function, x) for x in sets]
-    both = move_both_ways if entrant.name == MOVE else with_gradients(function)
-    return [_bound(both, x) for x in sets]
-
-
-def _bound(function: Callable[[Operands], Any], x: Operands) -> Callable[[], Any]:
-    return lambda: function(x)
-
-
-def _without_grad(function: Callable[[Operands], Any], x: Operands) -> Callable[[], Any]:
-    def call() -> Any:
-        with torch.no_grad():
-            return function(x)
-
-    return call
+    candidate: OpCandidate, function: Function, mode: str, sets: Sequence[Operands]
+) -> list[Callable[[], object]]:
+    """One call per set of operands."""
+    both = move_both_ways if candidate.name == MOVE else with_gradients(function)
+    run: Callable[[Operands], object] = torch.no_grad()(function) if mode == "forward" else both
+    return [lambda x=x: run(x) for x in sets]  # type: ignore[misc]
 
 
 def moved_tensors(mechanism: str, mode: str) -> int:
@@ -253,14 +234,14 @@ def moved_bytes(case: OpCase, mechanism: str, mode: str, extra: dict[str, Tensor
     return (moved_tensors(mechanism, mode) * tokens + small) * element_size
 
 
-def count_flops(entrant: OpEntrant, case: OpCase, mode: str) -> int:
-    """Floating-point operations of the products, two for a multiply-add; a backward counts twice the forward."""
-    if entrant.name == MOVE:
+def count_flops(candidate: OpCandidate, case: OpCase, mode: str) -> int:
+    """Floating-point operations of the products, two per multiply-add; a backward counts twice the forward."""
+    if candidate.name == MOVE:
         return 0
-    plain = OpEntrant(entrant.name, entrant.spec, "torch")
-    operands = make_operands(case, entrant.spec or Spec("softmax"), torch.float32, "meta", 0)
+    plain = OpCandidate(candidate.name, candidate.spec, "torch")
+    operands = make_operands(case, candidate.spec or Spec("softmax"), torch.float32, "meta", 0)
     for leaf in operands.leaves.values():
-        leaf.requires_grad_(False)  # the counter would ask views of them for their gradients
+        leaf.requires_grad_(False)  # otherwise the counter asks views of them for their gradients
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         operator_of(plain, case, torch.device("meta"))(operands)
     return counter.get_total_flops() * (1 if mode == "forward" else 3)

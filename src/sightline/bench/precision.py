@@ -1,4 +1,4 @@
-"""The types that are measured. `tf32` is float32 whose matrix products and convolutions may round to TF32."""
+"""The data types to measure. `tf32` is float32 whose matrix products and convolutions may round to TF32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +12,18 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
-# How far a row of an output or gradient may be from the float32 reference, as a part of the row's own length. Half
-# precision rounds inputs of matrix products and the result; its unit roundoff is 2^-8 (bfloat16) or 2^-11 (float16),
-# and a few of them add up. The one place where these numbers stand.
+# Largest error of a row of an output or gradient against the float32 reference, relative to the norm of the row. Half
+# precision rounds the inputs of matrix products and the result; its unit roundoff is 2^-8 (bfloat16) or 2^-11
+# (float16), and a few of them add up.
 TOLERANCES: dict[str, float] = {"float32": 1e-4, "tf32": 5e-3, "float16": 4e-3, "bfloat16": 2e-2}
 
-# A model rounds after every layer: a dozen blocks of the above. What this is to find is a wrong kernel, not a rounding.
+# A model rounds after every layer, a dozen blocks of the above. This check finds wrong kernels, not rounding.
 MODEL_FACTOR = 10
 
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Matrix products and convolutions of float32 in TF32 for "tf32", in full float32 for all others."""
+    """Run float32 matrix products and convolutions in TF32 for "tf32", in full float32 for all others."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     fast = dtype == "tf32"
     torch.set_float32_matmul_precision("high" if fast else "highest")

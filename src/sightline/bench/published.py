@@ -1,6 +1,6 @@
 """Figures of the public code, measured elsewhere: one NVIDIA H200, torch 2.11, bfloat16, plain calls.
 
-They stand beside what a run measures and are never mixed with it. `None`: not measured.
+They are shown next to the figures of a run and never mixed with them. None means not measured.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ SOURCE = "public code, measured elsewhere (H200, torch 2.11, bfloat16; SOFT in T
 
 
 class OpFigures(NamedTuple):
-    """Milliseconds of what the public InLine code does between the qkv and the output projection."""
+    """Milliseconds of the public InLine code between the qkv and the output projection."""
 
     forward: float
     compiled_forward: float | None
@@ -19,7 +19,7 @@ class OpFigures(NamedTuple):
 
 
 class ModelFigures(NamedTuple):
-    """Images a second of the public model; training with a quarter of the batch. SOFT in float32 with TF32, half."""
+    """Images per second of the public model; training with a quarter of the batch, SOFT (in TF32) with half."""
 
     forward: float
     compiled_forward: float | None
@@ -63,7 +63,7 @@ def public_ms(case: str, mode: str, compiled: bool) -> float | None:
 
 
 def public_images(case: str, mode: str, compiled: bool) -> float | None:
-    """The public model's images a second for "MODEL SIZE"."""
+    """The public model's images per second for "MODEL SIZE"."""
     figures = PUBLIC_MODELS.get(case)
     if figures is None or mode == "forward+backward" or (compiled and mode == "train"):
         return None
@@ -73,13 +73,13 @@ def public_images(case: str, mode: str, compiled: bool) -> float | None:
 
 
 def public_figure(row: Row) -> float | None:
-    """What the public code reached in the case of a row: milliseconds or images a second.
+    """The public code in the case of a row: milliseconds or images per second.
 
-    Only for our own entrant, on CUDA and in the type that the public code was measured in.
+    Only for our own candidate, on CUDA and in the dtype that the public code was measured in.
     """
-    dtype = "tf32" if row.entrant.startswith("soft") else "bfloat16"
+    dtype = "tf32" if row.candidate.startswith("soft") else "bfloat16"
     if row.device != "cuda" or row.dtype != dtype:
         return None
     if row.kind == "op":
-        return public_ms(row.case, row.mode, row.compiled) if row.entrant.startswith("inline") else None
-    return public_images(row.case, row.mode, row.compiled) if row.entrant == row.case.split()[0] else None
+        return public_ms(row.case, row.mode, row.compiled) if row.candidate.startswith("inline") else None
+    return public_images(row.case, row.mode, row.compiled) if row.candidate == row.case.split()[0] else None

@@ -1,4 +1,4 @@
-"""What a run gives: rows, and the files that hold them with the commit, the command and the machine."""
+"""Results of a run: rows, and the files that hold them with the commit, the command and the machine."""
 
 import csv
 import dataclasses
@@ -6,32 +6,51 @@ import io
 import json
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
+from sightline.util.errors import FileError
 from sightline.util.files import write_text
-from sightline.util.provenance import source_commit
+from sightline.util.provenance import machine_name, package_version, source_commit
 
-OK, REFUSED, NO_MEMORY, FAILED = "ok", "refused", "out of memory", "failed"
+OK, REJECTED, NO_MEMORY, FAILED = "ok", "refused", "out of memory", "failed"  # as written to files
+FILE_NAMES = {"candidate": "entrant"}  # fields that have another name in files
+
+
+class About(TypedDict, total=False):
+    """How to measure again: command, commit, versions, machine. `card` is the GPU, or the processor and its threads."""
+
+    command: str
+    commit: str
+    clean: bool | None
+    date: str
+    card: str
+    device: str
+    threads: int
+    python: str
+    torch: str
+    cuda: str | None
+    triton: str | None
+    timm: str | None
+    ceilings: dict[str, dict[str, float]]
 
 
 @dataclass
 class Row:
-    """One entrant in one case. Times in milliseconds, memory in MiB, `error` against the float32 reference.
+    """One candidate in one case. Times in milliseconds, memory in MiB, `error` against the float32 reference.
 
-    `graph_ms` is the time by CUDA-graph replay, `call_ms` by plain calls; `floor_ms` what moving the operator's tensors
-    once takes at the copy ceiling of the same run, and `of_floor` the ratio to it.
+    `graph_ms` is the time by CUDA-graph replay, `call_ms` by plain calls; `floor_ms` is the time to move the operator's
+    tensors once at the copy speed of the same run, and `of_floor` the ratio to it.
     """
 
     kind: str  # "op" or "model"
     case: str
-    entrant: str
+    candidate: str
     mode: str
     compiled: bool
     dtype: str
@@ -59,13 +78,21 @@ class Row:
 
     @property
     def ms(self) -> float | None:
-        """The time to compare by: graph replay where there is one, plain calls elsewhere."""
+        """The time to compare by: graph replay if there is one, otherwise plain calls."""
         return self.call_ms if self.graph_ms is None else self.graph_ms
+
+    def like(self, other: "Row") -> bool:
+        """Whether both were measured in turns: the same case, mode, dtype and device."""
+        return _case(self) == _case(other)
+
+
+def _case(row: Row) -> tuple[object, ...]:
+    return row.kind, row.case, row.mode, row.compiled, row.dtype, row.device
 
 
 @dataclass
 class Finding:
-    """A measure that is not a time per call; `limit` is the goal, which the value must not pass."""
+    """A measurement that is not a time per call; `limit` is the goal, which the value must not exceed."""
 
     name: str
     value: float
@@ -76,56 +103,70 @@ class Finding:
 
 @dataclass
 class Report:
-    """A run: what it was (`about`), its rows, its findings."""
+    """A run: its rows, its findings, how it was made (`about`) and the files it wrote. Iterating gives the rows."""
 
-    about: dict[str, Any]
+    about: About
     rows: list[Row] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def failures(self) -> list[str]:
+        """One line per rejected or failed candidate. Running out of memory is a result, not a failure."""
+        wrong = [row for row in self.rows if row.status in (REJECTED, FAILED)]
+        lines = [f"{row.status}: {row.note or row.candidate}" for row in wrong]
+        return lines + [f"{item.name}: {item.note}" for item in self.findings if item.unit == "failure"]
 
     def to_json(self) -> str:
-        data = {"about": self.about, "rows": [_rounded(asdict(row)) for row in self.rows]}
-        data["findings"] = [_rounded(asdict(finding)) for finding in self.findings]
-        return json.dumps(data, indent=1) + "\n"
+        rows, findings = ([_entry(item) for item in items] for items in (self.rows, self.findings))
+        return json.dumps({"about": self.about, "rows": rows, "findings": findings}, indent=1) + "\n"
 
     def to_csv(self) -> str:
-        """A line a row; the last columns say where it comes from."""
+        """One line per row; the last columns tell its origin."""
         origin = {key: self.about.get(key, "") for key in ("commit", "torch", "card", "date", "command")}
-        names = [item.name for item in dataclasses.fields(Row)]
+        names = [FILE_NAMES.get(item.name, item.name) for item in dataclasses.fields(Row)]
         text = io.StringIO()
         writer = csv.DictWriter(text, [*names, *origin], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({**_rounded(asdict(row)), **origin} for row in self.rows)
+        writer.writerows({**_entry(row), **origin} for row in self.rows)
         return text.getvalue()
 
     @classmethod
     def read(cls, path: Path) -> "Report":
-        """A file that `write` made; raises ValueError with one line for anything else."""
+        """Read a JSON file of a run.
+
+        Raises:
+            FileError: it is something else.
+        """
+        fields = {name: key for key, name in FILE_NAMES.items()}
         try:
             data = json.loads(path.read_text())
-            rows, findings = [Row(**row) for row in data["rows"]], [Finding(**item) for item in data["findings"]]
-            return cls(dict(data["about"]), rows, findings)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not a result of `sightline bench` ({error}); measure again") from error
+            rows = [Row(**{fields.get(key, key): value for key, value in row.items()}) for row in data["rows"]]
+            about: About = {**data["about"]}
+            return cls(about, rows, [Finding(**item) for item in data["findings"]])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"{path}: not a result of `sightline bench` ({error}); measure again") from error
 
 
-def _rounded(data: dict[str, Any]) -> dict[str, Any]:
-    return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in data.items()}
+def _entry(item: Row | Finding) -> dict[str, object]:
+    """The fields as they are written, to five digits."""
+    values = {FILE_NAMES.get(key, key): value for key, value in asdict(item).items()}
+    return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in values.items()}
 
 
 class Writer:
-    """Keeps the files of a run up to date: after every row, under their own names only when whole."""
+    """Keeps the files of a run up to date after every row; they are complete at any time."""
 
     def __init__(self, folder: Path, stem: str, replace: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.json, self.csv = self._free(folder, stem, replace)
-
-    def _free(self, folder: Path, stem: str, replace: bool) -> tuple[Path, Path]:
         number = 1
         while True:
             name = stem if number == 1 else f"{stem}-{number}"
-            paths = folder / f"{name}.json", folder / f"{name}.csv"
-            if replace or not any(path.exists() for path in paths):
-                return paths
+            self.json, self.csv = folder / f"{name}.json", folder / f"{name}.csv"
+            if replace or not (self.json.exists() or self.csv.exists()):
+                return
             number += 1
 
     def write(self, report: Report) -> None:
@@ -133,41 +174,27 @@ class Writer:
             write_text(path, text)
 
 
-def file_stem(what: str, dtypes: Sequence[str], about: dict[str, Any]) -> str:
-    """The name of the files of a run: what, dtype, torch and card."""
-    release = str(about["torch"]).partition("+")[0]
-    parts = (what, "+".join(dtypes), f"torch{release}", str(about["card"]))
+def file_stem(what: str, dtypes: Sequence[str], about: About) -> str:
+    """The name of the files of a run: what, dtypes, torch and GPU."""
+    release = about["torch"].partition("+")[0]
+    parts = (what, "+".join(dtypes), f"torch{release}", about["card"])
     return "-".join(re.sub(r"[^a-z0-9.+]+", "_", part.lower()).strip("_") for part in parts)
 
 
-def describe_run(command: str, device: torch.device) -> dict[str, Any]:
-    """What must be known to measure again: commit, command, versions, machine."""
+def describe_run(command: str, device: torch.device) -> About:
+    """What must be known to measure again."""
     commit, clean = source_commit()
     return {
         "command": command,
         "commit": commit or "unknown",
         "clean": clean,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "card": card_name(device),
+        "card": machine_name(device.type),
         "device": device.type,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "triton": _version("triton"),
-        "timm": _version("timm"),
+        "triton": package_version("triton"),
+        "timm": package_version("timm"),
     }
-
-
-def card_name(device: torch.device) -> str:
-    """The name of the accelerator, or the processor and its threads in use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} cpu {torch.get_num_threads()} threads"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -1,4 +1,4 @@
-"""`sightline bench models`: models and their rivals at several sizes, timed in turns."""
+"""Measure models: build every candidate of a plan, check it, and time all in turns."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from sightline.bench.clock import Failure, Timing, Work, explain, measure, measu
 from sightline.bench.cost import measure_cost
 from sightline.bench.networks import Network, build, check_job, make_job
 from sightline.bench.precision import precision
-from sightline.bench.results import REFUSED, Row
+from sightline.bench.results import REJECTED, Row
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A case in one mode, eager or compiled, with the networks that are timed in turns."""
+    """A case in one mode, eager or compiled, with the networks to time in turns."""
 
     case: ModelCase
     mode: str
@@ -30,7 +30,7 @@ class ModelPlan:
 
     @property
     def batch(self) -> int:
-        """Training takes a quarter of the images that inference does, unless the case says otherwise."""
+        """Training uses a quarter of the inference batch, unless the case sets its own."""
         return self.case.batch if self.mode == "forward" else self.case.train_batch or max(1, self.case.batch // 4)
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class ModelPlan:
 
 
 def run_plan(plan: ModelPlan, device: torch.device, budget_ms: float) -> list[Row]:
-    """The rows of a plan, in the order of its networks; every failure is a row that says so."""
+    """The rows of a plan, in the order of its networks; a failure becomes the status of its row."""
     rows = {network.label: _row(plan, network, device) for network in plan.networks}
     if plan.compiled:
         torch._dynamo.reset()
@@ -51,8 +51,8 @@ def run_plan(plan: ModelPlan, device: torch.device, budget_ms: float) -> list[Ro
                 row.error = check_job(job, f"{network.label} {format_size(plan.case.size)}", plan.dtype)
                 works[network.label] = Work([job.call], job.held_bytes)
             except MismatchError as error:
-                row.status, row.note = REFUSED, str(error)
-            except Exception as error:  # whatever a model does, the others are measured
+                row.status, row.note = REJECTED, str(error)
+            except Exception as error:  # the others are still measured
                 failure = explain(error)
                 row.status, row.note = failure.status, failure.note
         for label, outcome in measure(works, device, budget_ms).items():
@@ -85,7 +85,7 @@ _gflops: dict[tuple[str, Grid], float] = {}
 
 
 def model_gflop(network: Network, size: Grid) -> float:
-    """Billions of floating-point operations for one image, two for a multiply-add."""
+    """Billions of floating-point operations per image, two per multiply-add."""
     key = network.label, size
     if key not in _gflops:
         with torch.device("meta"):
@@ -100,7 +100,7 @@ def plans(
     dtypes: Sequence[str],
     compiled: Sequence[bool],
 ) -> list[ModelPlan]:
-    """Every case in every type and mode, eager and compiled as asked."""
+    """Every case in every dtype and mode, eager and/or compiled."""
     return [
         ModelPlan(case, mode, dtype, each, tuple(networks))
         for dtype in dtypes
@@ -115,7 +115,7 @@ def compile_ahead(
 ) -> None:
     """Fill torch's compile caches in `jobs` processes, so that the run itself, in one process, compiles little.
 
-    What fails here is left for the run, which says why.
+    Failures are ignored here; the run reports them.
     """
     tasks = [(plan, network) for plan in todo if plan.compiled for network in plan.networks]
     if jobs < 2 or not tasks:
@@ -129,17 +129,17 @@ def compile_ahead(
 
 
 def _prepare(threads: int) -> None:
-    """As many threads as the run has, for which code on a CPU is made; few to compile with, as there are many of us."""
+    """Use the threads of the run, which CPU code is generated for, and few to compile, as there are many processes."""
     torch.set_num_threads(threads)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
 
 
 def _compile(plan: ModelPlan, network: Network, device: str) -> None:
-    place = torch.device(device)
+    target = torch.device(device)
     torch._dynamo.reset()
-    with measuring(place), precision(plan.dtype):
-        job = make_job(network, plan.case.size, plan.batch, plan.mode, plan.dtype, True, place)
+    with measuring(target), precision(plan.dtype):
+        job = make_job(network, plan.case.size, plan.batch, plan.mode, plan.dtype, True, target)
         job.call()
         del job
-    if place.type == "cuda":
+    if target.type == "cuda":
         torch.cuda.empty_cache()

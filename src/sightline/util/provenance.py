@@ -1,16 +1,18 @@
-"""Which commit runs, for files that say what made them."""
+"""Which commit and which versions of packages are running, for files that record how they were produced."""
 
 import os
+import platform
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-COMMIT_VARIABLE = "SIGHTLINE_COMMIT"  # names the commit where the package runs outside of its repository
+COMMIT_VARIABLE = "SIGHTLINE_COMMIT"  # names the commit if the package runs outside its repository
 
 
 def source_commit() -> tuple[str | None, bool | None]:
-    """The commit of the source tree, and whether it was unchanged; None where there is no such repository.
+    """The commit of the source tree, and whether the tree is unchanged; None outside the repository.
 
-    A repository that does not track this file, such as one around an environment, is another's.
+    A repository that does not track this file, such as one around an environment, is not ours.
     """
     if given := os.environ.get(COMMIT_VARIABLE):
         return given, None
@@ -30,3 +32,24 @@ def source_commit() -> tuple[str | None, bool | None]:
             return None, None
         answers.append(done.stdout.strip())
     return answers[1], not answers[2]
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a package, or None.
+
+    >>> package_version("no-such-package") is None
+    True
+    """
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def machine_name(device_type: str) -> str:
+    """The name of the current GPU, or the processor and its threads in use."""
+    import torch
+
+    if device_type == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} cpu {torch.get_num_threads()} threads"

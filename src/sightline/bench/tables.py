@@ -1,0 +1,85 @@
+"""The tables of a report as text: titles and cells, for the terminal and for the documentation."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sightline.bench.goals import Goal, limit_of
+from sightline.bench.published import public_figure
+from sightline.bench.results import Finding, Row
+
+
+class Table(NamedTuple):
+    """Titles and rows of cells. `text` counts the leading columns of text; `extra` names columns to drop if narrow."""
+
+    titles: tuple[str, ...]
+    rows: list[list[str]]
+    text: int = 1
+    extra: tuple[str, ...] = ()
+
+
+def op_table(rows: Sequence[Row]) -> Table:
+    """Operators: one line per candidate, in the order of the run."""
+    titles = ("shape", "mode", "candidate", "graph ms", "call ms", "floor ms", "x floor", "GB/s", "TFLOP/s", "MiB",
+              "error", "public ms*")  # fmt: skip
+    lines = []
+    for row in rows:
+        cells = [number(row.graph_ms), number(row.call_ms), number(row.floor_ms), number(row.of_floor, 2),
+                 _gb(row.bandwidth_tb_s), number(row.tflop_s, 1), number(row.memory_mib, 0),
+                 _error(row.error)]  # fmt: skip
+        if row.ms is None:
+            cells = [row.status, *["-"] * (len(cells) - 1)]
+        lines.append([row.case, row.mode, row.candidate, *cells, number(public_figure(row))])
+    return Table(titles, lines, 3, ("floor ms", "TFLOP/s", "MiB", "error", "public ms*"))
+
+
+def model_table(rows: Sequence[Row]) -> Table:
+    """Models: one line per candidate, in the order of the run."""
+    titles = ("model, size", "mode", "candidate", "batch", "images/s, graph", "images/s, calls", "of limit", "TFLOP/s",
+              "MiB", "error", "public images/s*")  # fmt: skip
+    lines = []
+    for row in rows:
+        limit = limit_of(rows, row)
+        share = f"{limit.ms / row.ms:.1%}" if limit is not None and limit.ms and row.ms else "-"
+        cells = [rate(row.graph_ms, row.batch), rate(row.call_ms, row.batch), share, number(row.tflop_s, 1),
+                 number(row.memory_mib, 0), _error(row.error)]  # fmt: skip
+        if row.ms is None:
+            cells = [row.status, *["-"] * (len(cells) - 1)]
+        mode = f"{row.mode}, compiled" if row.compiled else row.mode
+        lines.append([row.case, mode, row.candidate, str(row.batch), *cells, number(public_figure(row), 0)])
+    return Table(titles, lines, 3, ("batch", "TFLOP/s", "MiB", "error", "public images/s*"))
+
+
+def finding_table(findings: Sequence[Finding]) -> Table:
+    """First calls, new sizes and batch composition."""
+    lines = [
+        [item.name, f"{item.value:.3g} {item.unit}", "-" if item.limit is None else f"{item.limit:g}", item.note or "-"]
+        for item in findings
+    ]
+    return Table(("what", "measured", "limit", "note"), lines, extra=("note",))
+
+
+def goal_table(goals: Sequence[Goal]) -> Table:
+    """Goal, measured, met."""
+    lines = [[str(g.number), g.what, g.case, g.measured, g.wanted, "yes" if g.met else "NO"] for g in goals]
+    return Table(("goal", "what", "case", "measured", "wanted", "met"), lines, 3)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with thousands separators; "-" for None."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def rate(ms: float | None, batch: int) -> str:
+    """Images per second."""
+    if ms is None:
+        return "-"
+    found = batch / ms * 1e3
+    return f"{found:,.0f}" if found >= 100 else f"{found:.2f}"
+
+
+def _gb(tb_per_s: float | None) -> str:
+    return "-" if tb_per_s is None else f"{tb_per_s * 1e3:,.0f}" if tb_per_s > 0.1 else f"{tb_per_s * 1e3:.1f}"
+
+
+def _error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"

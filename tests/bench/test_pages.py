@@ -1,0 +1,48 @@
+"""Benchmark results as pages of the documentation, on made-up ones."""
+
+import sys
+from pathlib import Path
+
+from sightline.bench.results import REJECTED, Writer, file_stem
+
+from .test_results import ABOUT, full_report, op
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from tables.bench import NOTHING, load_reports, speed_section, tables_page
+from tables.performance import performance_page
+
+
+def test_pages_without_results(tmp_path: Path) -> None:
+    for make in (performance_page, tables_page, speed_section):
+        assert NOTHING in make(tmp_path / "none")
+
+
+def test_page_has_every_row_and_its_origin(tmp_path: Path) -> None:
+    report = full_report()
+    bad = op("linear triton", 1.0)
+    bad.status, bad.note, bad.graph_ms, bad.call_ms = REJECTED, "it is wrong", None, None
+    report.rows.append(bad)
+    writer = Writer(tmp_path, file_stem("goals", ["bfloat16"], ABOUT))
+    writer.write(report)
+    page = tables_page(tmp_path)
+    assert page.count("inline triton") >= 3
+    for text in (
+        "`sightline bench --preset goals`", "commit abc123", "copy 4.25 TB/s", "NVIDIA H200", writer.json.name,
+        "| 1 | ratio to the floor | deit_tiny_224 forward+backward | 3.00x | <= 2.5x | **no** |",
+        "| deit_tiny_224 | forward | inline triton | 0.030 | 0.060 | 0.020 | 1.50 | 4,000 | - | 100 | - | 0.644 |",
+        "| inline_deit_tiny 224 | forward, compiled | inline_deit_tiny | 512 | 51,200 | 51,200 | 95.0% |",
+        "at 197 tokens already, the fewest measured", "refused: it is wrong", "inline forward: first call",
+    ):  # fmt: skip
+        assert text in page, text
+    assert [name for name, _ in load_reports(tmp_path)] == [writer.json.name]
+
+
+def test_speed_section(tmp_path: Path) -> None:
+    Writer(tmp_path, "x").write(full_report())
+    text = speed_section(tmp_path)
+    assert "| 256 x 6 x 32, 197 tokens | 0.030 | 0.090 | 1.50 | 0.060 | 0.500 | 3.00 |" in text
+    assert "| 1024 px, batch 512 | 10,240 | 5,120 | 10,779 | 10,240 | 5,120 | 10,779 |" in text
+    assert "One NVIDIA H200, torch 2.11.0+cu129, bfloat16" in text
+    assert text.count("commit abc123") == 2
+    assert text in performance_page(tmp_path).replace("(performance_tables.md)", "(docs/performance.md)", 1)

@@ -1,0 +1,16 @@
+"""What several pages share: tables in Markdown, and where results come from."""
+
+from collections.abc import Mapping, Sequence
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> str:
+    """A table; all columns but the first `text` are right-aligned."""
+    lines = [titles, ["---"] * text + ["---:"] * (len(titles) - text), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def made_on(facts: Mapping[str, str]) -> str:
+    """GPU, versions and commit, as far as a result file has them."""
+    device = facts["device"].partition("(")[2].rstrip(")") or facts["device"]  # 1 x cuda (NAME)
+    versions = [f"{name} {facts[name]}" for name in ("torch", "timm") if facts.get(name)]
+    return ", ".join([device, *versions, *([f"commit {facts['commit'][:7]}"] if facts.get("commit") else [])])
