@@ -20,10 +20,10 @@ from measuring import Budget, measure, options_of, write
 from torch import Tensor
 from torch.nn import functional as F
 
-from sightline.cli.lra import USUAL
 from sightline.engine.settings import load_recipe
 from sightline.layers.spec import Spec
 from sightline.models.sequence import SequenceEncoder, create_sequence_model
+from sightline.tasks.sequences.arena import DEFAULT_MECHANISMS
 from sightline.tasks.sequences.data import KINDS
 from sightline.tasks.sequences.tokens import TokenSet
 
@@ -93,7 +93,8 @@ def main() -> None:
     parser.add_argument("--attention", action="append", help="mechanism; may be repeated; by default six")
     parser.add_argument("--batch", type=int, help="by default that of the recipe")
     options = parser.parse_args()
-    device, tasks, names = torch.device(options.device), options.tasks.split(","), options.attention or USUAL
+    device, tasks = torch.device(options.device), options.tasks.split(",")
+    names = options.attention or DEFAULT_MECHANISMS
     budget = Budget(2 * len(tasks) * len(names), options.seconds, options.budget)
     rows = []
     for task in tasks:

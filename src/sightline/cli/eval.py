@@ -1,20 +1,24 @@
-"""`sightline eval`: how good a classifier is, at any sizes, against any label sets."""
+"""`sightline eval`: how good a model is, at any sizes, against any label sets."""
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sightline.cli import eval_sequences
-from sightline.cli.dense import find_dense
-from sightline.cli.dense_eval import run_dense
-from sightline.cli.evaluation import Job, Result, evaluate_at, prepare
-from sightline.cli.options import Command, UsageError, option, refuse_given
-from sightline.cli.output import Column, check_writable, show, write_results
-from sightline.util.names import format_size as times
-from sightline.util.names import parse_sizes
+from sightline.cli.models import parse_model_args
+from sightline.cli.options import Command, option
+from sightline.cli.output import Column, bar, check_writable, clean, show, write_facts, write_results, write_tables
+from sightline.tasks.dense.names import BY_CLASS, DETECTION, SEGMENTATION
+from sightline.util.errors import InputError
+from sightline.util.names import format_size, parse_sizes
 
+if TYPE_CHECKING:
+    from sightline.tasks.base import Row, Scores
+
+Found = list[tuple[str, "Scores"]]  # label set and scores, for every size
 SCORES = (
     Column("size", right=True), Column("labels"), Column("images", right=True), Column("top-1 %", right=True),
     Column("top-5 %", right=True), Column("balanced %", right=True, wide=True), Column("ECE %", right=True),
@@ -24,17 +28,22 @@ CLASSES = (
     Column("class"), Column("images", right=True), Column("accuracy %", right=True), Column("precision %", right=True),
     Column("most often taken for", wide=True),
 )  # fmt: skip
-SHOWN = 20  # classes in the table; of more, those with the lowest accuracy
+SEQUENCES = (
+    Column("task"), Column("split"), Column("examples", right=True), Column("accuracy %", right=True),
+    Column("balanced %", right=True), Column("ECE %", right=True), Column("loss", right=True),
+    Column("examples/s", right=True),
+)  # fmt: skip
+SHOWN = 20  # classes in the table; of more, those with the lowest score
 
 
 @dataclass(frozen=True)
 class Options:
-    """Evaluate a classifier: top-1 and top-5, accuracy by class, confusion matrix, calibration error (ECE); a
-    segmenter: mIoU and accuracies; a detector: COCO's average precision of boxes and masks; a model of sequences.
+    """Evaluate a model: top-1 and top-5, accuracy per class, confusion matrix and calibration error (ECE) of a
+    classifier; mIoU and accuracies of a segmenter; COCO's average precision of a detector; a model of sequences.
 
     The checkpoint is a run folder, a file that `sightline train` or `convert` wrote, or a public checkpoint as
     published. Classes are matched by name; folders of ImageNet may be called by WordNet number or, as in
-    ImageNet-V2, by place.
+    ImageNet-V2, by index.
     """
 
     checkpoint: str | None = option("run folder, or file of weights", metavar="PATH")
@@ -48,16 +57,16 @@ class Options:
         metavar="SIZES",
     )  # fmt: skip
     labels: str = option(
-        "names: classes by name; order: as they come; v2: folders are places of outputs; real: the ReaL labels of "
-        "ImageNet beside the usual ones; or a JSON file of such sets", default="names", metavar="WAY",
+        "names: classes by name; order: as they come; v2: folders are indices of outputs; real: the ReaL labels of "
+        "ImageNet next to the usual ones; or a JSON file of such sets", default="names", metavar="WAY",
     )  # fmt: skip
-    model: str | None = option("the model, where the weights do not show it", metavar="NAME")
+    model: str | None = option("the model, if the weights do not show it", metavar="NAME")
     model_args: tuple[str, ...] = option(
         "arguments of the model, as key=value or a JSON object; may be repeated", default=(), metavar="ARGS"
     )
-    batch_size: int = option("images of a batch; by default 64", default=64, metavar="N")
+    batch_size: int = option("images per batch; by default 64", default=64, metavar="N")
     workers: int = option("processes that decode images; by default 2", default=2, metavar="N")
-    device: str = option("cpu, cuda, mps; by default what there is", default="auto", metavar="NAME")
+    device: str = option("cpu, cuda, mps; by default the GPU if there is one", default="auto", metavar="NAME")
     precision: Literal["no", "fp16", "bf16"] = option(
         "mixed precision: no, fp16 or bf16; by default no", default="no", metavar="KIND"
     )
@@ -68,93 +77,201 @@ class Options:
     scales: str | None = option("segmentation: average over scales, such as 0.5,0.75,1.0,1.25,1.5", metavar="SCALES")
     flip: bool = option("segmentation: average over the mirror image too", default=False)
     out: str | None = option(
-        "folder for eval.json, a CSV file by class, and but for detectors the confusion matrix as CSV and a picture",
+        "folder for eval.json, a CSV file per class, and but for detectors the confusion matrix as CSV and a picture",
         metavar="FOLDER",
     )  # fmt: skip
-    json: bool = option("print JSON, with per-class scores and confusion matrices", default=False)
+    json: bool = option("print JSON, with scores per class and confusion matrices", default=False)
 
 
 def run(options: Options) -> None:
     """Load, evaluate at every size, print."""
+    from sightline.cli.evaluation import load
+    from sightline.engine.evaluate import evaluate_label_sets
+
     if options.checkpoint is None:
-        raise UsageError("--checkpoint: say which weights: a run folder, or a file")
-    if options.batch_size < 1 or options.workers < 0:
-        raise UsageError("--batch-size and --workers: give at least one image a batch and no fewer than 0 processes")
-    if options.limit is not None and options.limit < 1:
-        raise UsageError(f"--limit: {options.limit} is not a number of images; give at least 1")
+        raise InputError("--checkpoint: say which weights: a run folder, or a file")
+    sizes: Sequence[tuple[int, int] | None] = parse_sizes(options.img_size) if options.img_size else [None]
+    scales = parse_scales(options.scales)
     if options.out is not None:
         check_writable(options.out, "--out")
-    if (dense := find_dense(options.checkpoint)) is not None:
-        return run_dense(options, *dense)
-    if (sequences := eval_sequences.weights_of(options.checkpoint)) is not None:
-        return eval_sequences.run(options, sequences)
-    from sightline.tasks.describe import describe
-
-    refuse_given(
-        {"--slide": options.slide, "--scales": options.scales, "--flip": options.flip},
-        "for segmentation; leave it out for a classifier",
-    )
-    job = prepare(options)
-    card = job.classifier.card
-    sizes = parse_sizes(options.img_size) if options.img_size else [card.input_size[1:]]
+    loaded = load(options.checkpoint, options.model, parse_model_args(options.model_args))
+    view = VIEWS.get(loaded.task, DENSE)
     if not options.json:
-        millions = job.classifier.parameters / 1e6
-        words = describe(card.name, card.arguments)
-        print(f"{words}, {millions:.2f} M parameters, from {job.classifier.path}")
-        print(f"{len(job.split):,} images of {len(job.split.classes)} classes in {job.split.title}, {job.device}")
-        print("".join(f"{note}\n" for note in job.notes))
-    results = [result for size in sizes for result in evaluate_at(job, size, options)]
-    facts = {
-        "checkpoint": str(job.classifier.path),
-        "model": job.classifier.title,
-        "parameters": job.classifier.parameters,
-        "data": job.split.title,
-        "device": str(job.device),
-        "precision": options.precision,
-        "classes": job.names,
-        "notes": list(job.notes),
-        "broken": list(job.broken),
-        "results": [result.facts(job.names) for result in results],
-    }
+        print(f"{loaded.card.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # what is skipped is no part of the JSON
+        found = [
+            (labels, scores)
+            for size in sizes
+            for labels, scores in evaluate_label_sets(
+                loaded, options.data, split=options.split, img_size=size, labels=options.labels, limit=options.limit,
+                batch_size=options.batch_size, workers=options.workers, device=options.device,
+                precision=options.precision, on_error=options.on_error, slide=options.slide, scales=scales,
+                flip=options.flip, progress=bar,
+            ).items()
+        ]  # fmt: skip
+    device = str(next(loaded.model.parameters()).device)
+    common = {
+        "checkpoint": str(loaded.path), "model": loaded.title, "parameters": loaded.parameters, "device": device,
+    }  # fmt: skip
+    facts = common | ({"task": loaded.task} if view is DENSE else {}) | view.facts(found, options)
     if options.json:
         print(json.dumps(facts, indent=2))
     else:
-        _print(job, results)
+        view.show(found, device)
     if options.out is not None:
-        written = write_results(Path(options.out), facts)
+        written = write_results(Path(options.out), facts) if "results" in facts else _write_one(options.out, facts)
         if not options.json:
             print(f"wrote {', '.join(map(str, written))}")
 
 
-def _print(job: Job, results: list[Result]) -> None:
-    show(SCORES, [result.row() for result in results])
-    for message in job.broken:
+def _write_one(folder: str, facts: dict[str, Any]) -> list[Path]:
+    written = write_facts(Path(folder), facts)
+    classes = facts.get("classes") or [row["class"] for row in facts["per_class"]]
+    return [written, *write_tables(Path(folder), classes, facts["per_class"], facts.get("confusion"))]
+
+
+def parse_scales(text: str | None) -> tuple[float, ...]:
+    """`0.5,1.0,1.5` -> (0.5, 1.0, 1.5); empty if nothing is given."""
+    try:
+        scales = tuple(float(part) for part in text.split(",")) if text is not None else ()
+        if all(0.1 <= scale <= 8 for scale in scales):
+            return scales
+    except ValueError:
+        pass
+    raise InputError(f"--scales: expected comma-separated factors between 0.1 and 8, e.g. 0.5,0.75,1.0; got {text!r}")
+
+
+class View(NamedTuple):
+    """How the scores of a task become JSON and tables."""
+
+    facts: Callable[[Found, Options], dict[str, Any]]
+    show: Callable[[Found, str], None]
+
+
+def _rounded(scores: "Scores") -> dict[str, float | None]:
+    return {name: None if value != value else round(value, 4) for name, value in scores}
+
+
+def _percent(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None or value != value else f"{value:.{digits}f}"
+
+
+def _classifier_facts(found: Found, options: Options) -> dict[str, Any]:
+    first = found[0][1]
+    return {
+        "data": first.data, "precision": options.precision, "classes": [row["class"] for row in first.per_class],
+        "notes": list(first.notes), "broken": list(dict.fromkeys(b for _, scores in found for b in scores.broken)),
+        "results": [
+            {
+                "img_size": list(scores.size or ()), "labels": labels, "images": scores.images, **_rounded(scores),
+                "skipped": scores.skipped, "nonfinite": scores.nonfinite, "seconds": round(scores.seconds, 3),
+                "per_class": scores.per_class or None,
+                "confusion": None if scores.confusion is None else scores.confusion.tolist(),
+            }
+            for labels, scores in found
+        ],
+    }  # fmt: skip
+
+
+def _show_classifier(found: Found, device: str) -> None:
+    first = found[0][1]
+    print(f"{first.details['count']:,} images of {first.details['classes']} classes in {first.data}, {device}")
+    print("".join(f"{note}\n" for note in first.notes))
+    rows = []
+    for labels, scores in found:
+        percents = [_percent(scores[key]) for key in ("top1", "top5", "balanced", "ece")]
+        rate = scores.images / scores.seconds if scores.seconds else 0.0
+        size = format_size(scores.size or ())
+        rows.append([size, labels, f"{scores.images:,}", *percents, f"{scores['loss']:.4f}", f"{rate:,.0f}"])
+    show(SCORES, rows)
+    for message in dict.fromkeys(b for _, scores in found for b in scores.broken):
         print(f"skipped: {message}")
-    for result in results:
-        if nonfinite := int(result.evaluation.total.nonfinite):
-            print(f"{nonfinite} images gave outputs that are not finite at {times(result.size)}; they count as wrong")
-    first = results[0]
-    rows = [row for row in first.evaluation.per_class(job.names) if row["images"]]
-    if len(rows) > SHOWN:
-        print(f"\nThe {SHOWN} classes with the lowest accuracy at {times(first.size)}, of {len(rows)}:")
-        rows = sorted(rows, key=lambda row: row["recall"])[:SHOWN]
-    else:
-        print(f"\nBy class at {times(first.size)}:")
-    places = {name: i for i, name in reversed(list(enumerate(job.names)))}
-    show(CLASSES, [_class_row(row, places[row["class"]], job.names, first) for row in rows])
+    for _, scores in found:
+        if scores.nonfinite:
+            size = format_size(scores.size or ())
+            print(f"{scores.nonfinite} images gave outputs that are not finite at {size}; they count as wrong")
+    classes = [(i, row) for i, row in enumerate(first.per_class) if row["images"]]
+    title = f"By class at {format_size(first.size or ())}:"
+    if len(classes) > SHOWN:
+        title = f"The {SHOWN} classes with the lowest accuracy at {format_size(first.size or ())}, of {len(classes)}:"
+        classes = sorted(classes, key=lambda item: item[1]["recall"])[:SHOWN]  # type: ignore[arg-type,return-value]
+    print(f"\n{title}")
+    show(CLASSES, [_class_row(i, row, first) for i, row in classes])
 
 
-def _class_row(row: dict[str, Any], place: int, names: Sequence[str], result: Result) -> list[str]:
-    confusion = result.evaluation.total.confusion
+def _class_row(index: int, row: "Row", scores: "Scores") -> list[str]:
     mistaken = ""
-    if confusion.numel():
-        others = confusion[place].clone()
-        others[place] = 0
+    if scores.confusion is not None:
+        others = scores.confusion[index].clone()
+        others[index] = 0
         count = int(others.max())
-        mistaken = f"{names[int(others.argmax())]} ({count})" if count else ""
-    precision = "-" if row["precision"] is None else f"{row['precision']:.1f}"
-    return [row["class"], f"{row['images']:,}", f"{row['recall']:.1f}", precision, mistaken]
+        mistaken = f"{scores.per_class[int(others.argmax())]['class']} ({count})" if count else ""
+    numbers = [_percent(row[key], 1) for key in ("recall", "precision")]  # type: ignore[arg-type]
+    return [str(row["class"]), f"{row['images']:,}", *numbers, mistaken]
 
+
+def _dense_facts(found: Found, options: Options) -> dict[str, Any]:
+    ((_, scores),) = found
+    facts: dict[str, Any] = {
+        **scores.details, "data": scores.data, "precision": options.precision, "broken": list(scores.broken),
+        "images": scores.images, "seconds": round(scores.seconds, 3), "scores": _rounded(scores),
+        "classes": [row["class"] for row in scores.per_class], "per_class": clean(scores.per_class),
+    }  # fmt: skip
+    return facts if scores.confusion is None else facts | {"confusion": scores.confusion.tolist()}
+
+
+def _show_dense(found: Found, device: str) -> None:
+    ((_, scores),) = found
+    print(f"{scores.images:,} images in {scores.data}, {device}, {scores.seconds:.1f} s\n")
+    names = SEGMENTATION | DETECTION
+    if not scores.images:
+        print("No image could be used.")
+    elif any(value == value for _, value in scores):
+        show([Column(f"{names[name]} %", right=True) for name, _ in scores], [[_percent(value) for _, value in scores]])
+    else:
+        print("Nothing in these images can be scored: no objects, or no pixels that count.")
+    keys = [key for key in scores.per_class[0] if key != "class"]
+    first = "iou" if "iou" in keys else keys[0]
+    rows = [row for row in clean(scores.per_class) if row[first] is not None]
+    if not rows:
+        return
+    title = "By class:"
+    if len(rows) > SHOWN:
+        title = f"The {SHOWN} classes with the lowest {BY_CLASS[first]}, of {len(rows)}:"
+        rows = sorted(rows, key=lambda row: row[first])[:SHOWN]
+    print(f"\n{title}")
+    titles = [BY_CLASS[key] if key == "pixels" else f"{BY_CLASS[key]} %" for key in keys]
+    columns = [Column("class"), *(Column(title, right=True) for title in titles)]
+    show(columns, [[row["class"], *(_cell(row[key]) for key in keys)] for row in rows])
+
+
+def _cell(value: float | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else _percent(value)
+
+
+def _sequence_facts(found: Found, options: Options) -> dict[str, Any]:
+    ((_, scores),) = found
+    return {
+        **scores.details, "examples": scores.images, "seconds": round(scores.seconds, 3), **_rounded(scores),
+        "per_class": scores.per_class,
+        "confusion": None if scores.confusion is None else scores.confusion.tolist(),
+    }  # fmt: skip
+
+
+def _show_sequences(found: Found, device: str) -> None:
+    ((_, scores),) = found
+    if scores.details["cut"]:
+        print(f"{scores.details['cut']:,} sequences were cut")
+    numbers = [_percent(scores[key]) for key in ("top1", "balanced", "ece")]
+    cells = [str(scores.details["task"]), str(scores.details["split"]), f"{scores.images:,}", *numbers]
+    show(SEQUENCES, [[*cells, f"{scores['loss']:.4f}", f"{scores.images / scores.seconds:,.0f}"]])
+
+
+DENSE = View(_dense_facts, _show_dense)
+VIEWS = {
+    "classification": View(_classifier_facts, _show_classifier),
+    "sequences": View(_sequence_facts, _show_sequences),
+}
 
 COMMAND = Command(
     Options,

@@ -1,4 +1,4 @@
-"""`sightline lra`: one task of the Long Range Arena with several mechanisms, beside what was published."""
+"""`sightline lra`: one task of the Long Range Arena with several mechanisms, next to what was published."""
 
 import json
 import re
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sightline.cli.options import Command, UsageError, option, positional
-from sightline.cli.output import Column, check_writable, show, write_whole
+from sightline.cli.options import Command, option, positional
+from sightline.cli.output import Column, bar, check_writable, show
+from sightline.util.errors import InputError
 from sightline.util.names import nearest
 
 COLUMNS = (
@@ -17,9 +18,6 @@ COLUMNS = (
     Column("val %", right=True), Column("test %", right=True), Column("published %", right=True),
     Column("examples/s", right=True), Column("memory GiB", right=True, wide=True),
 )  # fmt: skip
-USUAL = ("softmax", "linear", "inline", "soft", "soft_norm", "nystromformer(landmarks=128,kernel=35)")
-RESULTS = "results.json"
-ROW = "row.json"  # of a run
 OWN = {  # keys that have an option of this command
     "model.attention": "--attention", "run.folder": "--out", "data.path": "--data", "data.name": "TASK",
     "model.name": "TASK",
@@ -32,7 +30,7 @@ class Options:
     """Train a model of the Long Range Arena with one mechanism after the other, test each, and print the table.
 
     The model and its training are those of the recipe lra_TASK. Runs that are complete are not repeated, one that was
-    interrupted goes on: give the same command again. Validation chooses the weights that are tested.
+    interrupted resumes: give the same command again. Validation chooses the weights that are tested.
     """
 
     task: str = positional("listops, text, retrieval, image or pathfinder")
@@ -52,27 +50,28 @@ class Options:
 def run(options: Options) -> None:
     """Train and test one mechanism after the other."""
     from sightline.layers.spec import Spec
+    from sightline.tasks.sequences.arena import DEFAULT_MECHANISMS, RESULTS, check_runs, keep_row, read_rows
     from sightline.tasks.sequences.published import TASKS
 
     if options.task not in TASKS:
         remedy = nearest(options.task, TASKS, f"give one of {', '.join(TASKS)}")
-        raise UsageError(f"no task {options.task!r}; {remedy}")
-    names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or USUAL))
+        raise InputError(f"no task {options.task!r}; {remedy}")
+    names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or DEFAULT_MECHANISMS))
     folder = Path(f"runs/lra/{options.task}" if options.out is None else options.out)
     configs = {name: configure(options, name, folder) for name in names}
     check_writable(folder if options.out is None else options.out, "--out")
-    _rows(folder / RESULTS, options.task)
-    _check(list(configs.values()))  # all of this before the first is trained
+    read_rows(folder / RESULTS, options.task)
+    check_runs(list(configs.values()))
     rows = []
     for name, config in configs.items():
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
             rows.append(measure(name, config, Path(config.run.folder)))
-        _keep(folder, Path(config.run.folder), options.task, rows[-1])
+        keep_row(folder, Path(config.run.folder), options.task, rows[-1])
     if options.json:
         print(json.dumps({"task": options.task, "rows": rows}, indent=2))
         return
     show(COLUMNS, [*(_cells(row, options.task) for row in rows), *_others(options.task, rows)])
-    print(f"wrote {folder / RESULTS}; a folder for every run beside it")
+    print(f"wrote {folder / RESULTS}; every run has a folder next to it")
 
 
 def configure(options: Options, name: str, folder: Path) -> Any:
@@ -84,9 +83,9 @@ def configure(options: Options, name: str, folder: Path) -> Any:
     for text in options.set:
         key, equals, value = text.partition("=")
         if not equals or "." not in key:
-            raise UsageError(f"--set: {text!r} is not KEY=VALUE; write, for example, batch.size=64")
+            raise InputError(f"--set: {text!r} is not KEY=VALUE; write, for example, batch.size=64")
         if key.strip() in OWN:
-            raise UsageError(f"--set: {key.strip()} follows from {OWN[key.strip()]}; give that instead")
+            raise InputError(f"--set: {key.strip()} follows from {OWN[key.strip()]}; give that instead")
         settings[key.strip()] = value
     slug = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
     settings |= {"model.attention": json.dumps(name), "run.folder": json.dumps(str(folder / slug))}
@@ -94,7 +93,7 @@ def configure(options: Options, name: str, folder: Path) -> Any:
         settings["data.path"] = json.dumps(options.data)
     if options.steps is not None:
         if not 1 <= options.steps <= MOST:
-            raise UsageError(f"--steps: {options.steps} is not a number of updates; give 1 to {MOST:,}")
+            raise InputError(f"--steps: {options.steps} is not a number of updates; give 1 to {MOST:,}")
         schedule = resolve(recipe, settings).schedule
         most = min(schedule.epochs, options.steps)
         epochs = next(count for count in range(most, 0, -1) if options.steps % count == 0)
@@ -104,51 +103,45 @@ def configure(options: Options, name: str, folder: Path) -> Any:
 
 
 def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
-    """Train where it is not done yet, test, and give a row: accuracy, speed, memory."""
+    """Train if the run is not complete, test, and return a row: accuracy, speed, memory."""
     import torch
 
-    from sightline.cli.eval_sequences import evaluate_run
+    from sightline.cli.evaluation import load
+    from sightline.engine.evaluate import evaluate
     from sightline.engine.run_folder import DONE, differences
     from sightline.engine.train import train
+    from sightline.tasks.sequences.arena import median_rate, published_as, read_json
 
     memory = folder / "memory.json"
     if (folder / DONE).is_file():
         if different := differences(folder, config):
-            raise UsageError(f"{folder}: a run with another {', '.join(different[:4])}; give another --out")
+            raise InputError(f"{folder}: a run with another {', '.join(different[:4])}; give another --out")
     else:
-        on_card = torch.cuda.is_available() and config.run.device != "cpu"
-        if on_card:
+        on_gpu = torch.cuda.is_available() and config.run.device != "cpu"
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         train(config, folder.name)
-        peak = torch.cuda.max_memory_allocated() if on_card else None
+        peak = torch.cuda.max_memory_allocated() if on_gpu else None
         memory.write_text(json.dumps({"bytes": peak}) + "\n", encoding="utf-8")
-    done, rate = _read(folder / DONE), _rate(folder / "metrics.jsonl")
+    done, rate = read_json(folder / DONE), median_rate(folder / "metrics.jsonl")
     if not all(isinstance(done.get(key), int | float) for key in ("step", "top1", "seconds")):
-        raise UsageError(f"{folder / DONE} is damaged; remove the folder of the run to train again")
-    found = evaluate_run(
-        folder / "checkpoints" / "best" / "model.safetensors", config.data, "test",
-        batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,
-        precision=config.run.precision,
+        raise InputError(f"{folder / DONE} is damaged; remove the folder of the run to train again")
+    loaded = load(str(folder / "checkpoints" / "best" / "model.safetensors"))
+    scores = evaluate(
+        loaded, split="test", batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,
+        precision=config.run.precision, progress=bar,
     )  # fmt: skip
-    versions, peak = _read(folder / "versions.json"), _read(memory).get("bytes")
+    versions, peak = read_json(folder / "versions.json"), read_json(memory).get("bytes")
     if not isinstance(peak, int | None):
-        raise UsageError(f"{memory} is damaged; remove it and give the command again")
+        raise InputError(f"{memory} is damaged; remove it and give the command again")
     return {
-        "attention": name, "published_as": _published_as(name), "parameters": found.parameters, "steps": done["step"],
+        "attention": name, "published_as": published_as(name), "parameters": loaded.parameters, "steps": done["step"],
         "batch": config.batch.size, "lr": config.optim.lr, "seed": config.run.seed, "val": round(done["top1"], 4),
-        "test": round(found.evaluation.scores["top1"], 4), "examples": found.evaluation.images,
+        "test": round(scores["top1"], 4), "examples": scores.images,
         "examples_per_second": rate, "peak_bytes": peak,
         "seconds": round(done["seconds"], 1), "precision": config.run.precision,
         **{key: versions.get(key) for key in ("device", "torch", "commit")},
     }  # fmt: skip
-
-
-def _published_as(name: str) -> str | None:
-    """The row of the published table that a mechanism is, whatever its options."""
-    from sightline.tasks.sequences.published import MECHANISMS
-
-    plain = {text.partition("(")[0]: title for title, text in MECHANISMS.items()}
-    return plain.get(name.partition("(")[0])
 
 
 def _cells(row: dict[str, Any], task: str) -> list[str]:
@@ -169,84 +162,6 @@ def _others(task: str, rows: list[dict[str, Any]]) -> list[list[str]]:
     return [
         [name, "", "", "", "", f"{scores[task]:.1f}", "", ""] for name, scores in PUBLISHED.items() if name not in shown
     ]
-
-
-def _check(configs: list[Any]) -> None:
-    """Build every model without its tensors, and read what they will be tested on where it is the user's."""
-    from dataclasses import replace
-
-    import torch
-
-    from sightline.tasks.sequences.data import open_splits
-    from sightline.tasks.sequences.model import build
-
-    for config in configs:
-        with torch.device("meta"):
-            build(replace(config.model, checkpoint=None), config.data)
-    if configs[0].data.path is not None:
-        open_splits(configs[0].data, configs[0].data.path, lambda *_: None, ("test",))
-
-
-def _keep(folder: Path, run: Path, task: str, row: dict[str, Any]) -> None:
-    """Write the row of a run, and a table of the rows of all runs.
-
-    Other processes may do the same for their runs. Who writes the table looks at the rows again afterwards: the last
-    who does has them all.
-    """
-    _write(run / ROW, {"task": task, **row})
-    rows = None
-    while rows != (found := _found(folder, task)):
-        rows = found
-        _write(folder / RESULTS, {"task": task, "rows": rows})
-
-
-def _write(path: Path, facts: dict[str, Any]) -> None:
-    text = json.dumps(facts, indent=1) + "\n"
-    write_whole(path, lambda target: target.write_text(text, encoding="utf-8"))
-
-
-def _found(folder: Path, task: str) -> list[dict[str, Any]]:
-    """The rows of all runs of a task, and those of a table without such files; the usual mechanisms first."""
-    runs = {path: _read(path) for path in folder.glob(f"*/{ROW}")}
-    rows = [{key: row[key] for key in row if key != "task"} for row in runs.values() if row.get("task") == task]
-    names = {row.get("attention") for row in rows}
-    rows += [row for row in _rows(folder / RESULTS, task) if row.get("attention") not in names]
-    place = {name: number for number, name in enumerate(USUAL)}
-    return sorted(rows, key=lambda row: (place.get(str(row.get("attention")), len(place)), str(row.get("attention"))))
-
-
-def _rows(path: Path, task: str) -> list[dict[str, Any]]:
-    """The rows of a table that was written before."""
-    found = _read(path)
-    rows, other = found.get("rows", []), found.get("task", task)
-    if other != task:
-        raise UsageError(f"--out: {path} is the table of {other}; give another folder")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(f"{path} is not what sightline wrote; remove it and give the command again")
-    return rows
-
-
-def _rate(path: Path) -> float:
-    """The median over the epochs of a run."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        rates = [float(json.loads(line)["images_per_second"]) for line in lines]
-        return sorted(rates)[len(rates) // 2]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise UsageError(f"{path} is damaged; remove the folder of the run to train again") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A file of a run, or nothing where there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is damaged; remove it and give the command again") from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} is not what sightline wrote; remove it and give the command again")
-    return found
 
 
 COMMAND = Command(

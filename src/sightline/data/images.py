@@ -2,18 +2,22 @@
 
 import io
 import warnings
+from collections.abc import Iterable
+from glob import glob, has_magic
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from sightline.util.errors import FileError, InputError
+
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MODES = {1: "L", 3: "RGB"}
 Source = str | Path | bytes | IO[bytes]
 
 
-class ImageError(ValueError):
+class ImageError(FileError):
     """An image that cannot be read; the message is one line that begins with its name."""
 
 
@@ -72,3 +76,30 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
 def _reason(error: Exception, title: str) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return "not an image, or a kind that is not known" if "cannot identify" in text else text.replace(title, "it")[:160]
+
+
+def find_images(given: Iterable[str]) -> list[Path]:
+    """The image files that texts name, each once: files, folders with what is in them, and patterns.
+
+    Raises:
+        InputError: a text names no file.
+    """
+    paths: dict[Path, None] = {}
+    for text in given:
+        path = Path(text)
+        if not text.strip():
+            raise InputError("an image with an empty name; give files, folders or patterns in quotes")
+        if path.is_dir():
+            inside = sorted(item for item in path.rglob("*") if item.suffix.lower() in EXTENSIONS and item.is_file())
+            if not inside:
+                raise InputError(f"{text}: no images in this folder ({', '.join(EXTENSIONS)})")
+        elif has_magic(text) and not path.exists():
+            inside = sorted(Path(item) for item in glob(text, recursive=True) if Path(item).is_file())
+            if not inside:
+                raise InputError(f"{text}: no file matches this pattern")
+        elif not path.exists():
+            raise InputError(f"{text}: there is no such file; give images, folders, or patterns in quotes")
+        else:
+            inside = [path]
+        paths.update(dict.fromkeys(inside))
+    return list(paths)

@@ -93,19 +93,18 @@ def evaluate_label_sets(
         scales, flip, progress,
     )  # fmt: skip
     path = None if data is None else str(data)
-    return TASKS[loaded.task].evaluate(loaded, path, data_section(loaded), options)
+    return TASKS[loaded.task].evaluate(loaded, path, run_data(loaded.path, loaded.task), options)
 
 
-def data_section(loaded: Loaded) -> object | None:
-    """The section `data` of the run that the weights lie in; None outside of a run folder."""
-    file = loaded.path.resolve()
-    folders = (file.parent, *file.parents[2:3])  # RUN/checkpoints/best/model.safetensors
+def run_data(path: Path, task: str) -> object | None:
+    """The section `data` of the run that a folder or file of weights belongs to; None if there is no such run."""
+    folders = (path, path.parent, *path.resolve().parents[2:3])  # RUN/checkpoints/best/model.safetensors
     config = next((folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), None)
     if config is None:
         return None
     recipe = load_recipe(str(config))
-    task = recipe.get(TASK, DEFAULT_TASK)
-    if task != loaded.task:
-        raise InputError(f"{config}: of {task}, but the weights are of {loaded.task}; give the file of weights")
-    section: object = resolve({TASK: loaded.task, "data": recipe.get("data") or {}}).data
+    found = recipe.get(TASK, DEFAULT_TASK)
+    if found != task:
+        raise InputError(f"{config}: of {found}, but the weights are of {task}; give the file of weights")
+    section: object = resolve({TASK: task, "data": recipe.get("data") or {}}).data
     return section

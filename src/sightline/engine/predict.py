@@ -1,5 +1,7 @@
 """Predict with any model of images: the task of its weights decides what is found."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

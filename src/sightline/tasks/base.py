@@ -7,6 +7,7 @@ them; everything above goes through that table and these types.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -23,6 +24,7 @@ Value: TypeAlias = str | int | float | list[float] | None
 Row: TypeAlias = dict[str, Value]  # of a table or of JSON
 Note: TypeAlias = Callable[[str, int, int], None]  # what, done, of how many
 Advance: TypeAlias = Callable[[int], None]  # examples done since the last call
+Progress: TypeAlias = Callable[[int, str], AbstractContextManager[Advance]]  # opens a bar for a total and a title
 OnError: TypeAlias = Literal["stop", "skip"]
 
 
@@ -206,7 +208,7 @@ class EvalOptions:
         device, precision: where, and in which mixed precision.
         on_error: what an unreadable image does.
         slide, scales, flip: windows, scales and mirror images of segmentation.
-        progress: opens a progress bar for (total, title); the bar is a context that gives an `Advance`.
+        progress: opens a progress bar for (total, title).
     """
 
     device: torch.device
@@ -222,20 +224,6 @@ class EvalOptions:
     scales: tuple[float, ...] = ()
     flip: bool = False
     progress: Progress | None = None
-
-
-class Progress(Protocol):
-    """Opens a progress bar."""
-
-    def __call__(self, total: int, title: str) -> AdvanceContext: ...
-
-
-class AdvanceContext(Protocol):
-    """A context that gives an `Advance`."""
-
-    def __enter__(self) -> Advance: ...
-
-    def __exit__(self, *error: object) -> bool | None: ...
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from sightline.cli.main import main
 from sightline.data.order import Placement
 from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
 from sightline.models.sequence import SEQUENCE_MODELS
+from sightline.tasks.sequences import arena
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.data import KINDS
 from sightline.tasks.sequences.model import build, load
@@ -297,7 +298,7 @@ def test_checks_say_nothing_on_the_way(tmp_path: Path, capsys: pytest.CaptureFix
         Image.new("L", (32, 32)).save(tmp_path / "imgs" / f"{number}.png")
     lines = [f"imgs {number}.png {number} {number % 2}\n" for number in range(20)]
     (tmp_path / "metadata" / "0.npy").write_text("".join(lines), encoding="ascii")
-    lra._check([lra.configure(lra.Options(task="pathfinder", data=str(tmp_path)), "inline", tmp_path)])
+    arena.check_runs([lra.configure(lra.Options(task="pathfinder", data=str(tmp_path)), "inline", tmp_path)])
     assert capsys.readouterr().out == ""
 
 
@@ -312,17 +313,17 @@ def test_runs_that_end_together_are_all_in_the_table(tmp_path: Path, monkeypatch
     runs = {name: tmp_path / name for name in ("linear", "softmax")}
     for run in runs.values():
         run.mkdir()
-    whole = lra.write_whole
+    whole = arena.write_text
 
-    def meanwhile(path: Path, write: Any) -> None:
-        if path.name == lra.RESULTS:
-            monkeypatch.setattr(lra, "write_whole", whole)
-            lra._keep(tmp_path, runs["softmax"], "listops", {"attention": "softmax"})
+    def meanwhile(path: Path, write: str) -> None:
+        if path.name == arena.RESULTS:
+            monkeypatch.setattr(arena, "write_text", whole)
+            arena.keep_row(tmp_path, runs["softmax"], "listops", {"attention": "softmax"})
         whole(path, write)
 
-    monkeypatch.setattr(lra, "write_whole", meanwhile)
-    lra._keep(tmp_path, runs["linear"], "listops", {"attention": "linear"})
-    table = json.loads((tmp_path / lra.RESULTS).read_text(encoding="utf-8"))
+    monkeypatch.setattr(arena, "write_text", meanwhile)
+    arena.keep_row(tmp_path, runs["linear"], "listops", {"attention": "linear"})
+    table = json.loads((tmp_path / arena.RESULTS).read_text(encoding="utf-8"))
     assert table == {"task": "listops", "rows": [{"attention": "softmax"}, {"attention": "linear"}]}
 
 

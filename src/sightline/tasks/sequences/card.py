@@ -34,9 +34,8 @@ class SequenceCard:
 
     @property
     def title(self) -> str:
-        from sightline.tasks.describe import describe
-
-        return describe(self.name, self.arguments)
+        """The model and its mechanism."""
+        return f"{self.name} ({self.arguments.get('attention', 'softmax')})"
 
     def to_metadata(self) -> dict[str, str]:
         """The card as safetensors keeps it."""

@@ -22,8 +22,7 @@ def make(config: Config, placement: Placement, note: Note) -> Sequences:
 def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
     """The model in a file with a card."""
     model, card = open_file(path, metadata, read)
-    label = f"{card.name} ({card.arguments.get('attention', 'softmax')})"
-    return Loaded(model, card, None, card.classes, path, "sequences", label)
+    return Loaded(model, card, None, card.classes, path, "sequences")
 
 
 def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
