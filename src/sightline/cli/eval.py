@@ -85,8 +85,8 @@ class Options:
 
 def run(options: Options) -> None:
     """Load, evaluate at every size, print."""
-    from sightline.cli.evaluation import load
     from sightline.engine.evaluate import evaluate_label_sets
+    from sightline.hub import load
 
     if options.checkpoint is None:
         raise InputError("--checkpoint: say which weights: a run folder, or a file")
@@ -94,7 +94,7 @@ def run(options: Options) -> None:
     scales = parse_scales(options.scales)
     if options.out is not None:
         check_writable(options.out, "--out")
-    loaded = load(options.checkpoint, options.model, parse_model_args(options.model_args))
+    loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
     view = VIEWS.get(loaded.task, DENSE)
     if not options.json:
         print(f"{loaded.card.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")

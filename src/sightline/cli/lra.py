@@ -106,10 +106,10 @@ def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
     """Train if the run is not complete, test, and return a row: accuracy, speed, memory."""
     import torch
 
-    from sightline.cli.evaluation import load
     from sightline.engine.evaluate import evaluate
     from sightline.engine.run_folder import DONE, differences
     from sightline.engine.train import train
+    from sightline.hub import load
     from sightline.tasks.sequences.arena import median_rate, published_as, read_json
 
     memory = folder / "memory.json"

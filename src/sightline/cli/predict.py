@@ -59,16 +59,16 @@ class Options:
 def run(options: Options) -> None:
     """Predict one image after the other, printing as they come."""
     from sightline.analysis.studies.query import parse_query
-    from sightline.cli.evaluation import load
     from sightline.data.images import find_images
     from sightline.engine.predict import predict
+    from sightline.hub import load
 
     if options.checkpoint is None:
         raise InputError("--checkpoint: say which weights: a run folder, or a file")
     paths = find_images(options.image)
     query = parse_query(options.query)
     size = None if options.img_size is None else parse_size(options.img_size)
-    loaded = load(options.checkpoint, options.model, parse_model_args(options.model_args))
+    loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
     _check_options(options, loaded)
     classifies = loaded.task == "classification"
     name = "--attention" if classifies else "--out"

@@ -1,7 +1,7 @@
 """Class names of data and of a model brought together, and the other label sets of ImageNet.
 
 ImageNet's classes are known by their WordNet numbers (n01440764), which the folders of the training set carry, by their
-place in the sorted list of those, which the folders of ImageNet-V2 carry, and by words (tench).
+index in the sorted list of those, which the folders of ImageNet-V2 carry, and by words (tench).
 """
 
 import json
@@ -15,13 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sightline.util.errors import FileError
+
 WORDNET = re.compile(r"n\d{8}")
 VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
 WAYS = ("names", "order", "v2")
-
-
-class LabelError(ValueError):
-    """Labels that do not fit the model; the message is one line."""
 
 
 @cache
@@ -49,18 +47,18 @@ def match(found: Sequence[str], known: Sequence[str], way: str = "names") -> lis
         found: classes of the data.
         known: classes of the model, in the order of its outputs.
         way: "names" goes by name, WordNet number or words; "order" takes the classes as they come; "v2" reads the names
-            as places of outputs, as ImageNet-V2 has them.
+            as indices of outputs, as ImageNet-V2 has them.
 
     Raises:
-        LabelError: a class of the data has no output.
+        FileError: a class of the data has no output.
     """
     if way not in WAYS:
-        raise LabelError(f"labels: {way!r} is not a way to match classes; give one of {', '.join(WAYS)}")
+        raise FileError(f"labels: {way!r} is not a way to match classes; give one of {', '.join(WAYS)}")
     if way == "v2":
-        return [_place(name, len(known)) for name in found]
+        return [_index(name, len(known)) for name in found]
     if way == "order":
         if len(found) > len(known):
-            raise LabelError(f"labels: the data have {len(found)} classes and the model {len(known)}")
+            raise FileError(f"labels: the data have {len(found)} classes and the model {len(known)}")
         return list(range(len(found)))
     outputs = {name: i for i, name in reversed(list(enumerate(known)))}
     if tuple(known) == imagenet_classes() and not set(found) & set(known) and all(n.isdecimal() for n in found):
@@ -69,9 +67,9 @@ def match(found: Sequence[str], known: Sequence[str], way: str = "names") -> lis
     return [outputs[name] if name in outputs else _by_words(name, words, known) for name in found]
 
 
-def _place(name: str, count: int) -> int:
+def _index(name: str, count: int) -> int:
     if not name.isdecimal() or int(name) >= count:
-        raise LabelError(f"labels: class {name!r} is not the place of one of {count} outputs, 0 to {count - 1}")
+        raise FileError(f"labels: class {name!r} is not the index of an output, 0 to {count - 1}")
     return int(name)
 
 
@@ -89,16 +87,16 @@ def _plain(word: str) -> str:
 
 
 def _by_words(name: str, words: dict[str, list[int]], known: Sequence[str]) -> int:
-    places = words.get(_plain(name), [])
-    if len(places) == 1:
-        return places[0]
-    if places:  # ImageNet has two kinds of crane
-        both = " or ".join(known[i] for i in places)
-        raise LabelError(f"labels: class {name!r} could be {both}; name it so")
+    indices = words.get(_plain(name), [])
+    if len(indices) == 1:
+        return indices[0]
+    if indices:  # ImageNet has two kinds of crane
+        both = " or ".join(known[i] for i in indices)
+        raise FileError(f"labels: class {name!r} could be {both}; name it so")
     close = get_close_matches(_plain(name), list(words), 1, cutoff=0.6)
     nearest = f"the nearest is {known[words[close[0]][0]]!r}" if close else f"it has {', '.join(known[:3])} and others"
-    raise LabelError(
-        f"labels: the model has no class {name!r}; {nearest}; rename the class, or match by place with --labels order"
+    raise FileError(
+        f"labels: the model has no class {name!r}; {nearest}; rename the class, or match by order with --labels order"
     )
 
 
@@ -112,11 +110,11 @@ def real_labels(files: Sequence[str], classes: Sequence[str], path: str | Path |
             default the published one, which timm carries.
 
     Raises:
-        LabelError: the file is none, an image is not in it, or the model is not for ImageNet.
+        FileError: the file is missing, an image is not in it, or the model is not for ImageNet.
     """
     outputs = {name: i for i, name in enumerate(classes)}
     if not set(imagenet_classes()) <= outputs.keys():
-        raise LabelError("labels: the ReaL labels are those of ImageNet-1K's 1000 classes; this model has others")
+        raise FileError("labels: the ReaL labels are those of ImageNet-1K's 1000 classes; this model has others")
     order = [outputs[name] for name in imagenet_classes()]
     sets = _read_sets(path)
     table = torch.zeros(len(files), len(classes), dtype=torch.bool)
@@ -133,11 +131,11 @@ def _read_sets(path: str | Path | None) -> dict[str, list[int]]:
             text = Path(path).read_text(encoding="utf-8")
         sets = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise LabelError(f"labels: {path or 'the ReaL labels of timm'} cannot be read as JSON") from error
+        raise FileError(f"labels: {path or 'the ReaL labels of timm'} cannot be read as JSON") from error
     if isinstance(sets, list):
         sets = {f"ILSVRC2012_val_{i:08d}": labels for i, labels in enumerate(sets, 1)}
     if not isinstance(sets, dict) or not all(_is_set(labels) for labels in sets.values()):
-        raise LabelError(f"labels: {path} does not hold lists of labels 0 to 999, one an image")
+        raise FileError(f"labels: {path} does not hold lists of labels 0 to 999, one list per image")
     return {Path(name).stem: labels for name, labels in sets.items()}
 
 
@@ -149,5 +147,5 @@ def _set_of(file: str, sets: dict[str, list[int]]) -> list[int]:
     numbered = VALIDATION.search(file)
     stem = numbered[0] if numbered else Path(file).stem
     if stem not in sets:
-        raise LabelError(f"labels: no set of labels for {file}; the images must be ILSVRC2012_val_00000001.JPEG and on")
+        raise FileError(f"labels: no set of labels for {file}; the images must be ILSVRC2012_val_00000001.JPEG and on")
     return sets[stem]

@@ -12,8 +12,10 @@ import pytest
 from PIL import Image
 
 from sightline.data.images import ImageError
+from sightline.data.splits import Split
 from sightline.tasks.classification.config import Data
-from sightline.tasks.classification.data import DataError, Split, open_split
+from sightline.tasks.classification.data import open_split
+from sightline.util.errors import FileError, InputError
 from tests.engine.tiny import CLASSES, make_images
 
 
@@ -105,7 +107,7 @@ def test_embedded_data() -> None:
     train, val = open_split(Data(limit=3), "train"), open_split(Data(limit=2), "val")
     assert (len(train), len(val), len(train.classes)) == (30, 20, 10)
     assert train.image(0).size == (28, 28)
-    with pytest.raises(DataError, match="no split 'foo'; they have train and test"):
+    with pytest.raises(FileError, match="no split 'foo'; they have train and test"):
         open_split(Data(train_split="foo"), "train")
 
 
@@ -186,7 +188,7 @@ def test_broken_image_is_named(folder: Path) -> None:
 
 
 def test_an_empty_path_is_not_the_embedded_data() -> None:
-    with pytest.raises(DataError, match=r"data\.path: the path is empty; give a folder"):
+    with pytest.raises(InputError, match=r"data\.path: the path is empty; give a folder"):
         open_split(Data(path=""), "train")
 
 

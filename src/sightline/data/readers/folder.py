@@ -1,7 +1,7 @@
 """A folder of images for every class, and what in it is not as it seems: other files, links, strays.
 
 The class of an image is the folder right below the split, however deep the image lies in it. Links to images and to
-folders are followed; a folder that would be read twice, as in a loop, is refused. A name with a dot
+folders are followed; a folder that would be read twice, as in a loop, is an error. A name with a dot
 in front does not count.
 """
 
@@ -14,10 +14,7 @@ from timm.data.readers.reader_image_folder import ReaderImageFolder
 from timm.utils.misc import natural_key
 
 from sightline.data.images import EXTENSIONS
-
-
-class FolderError(ValueError):
-    """A folder that holds no classes, or itself; the message is one line."""
+from sightline.util.errors import FileError
 
 
 class FolderReader(ReaderImageFolder):
@@ -29,17 +26,17 @@ class FolderReader(ReaderImageFolder):
 
     Attributes:
         samples: path and class of every image, in the order of the paths.
-        class_to_idx: classes and their places.
+        class_to_idx: classes and their labels.
         empty: folders without images.
         strange: folders with images that are none of `classes`.
-        notes: what was passed over or looks wrong, a line each.
+        notes: what was passed over or looks wrong, one line each.
     """
 
     def __init__(self, root: str, classes: tuple[str, ...] | None = None) -> None:
         self.root = root
         found: dict[str, list[str]] = {}
         self._others: list[str] = []
-        self._seen = {_place(root): root}
+        self._seen = {_inode(root): root}
         self._lent: list[tuple[str, str]] = []
         for item in sorted(_entries(root), key=lambda item: natural_key(item.name)):
             if item.is_dir():
@@ -56,10 +53,10 @@ class FolderReader(ReaderImageFolder):
 
     def _images(self, folder: str, name: str) -> Iterator[str]:
         """The images below a folder of the class `name`."""
-        place = _place(folder)
-        if place in self._seen:
-            raise FolderError(f"{folder}: a link to {self._seen[place]}, which would be read twice; remove the link")
-        self._seen[place] = folder
+        inode = _inode(folder)
+        if inode in self._seen:
+            raise FileError(f"{folder}: a link to {self._seen[inode]}, which would be read twice; remove the link")
+        self._seen[inode] = folder
         for item in _entries(folder):
             if item.is_dir():
                 yield from self._images(item.path, name)
@@ -97,8 +94,8 @@ class FolderReader(ReaderImageFolder):
         return tuple(notes)
 
 
-def _place(folder: str) -> tuple[int, int]:
-    """What a folder is on the disk, by whatever path it is reached."""
+def _inode(folder: str) -> tuple[int, int]:
+    """The identity of a folder, by whatever path it is reached."""
     status = os.stat(folder)
     return status.st_dev, status.st_ino
 

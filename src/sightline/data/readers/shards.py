@@ -10,11 +10,11 @@ import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from timm.data.readers.reader import Reader
 
 from sightline.data.images import EXTENSIONS
+from sightline.util.errors import FileError
 
 LABELS = (".cls", ".json")
 
@@ -30,12 +30,12 @@ class ShardReader(Reader):
     def __init__(self, paths: Sequence[Path], classes: tuple[str, ...] | None = None) -> None:
         super().__init__()
         self.paths = list(paths)
-        self.places: list[tuple[int, int, int, str]] = []  # shard, offset, bytes, name
+        self.entries: list[tuple[int, int, int, str]] = []  # shard, offset, bytes, name
         labels: list[str] = []
         for number, path in enumerate(self.paths):
             self._index(number, path, labels)
         if not labels:
-            raise ValueError(f"{self.paths[0]}: no samples; a shard holds KEY.jpg beside KEY.cls or KEY.json")
+            raise FileError(f"{self.paths[0]}: no samples; a shard holds KEY.jpg next to KEY.cls or KEY.json")
         numbers = all(label.isdecimal() for label in labels)
         found = sorted(set(labels), key=int) if numbers else sorted(set(labels))
         if classes is None:
@@ -44,7 +44,7 @@ class ShardReader(Reader):
         self.classes = classes
         of = {name: i for i, name in enumerate(classes)} | {str(i): i for i in range(len(classes)) if numbers}
         if strange := [label for label in found if label not in of]:
-            raise ValueError(f"{self.paths[0]}: label {strange[0]!r} is none of the {len(classes)} classes")
+            raise FileError(f"{self.paths[0]}: label {strange[0]!r} is none of the {len(classes)} classes")
         self.targets = [of[label] for label in labels]
 
     @staticmethod
@@ -58,7 +58,7 @@ class ShardReader(Reader):
         return any(name.endswith(LABELS) for name in names)
 
     def _index(self, number: int, path: Path, labels: list[str]) -> None:
-        images: dict[str, Any] = {}
+        images: dict[str, tarfile.TarInfo] = {}
         found: dict[str, str] = {}
         try:
             with tarfile.open(path) as archive:
@@ -70,24 +70,24 @@ class ShardReader(Reader):
                         text = archive.extractfile(member).read(1 << 16)  # type: ignore[union-attr]
                         found[key] = _label(text, extension, f"{path}/{member.name}")
         except (tarfile.TarError, OSError) as error:
-            raise ValueError(f"{path}: not a readable tar file ({error}); make or download it again") from error
+            raise FileError(f"{path}: not a readable tar file ({error}); make or download it again") from error
         for key, member in images.items():
             if key not in found:
-                raise ValueError(f"{path}: {member.name} has no label; a sample needs KEY.cls or KEY.json")
-            self.places.append((number, member.offset_data, member.size, member.name))
+                raise FileError(f"{path}: {member.name} has no label; a sample needs KEY.cls or KEY.json")
+            self.entries.append((number, member.offset_data, member.size, member.name))
             labels.append(found[key])
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.entries)
 
     def __getitem__(self, index: int) -> tuple[io.BytesIO, int]:
-        shard, offset, size, _ = self.places[index]
+        shard, offset, size, _ = self.entries[index]
         with self.paths[shard].open("rb") as file:
             file.seek(offset)
             return io.BytesIO(file.read(size)), self.targets[index]
 
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
-        shard, _, _, name = self.places[index]
+        shard, _, _, name = self.entries[index]
         return os.path.basename(name) if basename else f"{self.paths[shard].name}/{name}"
 
 
@@ -99,4 +99,4 @@ def _label(text: bytes, extension: str, name: str) -> str:
         values = json.loads(text)
         return str(values["label"] if "label" in values else values["cls"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: not a label; write a number or a name into it") from error
+        raise FileError(f"{name}: not a label; write a number or a name into it") from error

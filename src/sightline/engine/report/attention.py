@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from sightline.analysis.figures import attention_figure, telling_maps
 from sightline.analysis.maps import attention_blocks
+from sightline.data.splits import Split
 from sightline.engine.report.record import Record
 from sightline.engine.settings import resolve
 from sightline.models.weights.reader import find_weights, read_metadata
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.data import Split, open_split
+from sightline.tasks.classification.data import open_split
 from sightline.tasks.classification.model import load_weights
 from sightline.tasks.classification.preprocess import make_transform
 from sightline.tasks.create import create

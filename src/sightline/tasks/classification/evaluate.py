@@ -10,10 +10,11 @@ from torch import Tensor
 
 from sightline.data.images import ImageError
 from sightline.data.labels import WAYS, in_words, match, real_labels
+from sightline.data.splits import SPLITS, Split
 from sightline.tasks.base import EvalOptions, Loaded, Scores
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
-from sightline.tasks.classification.data import SPLITS, Split, open_split
+from sightline.tasks.classification.data import open_split
 from sightline.tasks.classification.passes import one_pass
 from sightline.tasks.classification.preprocess import at_size
 from sightline.tasks.evaluation import Evaluation, evaluate_tables

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from sightline.data.loader import Keys, close_loader
 from sightline.data.order import Key, Order, Placement, derive
+from sightline.data.splits import Split
 from sightline.tasks.base import Note
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.augment import COLUMNS, BatchAugment
 from sightline.tasks.classification.batch import Batch, Normalize
 from sightline.tasks.classification.config import Augment, Data
-from sightline.tasks.classification.data import Split
 from sightline.tasks.classification.preload import Preloaded, preload, preloading
 from sightline.tasks.classification.samples import Samples, eval_transform, make_loader, train_transform
 from sightline.tasks.metrics import NO_LABEL

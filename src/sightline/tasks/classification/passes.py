@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sightline.data.images import ImageError
+from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.data import Split
 from sightline.tasks.classification.preprocess import make_transform
 
 Sample = tuple[Tensor | None, int, str | None]  # image, place, what was wrong

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset
 from sightline.data.images import ImageError
 from sightline.data.loader import Keys, start_worker
 from sightline.data.order import Key
+from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.config import Augment
-from sightline.tasks.classification.data import Split
 
 Transform = Callable[[Any], Any]
 Sample = tuple[Tensor | None, int, str | None]  # pixels, class, what was wrong

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data.labels import LabelError, imagenet_classes, in_words, match, real_labels
+from sightline.data.labels import imagenet_classes, in_words, match, real_labels
+from sightline.util.errors import FileError
 
 FILES = [f"val/n0/ILSVRC2012_val_{i:08d}.JPEG" for i in (1, 2, 6)]
 
@@ -31,7 +32,7 @@ def test_by_name() -> None:
 def test_by_words() -> None:
     assert match([in_words(imagenet_classes())[5].upper()], imagenet_classes()) == [5]
     assert match(["tench", "english_springer", "chain_saw"], imagenet_classes()) == [0, 217, 491]
-    with pytest.raises(LabelError, match="could be n"):  # the bird and the machine
+    with pytest.raises(FileError, match="could be n"):  # the bird and the machine
         match(["crane"], imagenet_classes())
 
 
@@ -53,7 +54,7 @@ def test_by_place() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(found: list[str], known: list[str], way: str, message: str) -> None:
-    with pytest.raises(LabelError, match=message):
+    with pytest.raises(FileError, match=message):
         match(found, known, way)
 
 
@@ -80,12 +81,12 @@ def test_real_labels_follow_the_outputs() -> None:
 @pytest.mark.parametrize("text", ["{", "3", "[[1000]]", '[["a"]]', '{"a": 3}', "[[true]]"])
 def test_damaged_files_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "real.json").write_text(text)
-    with pytest.raises(LabelError, match=r"real\.json"):
+    with pytest.raises(FileError, match=r"real\.json"):
         real_labels(FILES, imagenet_classes(), tmp_path / "real.json")
 
 
 def test_real_labels_need_imagenet() -> None:
-    with pytest.raises(LabelError, match="1000 classes"):
+    with pytest.raises(FileError, match="1000 classes"):
         real_labels(FILES, ["cat", "dog"])
-    with pytest.raises(LabelError, match=r"mine\.png"):
+    with pytest.raises(FileError, match=r"mine\.png"):
         real_labels(["mine.png"], imagenet_classes())
