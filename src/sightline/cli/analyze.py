@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sightline.analysis.studies import Study, Subject
     from sightline.analysis.studies.masking import Labelled
     from sightline.analysis.studies.paper import Material, Section
+    from sightline.data.splits import Split
     from sightline.engine.analyze import Gallery, StudyModel
-    from sightline.tasks.classification.data import Split
 
 MODEL = "inline_deit_tiny"
 LIMIT = 32  # images
@@ -215,7 +215,7 @@ class Session:
         from sightline.engine.analyze import Gallery
 
         if data is not None and _are_files(data):
-            from sightline.cli.predict import find_images
+            from sightline.data.images import find_images
 
             gallery = Gallery.of_files(find_images((data,)))
         else:
@@ -269,14 +269,18 @@ def _are_files(data: str) -> bool:
 
 def open_labelled(data: str | None, checkpoint: str | None) -> "Split":
     """Labelled images: those given, else those of the run."""
-    from sightline.cli.evaluation import data_of
+    from sightline.engine.evaluate import run_data
     from sightline.tasks.classification.config import Data
     from sightline.tasks.classification.data import open_split
+    from sightline.tasks.classification.evaluate import data_section
 
     if data is None and not _is_run(checkpoint):
         raise InputError("--data: no images; give a folder, a file, or embedded, or --checkpoint with a run folder")
-    wanted = Data() if data == EMBEDDED else replace(data_of(checkpoint, data), limit=None)
-    return open_split(wanted, "val")
+    if data == EMBEDDED:
+        return open_split(Data(), "val")
+    known = None if checkpoint is None else run_data(Path(checkpoint), "classification")
+    assert known is None or isinstance(known, Data)
+    return open_split(replace(data_section(data, known), limit=None), "val")
 
 
 def _is_run(checkpoint: str | None) -> bool:
@@ -372,12 +376,12 @@ def study_locality(options: Locality, session: Session) -> "list[Study]":
 def study_masking(options: Masking, session: Session) -> "list[Study]":
     from sightline.analysis.studies import masking as studies
     from sightline.engine.analyze import thinned
-    from sightline.tasks.classification.data import DataError
+    from sightline.util.errors import FileError
 
     sizes = [odd("sizes", size) for size in numbers("sizes", options.sizes) or ()]
     try:
         split = open_labelled(options.data, _run_of(options))
-    except DataError as error:
+    except FileError as error:
         raise InputError(f"--data: masking needs labels, one folder of images per class; {error}") from error
     models = session.load(options, len(split.classes))
     split = thinned(split, options.limit)
@@ -441,7 +445,7 @@ def _material(options: Paper, session: Session) -> "Material":
     from sightline.analysis.studies.query import parse_query
     from sightline.engine.analyze import subjects_of, thinned
     from sightline.engine.report.attention import shown
-    from sightline.tasks.classification.data import DataError
+    from sightline.util.errors import FileError
 
     queries = [parse_query(text) for text in options.query or ("0.5,0.5", "0.25,0.25")]
     models, checkpoint = session.load(options), _run_of(options)
@@ -454,7 +458,7 @@ def _material(options: Paper, session: Session) -> "Material":
             raise InputError(NO_IMAGES)
         try:
             split = thinned(open_labelled(options.data, checkpoint), options.labelled)
-        except DataError as error:
+        except FileError as error:
             raise InputError(f"the images have no labels, which are folders of classes ({error})") from error
         return session.labelled(options, split, 16)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, option
-from sightline.cli.output import Column, bar, check_writable, clean, show, write_facts, write_results, write_tables
+from sightline.cli.output import Column, bar, check_writable, show, write_facts, write_results, write_tables
 from sightline.tasks.dense.names import BY_CLASS, DETECTION, SEGMENTATION
 from sightline.util.errors import InputError
 from sightline.util.names import format_size, parse_sizes
@@ -85,6 +85,8 @@ class Options:
 
 def run(options: Options) -> None:
     """Load, evaluate at every size, print."""
+    from sightline.cli.dense import find_dense
+    from sightline.cli.dense_eval import run_dense
     from sightline.engine.evaluate import evaluate_label_sets
     from sightline.hub import load
 
@@ -94,6 +96,8 @@ def run(options: Options) -> None:
     scales = parse_scales(options.scales)
     if options.out is not None:
         check_writable(options.out, "--out")
+    if (dense := find_dense(options.checkpoint)) is not None:
+        return run_dense(options, *dense)
     loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
     view = VIEWS.get(loaded.task, DENSE)
     if not options.json:
@@ -215,7 +219,7 @@ def _dense_facts(found: Found, options: Options) -> dict[str, Any]:
     facts: dict[str, Any] = {
         **scores.details, "data": scores.data, "precision": options.precision, "broken": list(scores.broken),
         "images": scores.images, "seconds": round(scores.seconds, 3), "scores": _rounded(scores),
-        "classes": [row["class"] for row in scores.per_class], "per_class": clean(scores.per_class),
+        "classes": [row["class"] for row in scores.per_class], "per_class": _finite(scores.per_class),
     }  # fmt: skip
     return facts if scores.confusion is None else facts | {"confusion": scores.confusion.tolist()}
 
@@ -232,7 +236,7 @@ def _show_dense(found: Found, device: str) -> None:
         print("Nothing in these images can be scored: no objects, or no pixels that count.")
     keys = [key for key in scores.per_class[0] if key != "class"]
     first = "iou" if "iou" in keys else keys[0]
-    rows = [row for row in clean(scores.per_class) if row[first] is not None]
+    rows = [row for row in _finite(scores.per_class) if row[first] is not None]
     if not rows:
         return
     title = "By class:"
@@ -243,6 +247,10 @@ def _show_dense(found: Found, device: str) -> None:
     titles = [BY_CLASS[key] if key == "pixels" else f"{BY_CLASS[key]} %" for key in keys]
     columns = [Column("class"), *(Column(title, right=True) for title in titles)]
     show(columns, [[row["class"], *(_cell(row[key]) for key in keys)] for row in rows])
+
+
+def _finite(rows: "list[Row]") -> list[dict[str, Any]]:
+    return [{key: None if value != value else value for key, value in row.items()} for row in rows]
 
 
 def _cell(value: float | None) -> str:

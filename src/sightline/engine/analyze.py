@@ -16,10 +16,10 @@ from sightline.analysis.studies import Subject
 from sightline.analysis.studies.masking import Labelled
 from sightline.data.images import load_image
 from sightline.data.labels import match
+from sightline.data.splits import Split
 from sightline.models.weights.fit import fit_mechanism
 from sightline.models.zoo import VARIANTS, create
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.data import Split
 from sightline.tasks.classification.passes import one_pass
 from sightline.tasks.classification.preprocess import at_size, make_transform
 from sightline.util.errors import InputError

@@ -6,6 +6,8 @@ import torch
 
 from sightline.data.order import Placement
 from sightline.models.weights.fit import MismatchError, compare
+from sightline.models.weights.identify import Identity, arguments
+from sightline.models.zoo import VARIANTS
 from sightline.tasks.base import Loaded, Metadata, Note, StateReader
 from sightline.tasks.card import CardError, ModelCard
 from sightline.tasks.classification.config import Config
@@ -43,4 +45,18 @@ def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
         raise MismatchError(f"{path}: the weights do not fit {card.name}", mismatch)
     model = create(card.name, card.arguments)
     model.load_state_dict(state)
-    return Loaded(model.eval(), card, make_transform(card), card.classes, path, "classification")
+    count = int(model.num_classes)  # type: ignore[arg-type]
+    if not count:
+        raise FileError(f"{path}: these weights have no classifier; give a checkpoint that has one")
+    if card.classes and len(card.classes) != count:
+        raise FileError(f"{path}: {len(card.classes)} names for {count} classes; write the weights again")
+    return Loaded(model.eval(), card, make_transform(card), card.classes, path, "classification", _label(card))
+
+
+def _label(card: ModelCard) -> str:
+    """The variant with the arguments that are not its defaults, as for checkpoints without a card."""
+    if card.name not in VARIANTS:
+        return card.name
+    own = arguments(card.name)
+    changed = {key: value for key, value in card.arguments.items() if value != own.get(key)}
+    return str(Identity(card.name, changed))
