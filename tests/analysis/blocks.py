@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall
-from sightline.layers.core import Core
+from sightline.layers.core import Core, Place
 from sightline.layers.spec import Spec
 
 
@@ -16,9 +16,7 @@ def block_of(mechanism: str, q: Tensor, k: Tensor, grid: tuple[int, int], prefix
     """A block whose core gets q and k (N, H, D) as they are."""
     tokens, heads, dim = q.shape
     core = core_of(mechanism, heads * dim, heads)
-    call = {
-        "q": q[None], "k": k[None], "v": torch.zeros_like(k)[None], "grid": grid, "prefix": prefix,
-        "context": torch.zeros(1, tokens, heads * dim, dtype=q.dtype),
-    }  # fmt: skip
+    place = Place(grid, torch.zeros(1, tokens, heads * dim, dtype=q.dtype), prefix)
     positions = torch.arange(1, tokens + 1)[None]
-    return BlockCall("block.attn", mechanism, grid, prefix, grid, (CoreCall(core, call, positions),))
+    part = CoreCall(core, q[None], k[None], torch.zeros_like(k)[None], place, positions)
+    return BlockCall("block.attn", mechanism, grid, prefix, grid, (part,))

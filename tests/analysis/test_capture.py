@@ -50,9 +50,9 @@ def test_queries_follow_their_tokens_through_windows() -> None:
     model, x = tiny("swin", attention="softmax", depths=(2, 1, 1, 1)), image(64, 80, batch=1)[0]
     shifted = capture(model, x)[1]
     plain = shifted.parts[0]
-    flat = torch.zeros(int(plain.positions.max()) + 1, *plain.call["q"].shape[2:])
+    flat = torch.zeros(int(plain.positions.max()) + 1, *plain.q.shape[2:])
     for window, places in enumerate(plain.positions):
-        flat[places] = plain.call["q"][window]
+        flat[places] = plain.q[window]
     tokens = torch.tensor([0, 7, 100, 319])
     torch.testing.assert_close(shifted.queries(tokens), flat[tokens + 1].transpose(0, 1), rtol=0, atol=0)
 

@@ -7,15 +7,14 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from sightline.analysis.capture import CoreCall
 from sightline.analysis.maps import AttentionMap, attention_blocks, attention_maps
-from sightline.analysis.rows import row_of, rows_of
 from sightline.layers import MECHANISMS as TABLE
-from sightline.layers import Spec
+from sightline.layers import Place, Spec
 from sightline.layers.attention import project
+from sightline.layers.conv import HeadwiseConv, SharedConv
 from sightline.layers.mechanisms.baselines.enhanced import Scale
-from sightline.layers.mechanisms.baselines.focused import SharedConv
 from sightline.layers.mechanisms.inline import ResidualWeights
-from sightline.layers.mechanisms.soft import HeadwiseConv
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
 from sightline.layers.stripe_attention import Branch
 
@@ -143,13 +142,14 @@ def test_class_token(family: str) -> None:
 def test_rows_of_half_precision_are_in_float32(mechanism: str) -> None:
     core = Spec.parse(mechanism).build(16, 2, 16)
     q, k = torch.randn(2, 3, 20, 2, 8).bfloat16()
-    call = {"q": q, "k": k, "v": k, "context": q.flatten(2), "grid": (4, 5)}
-    wide = {name: t.float() if isinstance(t, torch.Tensor) else t for name, t in call.items()}
-    want = rows_of(core, wide, 2, torch.arange(20))
-    got = rows_of(core.bfloat16(), call, 2, torch.arange(20))
+    call = CoreCall(core, q, k, k, Place((4, 5), q.flatten(2)), torch.arange(1, 21).repeat(3, 1))
+    want = call.to(torch.float32).rows(2, torch.arange(20))
+    core.bfloat16()
+    got = call.rows(2, torch.arange(20))
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, want, rtol=0, atol=2e-2 * float(want.abs().max()))
-    torch.testing.assert_close(row_of(core, call, 2, 7), got[:, 7])
+    assert call.core is core
+    assert next(iter(core.parameters()), q).dtype == torch.bfloat16  # left as it was
 
 
 @torch.no_grad()

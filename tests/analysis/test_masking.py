@@ -7,6 +7,7 @@ from torch import Tensor
 from sightline.analysis.capture import attention_blocks
 from sightline.analysis.masking import Mask, left_over, masked
 from sightline.analysis.studies.masking import Labelled, accuracy, study_masking
+from sightline.layers.core import Place
 
 from ..models.tiny import every_family, image, tiny
 from .blocks import core_of
@@ -17,9 +18,9 @@ GRID = (4, 5)
 def without(mechanism: str, q: Tensor, k: Tensor, keep: Tensor) -> Tensor:
     """The weights (H, M) of one query where the other keys do not exist."""
     core = core_of(mechanism, 8, 2)
-    place = {"context": torch.zeros(1, 20, 8, dtype=q.dtype), "grid": GRID}
+    place = Place(GRID, torch.zeros(1, 20, 8, dtype=q.dtype))
     whole = torch.zeros(2, 20, dtype=q.dtype)
-    whole[:, keep] = core.rows(q[None], k[None, keep], torch.tensor([0]), **place)[0, :, 0]
+    whole[:, keep] = core.rows(q[None], k[None, keep], torch.tensor([0]), place)[0, :, 0]
     return whole
 
 
@@ -28,7 +29,7 @@ def test_the_rest_is_what_the_mechanism_makes_of_fewer_keys(mechanism: str) -> N
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 4, dtype=torch.float64), torch.randn(20, 2, 4, dtype=torch.float64)
     core = core_of(mechanism, 8, 2)
-    weights = core.rows(q[None], k[None], torch.tensor([0]), context=torch.zeros(1, 20, 8), grid=GRID)
+    weights = core.rows(q[None], k[None], torch.tensor([0]), Place(GRID, torch.zeros(1, 20, 8)))
     hidden = Mask(3).hidden(torch.tensor([7]), GRID, torch.arange(20), GRID)
     assert int(hidden.sum()) == 9
     expected = without(mechanism, q, k, ~hidden[0, 0])

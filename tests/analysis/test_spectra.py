@@ -6,17 +6,24 @@ import pytest
 import torch
 
 from sightline.analysis.capture import capture
-from sightline.analysis.factors import factors_of, singular_values
 from sightline.analysis.memory import LiveBytes, Stack, measure_peak
-from sightline.analysis.newton import condition_number, inverted_matrix, measure_newton, newton_errors
-from sightline.analysis.rank import FACTORS, ROWS, SAMPLE, effective_rank, measure_rank, product_values
-from sightline.analysis.rows import rows_of
+from sightline.analysis.newton import condition_number, measure_newton, newton_errors
+from sightline.analysis.rank import (
+    FACTORS,
+    ROWS,
+    SAMPLE,
+    effective_rank,
+    measure_rank,
+    product_values,
+    singular_values,
+)
 from sightline.analysis.studies.memory import study_memory
 from sightline.analysis.studies.newton import study_newton
 from sightline.analysis.studies.rank import study_rank
 from sightline.analysis.studies.study import Subject
 from sightline.layers.spec import MECHANISMS
 from sightline.ops.soft.newton import step_size
+from sightline.ops.soft.reference import landmark_matrix
 
 from ..models.tiny import image, tiny
 from .blocks import block_of
@@ -46,8 +53,8 @@ def test_newton_of_two_landmarks() -> None:
 
 def test_the_inverted_matrix_has_the_ridge_of_soft_only() -> None:
     landmarks = torch.tensor([[[0.0, 0], [1, 0]]])
-    plain, _ = inverted_matrix(landmarks, normalized=False)
-    plus, step = inverted_matrix(landmarks, normalized=True)
+    plain, *_ = landmark_matrix(landmarks, normalized=False)
+    plus, step, _ = landmark_matrix(landmarks, normalized=True)
     assert plus[0].flatten().tolist() == pytest.approx([1, math.exp(-0.5), math.exp(-0.5), 1])
     assert plain[0, 0, 0] == pytest.approx(1.01)
     assert float(step) == pytest.approx((2 - 2e-4) / (1 + math.exp(-0.5)) ** 2)
@@ -83,15 +90,37 @@ def test_factors_are_the_attention(mechanism: str) -> None:
     model = tiny("deit", attention=mechanism)
     for block in capture(model, image(64, 80, batch=1)[0]):
         (part,) = block.parts
-        factors = factors_of(part.core, part.call, 0)
+        factors = part.factors()
         assert factors is not None
-        left, right = factors
-        matrix = rows_of(part.core, part.call, 0, torch.arange(block.tokens)).double()
+        left, right = (each[0] for each in factors)
+        matrix = part.rows(0, torch.arange(block.tokens)).double()
         torch.testing.assert_close(left @ right.transpose(-1, -2), matrix, rtol=1e-3, atol=1e-4 * float(matrix.max()))
         count = min(matrix.shape[-1], right.shape[-1])
         values = product_values(left, right)[:, :count]
         brute = torch.linalg.svdvals(matrix)[:, :count]
         torch.testing.assert_close(values, brute, rtol=1e-3, atol=1e-4 * float(brute.max()))
+
+
+@pytest.mark.parametrize("mechanism", ["soft(ratio=2)", "soft_norm(ratio=2)", "inline", "linear", "nystromformer"])
+@torch.no_grad()
+def test_padded_windows(mechanism: str) -> None:
+    """40 px make maps of 10 and 5 tokens, which windows of 4 cover with padding."""
+    model = tiny("swin", attention=mechanism, map_window=4)
+    blocks = capture(model, image(40, batch=1)[0])
+    assert any(part.place.key_mask is not None for block in blocks for part in block.parts)
+    for block, found in zip(blocks, measure_rank(blocks), strict=True):
+        matrix = block.rows(torch.arange(block.tokens)).double()
+        assert found.effective == pytest.approx(effective_rank(torch.linalg.svdvals(matrix)).tolist(), rel=1e-3)
+    if mechanism.startswith("soft"):
+        for part, found in zip((part for block in blocks for part in block.parts), measure_newton(blocks), strict=True):
+            counts = part.place.counts(part.q)
+            for window in range(part.windows):  # what the mask hides changes nothing
+                q, place = part.q[window : window + 1], part.place.select(slice(window, window + 1))
+                other = q.masked_fill(~counts[window, None, :, None, None][0], 50.0)
+                matrix, step = part.core.newton_matrix(other, place)
+                errors = newton_errors(matrix[0], step[0], 20)
+                own = found.errors.unflatten(0, (part.windows, -1))[window]
+                torch.testing.assert_close(own, errors, rtol=1e-3, atol=1e-5)
 
 
 def test_attention_to_oneself_has_full_rank() -> None:
@@ -136,7 +165,7 @@ def test_singular_values_of_matrices_that_trouble_lapack(monkeypatch: pytest.Mon
 def test_live_bytes_by_hand() -> None:
     x = torch.zeros(1000)
     with LiveBytes() as live:
-        live.note(x)
+        live.add(x)
         y = x + 1  # 4000 bytes more
         view = y[:10].view(2, 5)  # none
         z = y * 2  # 4000 more
@@ -151,7 +180,7 @@ def test_counting_without_data_equals_counting_with_it() -> None:
         counted = measure_peak("a method", mechanism, 1, "forward")
         stack, x = Stack("a method", mechanism), torch.zeros(1, 784, 384)
         with LiveBytes() as live, torch.no_grad():
-            live.note([*stack.parameters(), *stack.buffers(), x])
+            live.add([*stack.parameters(), *stack.buffers(), x])
             stack(x, (28, 28))
         assert counted.peak == live.peak
         assert counted.weights < counted.peak < 2**28

@@ -23,7 +23,7 @@ from sightline.bench.precision import DTYPES, TOLERANCES
 from sightline.bench.results import FAILED, NO_MEMORY, OK, REJECTED
 from sightline.bench.run_ops import OpPlan, crossovers, run_plan
 from sightline.bench.run_ops import _sets as count_sets
-from sightline.layers.core import Core
+from sightline.layers.core import Core, Place
 from sightline.layers.spec import MECHANISMS, Mechanism, Spec
 from sightline.ops import inline
 
@@ -67,10 +67,10 @@ def test_a_mechanism_without_operator_is_timed_as_a_module(monkeypatch: pytest.M
     class Doubled(Core):
         factor = 2.0
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, **place: object) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
             return 2 * v + q * 0
 
-        def rows(self, q: Tensor, k: Tensor, queries: Tensor, **place: object) -> Tensor:
+        def rows(self, q: Tensor, k: Tensor, queries: Tensor, place: Place) -> Tensor:
             return (self.factor * torch.eye(k.shape[1]))[queries].expand(len(q), self.num_heads, -1, -1)
 
     monkeypatch.setitem(MECHANISMS, "doubled", Mechanism(Doubled, "N", "nowhere"))

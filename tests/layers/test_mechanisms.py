@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.layers import MECHANISMS, Attention, Core, Spec
+from sightline.layers import MECHANISMS, Attention, Core, Place, Spec
 from sightline.layers.mechanisms.inline import ResidualWeights
 
 from ..models.tiny import CLASSES, assert_close, fresh, image, relative_error, tiny
@@ -313,6 +313,6 @@ def test_a_fixed_number_of_landmarks(name: str) -> None:
         assert (follows.landmarks(q, grid).shape == points.shape) == same
         if same:  # as many landmarks as the ratio gives: nothing is pooled
             assert torch.equal(points, follows.landmarks(q, grid))
-        assert core(q, q, q, context=q.flatten(2), grid=grid).isfinite().all()
+        assert core(q, q, q, Place(grid, q.flatten(2))).isfinite().all()
     with pytest.raises(ValueError, match="landmarks=5"):
         Spec.parse(f"{name}(landmarks=5)").build(16, 2, 16)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.layers import MECHANISMS, Attention, Core, Spec
-from sightline.layers.mechanisms.landmarks import RunLandmarks, nowhere
-from sightline.layers.mechanisms.sequence.soft import SequenceSoftCore
+from sightline.layers import MECHANISMS, Attention, Core, Place, Spec
+from sightline.layers.mechanisms.landmarks import SequenceLandmarks, nowhere
+from sightline.layers.mechanisms.soft import SoftCore
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
 from sightline.ops.inline.reference import local_residual
 from sightline.ops.soft.reference import gaussian
@@ -97,23 +97,14 @@ def test_rows_are_what_forward_applies(text: str) -> None:
     q, k, v = tokens(3 * 18).view(3, 1, 18, HEADS, 4).unbind(0)
     k = q if core.shared_qk else k
     mask = torch.arange(18)[None] < 15
-    place = {"context": tokens(18), "grid": (1, 18), "key_mask": mask}
+    place = Place((1, 18), tokens(18), key_mask=mask)
     queries = torch.tensor([0, 3, 14])
-    out = core(q, k, v, **place)[:, queries]
-    by_rows = core.by_rows(q, k, v, queries, **place)
-    if text == "none":
-        by_rows = v[:, queries]
-    if text.startswith("inline") and "false" not in text:
-        by_rows = (
-            by_rows
-            + local_residual(v * mask[..., None, None], core.residual(place["context"], mask), (1, 18))[:, queries]
-        )
-    assert_close(by_rows, out, 1e-8)
+    assert_close(core.by_rows(q, k, v, queries, place), core(q, k, v, place)[:, queries], 1e-8)
 
 
 def test_every_mechanism_of_maps_with_squares_has_one_for_sequences() -> None:
     for name in MECHANISMS:
-        core = Spec.parse(name).build_sequence(DIM, HEADS, LENGTH)
+        core = Spec.parse(name).build(DIM, HEADS, 1, LENGTH)
         assert isinstance(core, Core)
         assert core.shared_qk == MECHANISMS[name].core.shared_qk
         for key, parameter in core.named_parameters():
@@ -145,9 +136,9 @@ def test_inline_has_three_taps() -> None:
 
 
 def test_landmarks_are_strided_along_the_sequence() -> None:
-    landmarks = RunLandmarks(4, 3).double()
+    landmarks = SequenceLandmarks(4, 3).double()
     q = torch.randn(2, 10, HEADS, 4, dtype=torch.float64)
-    found = landmarks(q, torch.ones(2, 10, dtype=torch.bool))
+    found = landmarks(q, (1, 10))
     maps = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, 2)).permute(0, 2, 3, 1).flatten(0, 1)  # BH D 12
     expected = torch.nn.functional.conv1d(maps, landmarks.conv.weight, stride=3).view(2, HEADS, 4, 4)
     assert_close(found, torch.nn.functional.gelu(landmarks.norm(expected.permute(0, 3, 1, 2))), 1e-9)
@@ -155,7 +146,7 @@ def test_landmarks_are_strided_along_the_sequence() -> None:
 
 @pytest.mark.parametrize("length", [1, 128, 1024, 2048, 4096])
 def test_soft_has_about_128_landmarks(length: int) -> None:
-    core = SequenceSoftCore(DIM, HEADS, length)
+    core = SoftCore(DIM, HEADS, 1, length)
     assert 64 <= -(-length // core.ratio) <= 128 or length < 64
 
 
@@ -201,13 +192,13 @@ def test_linformer_takes_the_first_columns_and_no_more_tokens() -> None:
     with pytest.raises(ValueError, match="41 tokens for tables of 40"):
         made(tokens(41), (1, 41))
     with pytest.raises(ValueError, match="side"):
-        Spec.parse("linformer(side=7)").build_sequence(DIM, HEADS, LENGTH)
+        Spec.parse("linformer(side=7)").build(DIM, HEADS, 1, LENGTH)
 
 
 @pytest.mark.parametrize("text", ["soft(ratio=-1)", "soft(landmarks=-1)", "soft(iterations=0)", "soft(landmark=mean)"])
 def test_bad_options_of_soft(text: str) -> None:
     with pytest.raises(ValueError, match="soft"):
-        Spec.parse(text).build_sequence(DIM, HEADS, LENGTH)
+        Spec.parse(text).build(DIM, HEADS, 1, LENGTH)
 
 
 def test_layers_differ() -> None:

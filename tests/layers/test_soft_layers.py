@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sightline.layers.blocks import TanhMlp
+from sightline.layers.core import Place
 from sightline.layers.mechanisms.landmarks import KINDS, Landmarks, scrambled
 from sightline.layers.patch import ConvBNEmbed
 from sightline.layers.spec import Spec
@@ -48,7 +49,7 @@ def test_no_two_places_are_scrambled_alike(count: int) -> None:
 def test_every_kind_attends(kind: str) -> None:
     core = Spec.parse(f"soft_norm(landmark={kind},ratio=2)").build(24, 3, 16)
     q = torch.randn(2, 25, 3, 8, requires_grad=True)
-    out = core(q, q, q, context=q.flatten(2), grid=GRID, prefix=1)
+    out = core(q, q, q, Place(GRID, q.flatten(2), 1))
     assert out.shape == q.shape
     assert torch.autograd.grad(out.square().sum(), q)[0].isfinite().all()
 
@@ -64,11 +65,11 @@ def test_padding_of_a_map_changes_nothing(kind: str, ratio: int) -> None:
     mask = torch.zeros(1, 8, 8, dtype=torch.bool)
     mask[:, :4, :6] = True
     large, mask = large.flatten(1, 2), mask.flatten(1)
-    want = core(small, small, small, context=small.flatten(2), grid=GRID)
-    got = core(large, large, large, context=large.flatten(2), grid=(8, 8), key_mask=mask)
+    want = core(small, small, small, Place(GRID, small.flatten(2)))
+    got = core(large, large, large, Place((8, 8), large.flatten(2), key_mask=mask))
     torch.testing.assert_close(got[mask], want[0])
-    rows = core.rows(large, large, mask[0].nonzero().flatten(), context=large.flatten(2), grid=(8, 8), key_mask=mask)
-    alone = core.rows(small, small, torch.arange(24), context=small.flatten(2), grid=GRID)
+    rows = core.rows(large, large, mask[0].nonzero().flatten(), Place((8, 8), large.flatten(2), key_mask=mask))
+    alone = core.rows(small, small, torch.arange(24), Place(GRID, small.flatten(2)))
     torch.testing.assert_close(rows[..., mask[0]], alone)
 
 

@@ -1,23 +1,24 @@
 """What the attention blocks of a model are called with for one image, and where their tokens lie on the map.
 
-Hooks on the cores note queries, keys and values. Windows, stripes and shifts are undone by sending the numbers of the
+Hooks on the cores record queries, keys and values. Windows, stripes and shifts are undone by sending the numbers of the
 tokens through the same block.
 
 Shape letters: H heads, D head dim, N tokens of a map, M keys of a window, Q chosen queries.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from sightline.analysis.rows import rows_of
 from sightline.layers.attention import Attention
-from sightline.layers.core import Core, Grid
+from sightline.layers.core import Core, Factors, Grid, Place
 from sightline.layers.stripe_attention import StripeAttention
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -26,21 +27,29 @@ class CoreCall:
 
     Args:
         core: the mechanism.
-        call: q (windows, N, H, D), k and v (windows, M, H, D), and the keywords of `Core.forward`.
-        positions: (windows, N), the number of the token at each place from 1 on, 0 for padding.
+        q, k, v: queries (windows, N, H, D), keys and values (windows, M, H, D).
+        place: where the tokens lie.
+        positions: (windows, N), the number of each token on the map from 1 on, 0 for padding.
     """
 
     core: Core
-    call: dict[str, Any]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    place: Place
     positions: Tensor
+
+    @property
+    def windows(self) -> int:
+        return self.q.shape[0]
 
     @property
     def reduced(self) -> bool:
         """Whether the keys lie on a coarser map than the queries."""
-        return self.call["k"].shape[1] != self.positions.shape[1]
+        return self.k.shape[1] != self.positions.shape[1]
 
-    def places(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The window of each token, from 0 on, and its place there."""
+    def locate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The window of each token, from 0 on, and its position there."""
         found = torch.full((int(self.positions.max()) + 1, 2), -1, device=self.positions.device)
         windows, inside = torch.meshgrid(
             *(torch.arange(n, device=found.device) for n in self.positions.shape), indexing="ij"
@@ -48,6 +57,33 @@ class CoreCall:
         found[self.positions.flatten()] = torch.stack([windows.flatten(), inside.flatten()], 1)
         chosen = found[tokens.to(found.device) + 1]
         return chosen[:, 0], chosen[:, 1]
+
+    def to(self, dtype: torch.dtype) -> "CoreCall":
+        """The same call in another precision; the core is copied if its own differs."""
+        tensors = (*self.core.parameters(), *self.core.buffers())
+        if any(t.is_floating_point() and t.dtype != dtype for t in tensors):
+            return replace(self, core=copy.deepcopy(self.core).to(dtype)).to(dtype)
+        local, bias = (None if t is None else t.to(dtype) for t in (self.place.local, self.place.bias))
+        place = replace(self.place, context=self.place.context.to(dtype), local=local, bias=bias)
+        return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), place=place)
+
+    def wide(self) -> "CoreCall":
+        """The same call in float32 or wider."""
+        return self.to(torch.float32) if self.q.dtype in HALVES else self
+
+    def rows(self, window: int, queries: Tensor) -> Tensor:
+        """The weights (heads, Q, M) that chosen queries of a window give to its keys; local terms come on top.
+
+        Args:
+            queries: (Q,) positions among the N tokens of the window.
+        """
+        part, one = self.wide(), slice(window, window + 1)
+        return part.core.rows(part.q[one], part.k[one], queries.to(part.q.device), part.place.select(one))[0]
+
+    def factors(self) -> Factors | None:
+        """`Core.factors` of all windows in float64: (windows, heads, N, r) and (windows, heads, M, r)."""
+        part = self.to(torch.float64)
+        return part.core.factors(part.q, part.k, part.place)
 
 
 @dataclass(frozen=True)
@@ -58,9 +94,9 @@ class BlockCall:
         name: of the attention module.
         mechanism: as `sightline list --attention` writes it.
         grid: (height, width) of the queries.
-        prefix: leading tokens without a place.
-        key_grid: of the keys, coarser where a block reduces them.
-        parts: its cores; more than one where directions of stripes share the heads.
+        prefix: leading tokens without a position on the grid.
+        key_grid: of the keys, coarser if the block reduces them.
+        parts: its cores; more than one if directions of stripes share the heads.
     """
 
     name: str
@@ -93,23 +129,23 @@ class BlockCall:
         """The queries (H, Q, D) of chosen tokens, as they enter the mechanism."""
         found = []
         for part in self.parts:
-            windows, inside = part.places(torch.as_tensor(tokens))
-            found.append(part.call["q"][windows, inside].transpose(0, 1).float())
+            windows, inside = part.locate(torch.as_tensor(tokens))
+            found.append(part.q[windows, inside].transpose(0, 1).float())
         return torch.cat(found)
 
     def _rows(self, part: CoreCall, tokens: Tensor) -> Tensor:
-        windows, inside = part.places(tokens)
+        windows, inside = part.locate(tokens)
         pieces, order = [], []
         for window in windows.unique().tolist():
             which = torch.where(windows == window)[0]
-            rows = rows_of(part.core, part.call, window, inside[which]).float()  # H q M
-            whole = rows.new_zeros(*rows.shape[:2], self.keys + 1)  # the first place takes the padding
-            index = self._key_places(part, window).expand_as(rows)
+            rows = part.rows(window, inside[which]).float()  # H q M
+            whole = rows.new_zeros(*rows.shape[:2], self.keys + 1)  # the first column takes the padding
+            index = self._key_positions(part, window).expand_as(rows)
             pieces.append(whole.scatter_add_(2, index, rows)[:, :, 1:])
             order.append(which)
         return torch.cat(pieces, 1)[:, torch.cat(order).argsort()]
 
-    def _key_places(self, part: CoreCall, window: int) -> Tensor:
+    def _key_positions(self, part: CoreCall, window: int) -> Tensor:
         """The number of every key of a window from 1 on, 0 for padding."""
         if part.reduced:
             return torch.arange(1, self.keys + 1, device=part.positions.device)
@@ -119,31 +155,33 @@ class BlockCall:
         """Which keys chosen tokens may attend to at all, (parts, Q, keys): those of their windows and regions."""
         found = []
         for part in self.parts:
-            windows, inside = part.places(torch.as_tensor(tokens))
+            windows, inside = part.locate(torch.as_tensor(tokens))
             seen = torch.zeros(len(windows), self.keys + 1, dtype=torch.bool, device=windows.device)
-            bias = part.call.get("bias")
-            for row, (window, place) in enumerate(zip(windows.tolist(), inside.tolist(), strict=True)):
-                keys = self._key_places(part, window)
+            bias = part.place.bias
+            for row, (window, query) in enumerate(zip(windows.tolist(), inside.tolist(), strict=True)):
+                keys = self._key_positions(part, window)
                 if bias is not None and bias.ndim == 4:  # regions of a shifted window are kept apart by -inf
-                    keys = keys[torch.isfinite(bias[window, 0, place])]
+                    keys = keys[torch.isfinite(bias[window, 0, query])]
                 seen[row, keys] = True
             found.append(seen[:, 1:])
         return torch.stack(found)
 
 
 @dataclass
-class Noted:
+class CallRecord:
     """What an attention module and its cores were called with."""
 
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    cores: list[dict[str, Any]] = field(default_factory=list)
+    x: Tensor = field(default_factory=lambda: torch.empty(0))
+    grid: Grid = (0, 0)
+    prefix: int = 0
+    cores: list[tuple[Core, Tensor, Tensor, Tensor, Place]] = field(default_factory=list)
 
-    def arguments(self) -> tuple[Tensor, Grid, int]:
-        """Tokens, grid and prefix."""
-        names = ("x", "grid", "prefix", "key_mask", "context")
-        given = {**dict(zip(names, self.args, strict=False)), **self.kwargs}
-        return given["x"], given["grid"], given.get("prefix", 0)
+
+def call_arguments(
+    x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None, context: Tensor | None = None
+) -> tuple[Tensor, Grid, int]:
+    """Tokens, grid and prefix among the arguments of an attention module."""
+    return x, grid, prefix
 
 
 def attention_blocks(model: nn.Module) -> list[str]:
@@ -153,7 +191,7 @@ def attention_blocks(model: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def capture(model: nn.Module, image: Tensor, blocks: Sequence[str] | None = None) -> list[BlockCall]:
-    """Run a model on one image (channels, height, width) and note what its blocks are called with, all by default.
+    """Run a model on one image (channels, height, width) and record what its blocks are called with, all by default.
 
     Raises:
         ValueError: the model has no such block.
@@ -164,50 +202,45 @@ def capture(model: nn.Module, image: Tensor, blocks: Sequence[str] | None = None
         if not isinstance(modules.get(name), Attention | StripeAttention):
             raise ValueError(f"no attention block {name!r}; there are {', '.join(attention_blocks(model)) or 'none'}")
     with ExitStack() as stack:
-        noted = {name: stack.enter_context(watched(modules[name])) for name in names}
+        records = {name: stack.enter_context(recorded(modules[name])) for name in names}
         model(image.unsqueeze(0))
-    return [_block(name, modules[name], noted[name]) for name in names]
+    return [_block(name, modules[name], records[name]) for name in names]
 
 
 @contextmanager
-def watched(module: nn.Module) -> Iterator[Noted]:
-    """Note what an attention module and its cores are called with."""
-    call = Noted()
+def recorded(module: nn.Module) -> Iterator[CallRecord]:
+    """Record what an attention module and its cores are called with."""
+    record = CallRecord()
 
-    def note_module(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call.args, call.kwargs = args, kwargs
-        call.cores.clear()
+    def record_module(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        record.x, record.grid, record.prefix = call_arguments(*args, **kwargs)  # type: ignore[arg-type]
+        record.cores.clear()
 
-    def note_core(core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        q, k, v = args
-        call.cores.append({"core": core, "q": q, "k": k, "v": v, **kwargs})
+    def record_core(core: Core, args: tuple[Tensor, Tensor, Tensor, Place]) -> None:
+        record.cores.append((core, *args))
 
     cores = [part for part in module.modules() if isinstance(part, Core)]
-    handles = [module.register_forward_pre_hook(note_module, with_kwargs=True)]
-    handles += [core.register_forward_pre_hook(note_core, with_kwargs=True) for core in cores]
+    handles = [module.register_forward_pre_hook(record_module, with_kwargs=True)]
+    handles += [core.register_forward_pre_hook(record_core) for core in cores]
     try:
-        yield call
+        yield record
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _block(name: str, module: Any, noted: Noted) -> BlockCall:
-    _, grid, prefix = noted.arguments()
-    parts = tuple(
-        CoreCall(seen["core"], {key: value for key, value in seen.items() if key != "core"}, positions)
-        for seen, positions in zip(noted.cores, token_positions(module, noted), strict=True)
-    )
-    keys = parts[0].call.get("key_grid") or grid
-    return BlockCall(name, str(module.mechanism), grid, prefix, keys, parts)
+def _block(name: str, module: nn.Module, record: CallRecord) -> BlockCall:
+    grid, prefix = record.grid, record.prefix
+    positions = token_positions(module, record.x, grid, prefix)
+    parts = tuple(CoreCall(*call, where) for call, where in zip(record.cores, positions, strict=True))
+    return BlockCall(name, str(module.mechanism), grid, prefix, parts[0].place.key_grid or grid, parts)
 
 
-def token_positions(module: nn.Module, noted: Noted) -> list[Tensor]:
-    """For every core, (windows, N): the number of the token at each place from 1 on, 0 for padding."""
-    x, grid, prefix = noted.arguments()
+def token_positions(module: nn.Module, x: Tensor, grid: Grid, prefix: int) -> list[Tensor]:
+    """For every core, (windows, N): the number of each token of the map from 1 on, 0 for padding."""
     if type(module) is Attention:  # one window, in the order of the map
         return [torch.arange(1, x.shape[1] + 1, device=x.device)[None]]
     numbers = torch.arange(1.0, x.shape[1] + 1, device=x.device)[None, :, None].expand(1, -1, x.shape[2])
-    with watched(module) as traced, torch.no_grad():
+    with recorded(module) as record, torch.no_grad():
         module(numbers.contiguous(), grid, prefix, context=None)
-    return [seen["context"][..., 0].round().long() for seen in traced.cores]
+    return [place.context[..., 0].round().long() for *_, place in record.cores]

@@ -1,24 +1,20 @@
 """Whether attention tells queries apart: a certificate for every head of a block.
 
-Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024). Softmax is injective in the query where
-[K, 1] has full column rank; InLine where phi is injective and [phi(K), 1] has full column rank; linear attention never.
-Where a head is not injective, two different queries with the same scores are
-given, and their scores are computed to prove it.
+Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024). Softmax is injective in the query if
+[K, 1] has full column rank; InLine if phi is injective and [phi(K), 1] has full column rank; linear attention never.
+A head that is not injective comes with two different queries whose scores, computed by the mechanism, are the same.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall
-from sightline.analysis.factors import features, operands, singular_values
-from sightline.layers.mechanisms.feature_map import FeatureMap
-from sightline.layers.mechanisms.inline import InlineCore
-from sightline.layers.mechanisms.linear import LinearCore
-from sightline.layers.mechanisms.softmax import SoftmaxCore
+from sightline.analysis.rank import singular_values
+from sightline.layers.core import Place
+from sightline.layers.feature_map import FeatureMap
 from sightline.ops.feature_maps import AFFINE_MAP, FEATURE_MAPS
 
 INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -33,14 +29,14 @@ INJECTIVE, NOT_INJECTIVE, UNKNOWN = "injective", "not injective", "no statement"
 
 @dataclass(frozen=True)
 class Certificate:
-    """Of one head in its worst window.
+    """One head in its worst window.
 
     Args:
         rank: numerical rank of [phi(K), 1].
         columns: its columns, the rank that is needed.
         smallest: its smallest singular value; the closer to zero, the nearer to confusion.
-        verdict: injective, not injective, or no statement where the papers make none.
-        queries: two different queries with the same scores, where there are such.
+        verdict: injective, not injective, or no statement if the papers make none.
+        queries: two different queries with the same scores, if there are such.
         distance: between them, over the length of the first.
         difference: the largest between their scores, as computed by the mechanism, over the largest score.
     """
@@ -54,7 +50,7 @@ class Certificate:
     distance: float | None = None
     difference: float | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -62,32 +58,34 @@ class Certificate:
 def certify(block: BlockCall) -> list[Certificate]:
     """A certificate for every head of a block."""
     found: list[Certificate] = []
-    for part in block.parts:
+    for part in (call.to(torch.float64) for call in block.parts):
         values, window = _spectrum(part)
         for head in range(values.shape[0]):
             found.append(_certificate(part, int(window[head]), head, len(found), values[head]))
     return found
 
 
+def _keys(part: CoreCall, window: int) -> Tensor:
+    """The keys (1, m, H, D) of a window that count: padding may be hidden by a mask or by a bias."""
+    one = slice(window, window + 1)
+    counts = part.place.counts(part.k)[window]
+    if not part.reduced:
+        counts = counts & (part.positions[window] > 0)
+    return part.k[one, counts]
+
+
 def _key_matrix(part: CoreCall, window: int) -> Tensor:
-    """[phi(K), 1] (H, M, D + 1) of the keys that count; phi is the identity where the mechanism has none."""
-    keys = operands(part.call, window)[1][:, _counting(part, window)]
-    if isinstance(part.core, InlineCore | LinearCore):
-        keys = features(part.core, keys)
+    """[phi(K), 1] (H, m, D + 1) of the keys that count; phi is the identity if the mechanism has none."""
+    keys, phi = _keys(part, window), part.core.feature_map
+    keys = (keys if phi is None else phi(keys))[0].transpose(0, 1)
     return torch.cat([keys, torch.ones_like(keys[..., :1])], -1)
-
-
-def _counting(part: CoreCall, window: int) -> Tensor:
-    """Which keys (M,) of a window count: padding may be hidden by a mask or by a bias."""
-    counts = operands(part.call, window)[2]
-    return counts if part.reduced else counts & (part.positions[window] > 0)
 
 
 def _spectrum(part: CoreCall) -> tuple[Tensor, Tensor]:
     """Singular values (H, D + 1) of each head's worst window, and which window that is."""
-    columns = part.call["k"].shape[3] + 1
+    columns = part.k.shape[3] + 1
     found = []
-    for window in range(part.call["k"].shape[0]):
+    for window in range(part.windows):
         values = singular_values(_key_matrix(part, window))
         found.append(torch.nn.functional.pad(values, (0, columns - values.shape[1])))  # fewer keys than columns
     stacked = torch.stack(found)  # windows H D+1
@@ -96,33 +94,35 @@ def _spectrum(part: CoreCall) -> tuple[Tensor, Tensor]:
 
 
 def _certificate(part: CoreCall, window: int, head: int, number: int, values: Tensor) -> Certificate:
-    columns, keys = len(values), part.call["k"].shape[1]
+    columns, keys = len(values), part.k.shape[1]
     noise = torch.finfo(torch.float32).eps  # of the model that made the keys
     rank = int((values > values[0] * max(columns, keys) * noise).sum())
     core, known = part.core, (number, rank, columns, float(values[-1]))
-    if not isinstance(core, SoftmaxCore | LinearCore | InlineCore):
+    if core.injective is None:
         return Certificate(*known, UNKNOWN)
-    phi = getattr(getattr(core, "feature_map", None), "phi", "identity")
-    if not isinstance(core, LinearCore) and rank == columns and phi in INVERSES:
+    if core.injective and rank == columns and _phi(part) in INVERSES:
         return Certificate(*known, INJECTIVE)
     pair = _checked_pair(part, window, head, rank < columns)
     if pair is None:
-        return Certificate(*known, UNKNOWN if isinstance(core, SoftmaxCore) else NOT_INJECTIVE)
+        return Certificate(*known, UNKNOWN if core.feature_map is None else NOT_INJECTIVE)
     scores = _scores(part, window, head, pair)
     difference = float((scores[0] - scores[1]).abs().max() / scores.abs().max().clamp(min=1e-300))
     distance = float((pair[1] - pair[0]).norm() / pair[0].norm().clamp(min=1e-300))
     return Certificate(*known, NOT_INJECTIVE, (pair[0].tolist(), pair[1].tolist()), distance, difference)
 
 
+def _phi(part: CoreCall) -> str:
+    return "identity" if part.core.feature_map is None else part.core.feature_map.phi
+
+
 def _pair(part: CoreCall, window: int, head: int, deficient: bool) -> Tensor | None:
-    """Two different queries (2, D) with the same scores, made from a query of the image; None where none is known."""
-    core: Any = part.core
-    query = _longest(operands(part.call, window)[0][head])
-    if isinstance(core, LinearCore):
-        return torch.stack([query, longer_twin(core.feature_map, query, head)])
-    phi = core.feature_map.phi if isinstance(core, InlineCore) else "identity"
-    if phi not in INVERSES:
-        return _below_zero(core.feature_map, query, head)
+    """Two different queries (2, D) with the same scores, made from a query of the image; None if none is known."""
+    feature_map, phi = part.core.feature_map, _phi(part)
+    query = _longest(part.q[window, :, head])
+    if feature_map is not None and not part.core.injective:
+        return torch.stack([query, longer_twin(feature_map, query, head)])
+    if feature_map is not None and phi not in INVERSES:
+        return _below_zero(feature_map, query, head)
     if not deficient:
         return None
     keys = _key_matrix(part, window)[head]
@@ -165,12 +165,12 @@ def _below_zero(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
     bias = torch.zeros_like(query)
     if feature_map.phi == AFFINE_MAP:
         weight, bias = _affine(feature_map, head)
-    least = weight @ query + bias
-    place = least.argmin()
+    features = weight @ query + bias
+    least = features.argmin()
     twins = []
-    for times in (1, 2):
-        moved = least.clone()
-        moved[place] = -times * (1 + least[place].abs())
+    for depth in (1, 2):
+        moved = features.clone()
+        moved[least] = -depth * (1 + features[least].abs())
         twins.append(torch.linalg.solve(weight, moved - bias))
     return torch.stack(twins)
 
@@ -186,9 +186,8 @@ def _moved(phi: str, query: Tensor, direction: Tensor) -> Tensor:
 
 def _scores(part: CoreCall, window: int, head: int, pair: Tensor) -> Tensor:
     """The scores (2, M) that the mechanism itself gives two queries of a head."""
-    one, call = slice(window, window + 1), part.call
-    q = call["q"][one, :1].double().expand(-1, 2, -1, -1).clone()
+    one, keys = slice(window, window + 1), _keys(part, window)
+    q = part.q[one, :1].expand(-1, 2, -1, -1).clone()
     q[0, :, head] = pair
-    k = call["k"][one, _counting(part, window)].double()
-    place = {"context": call["context"][one], "grid": call["grid"], "prefix": call.get("prefix", 0)}
-    return part.core.rows(q, k, torch.arange(2, device=q.device), **place)[0, head]
+    place = Place(part.place.grid, part.place.context[one], part.place.prefix)
+    return part.core.rows(q, keys, torch.arange(2, device=q.device), place)[0, head]

@@ -1,7 +1,7 @@
 """Locality: how much of a query's attention lies in its neighbourhood (the InLine paper's Fig. 3).
 
 The mean is taken over queries whose whole neighbourhood lies inside the map, so that even attention over N keys gives
-exactly 9 / N; where a map has no such place, over all of its places, and the even level counts the neighbours that
+exactly 9 / N; if a map has no such position, over all of its positions, and the even level counts the neighbours that
 there are.
 """
 
@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall
-from sightline.layers.mechanisms.inline import InlineCore
 
 
 @dataclass(frozen=True)
 class Locality:
-    """Of one block and one image.
+    """One block on one image.
 
     Args:
-        mass: the sum of the weights in the neighbourhood, mean over queries, one number a head; signed weights count as
-            such.
-        even: the same of even attention over the keys that a query may see.
+        mass: the sum of the weights in the neighbourhood per head, mean over queries; signed weights count as such.
+        even: the same of even attention over the keys that a query may attend to.
         residual: what the local residual of InLine adds: the sum of its 3x3 weights, mean over channels.
     """
 
@@ -48,38 +46,34 @@ def _measure(block: BlockCall, size: int, limit: int) -> Locality:
 
 
 def inner_tokens(block: BlockCall, size: int, limit: int) -> Tensor:
-    """At most `limit` tokens whose neighbourhood lies inside the map, evenly spread; any where there are none."""
+    """At most `limit` tokens whose neighbourhood lies inside the map, evenly spread; any if there are none."""
     (height, width), edge = block.grid, size // 2
     if min(height, width) < size:
         edge = 0
     down, across = torch.arange(edge, height - edge), torch.arange(edge, width - edge)
-    places = (down[:, None] * width + across).flatten()
-    count = min(limit, len(places))
-    return block.prefix + places[(torch.arange(count) * len(places)) // count]
+    inner = (down[:, None] * width + across).flatten()
+    count = min(limit, len(inner))
+    return block.prefix + inner[(torch.arange(count) * len(inner)) // count]
 
 
 def neighbourhood(block: BlockCall, tokens: Tensor, size: int) -> Tensor:
-    """(Q, keys): which keys lie in the size x size neighbourhood of each token, none for tokens without a place."""
+    """(Q, keys): which keys lie in the size x size neighbourhood of each token, none for tokens of the prefix."""
     return near_keys(tokens - block.prefix, block.grid, block.key_grid, block.prefix, size)
 
 
-def near_keys(places: Tensor, grid: tuple[int, int], key_grid: tuple[int, int], prefix: int, size: int) -> Tensor:
-    """(Q, prefix + keys) for places of `grid`, row by row; on a coarser grid of keys, around the key of the place."""
-    down = places.div(grid[1], rounding_mode="floor") * key_grid[0] // grid[0]
-    across = places.remainder(grid[1]) * key_grid[1] // grid[1]
-    numbers = torch.arange(key_grid[0] * key_grid[1], device=places.device)
+def near_keys(positions: Tensor, grid: tuple[int, int], key_grid: tuple[int, int], prefix: int, size: int) -> Tensor:
+    """(Q, prefix + keys) for positions of `grid`, below 0 for none; around the key that covers each."""
+    down = positions.div(grid[1], rounding_mode="floor") * key_grid[0] // grid[0]
+    across = positions.remainder(grid[1]) * key_grid[1] // grid[1]
+    numbers = torch.arange(key_grid[0] * key_grid[1], device=positions.device)
     far_down = (numbers // key_grid[1] - down[:, None]).abs()
     far_across = (numbers % key_grid[1] - across[:, None]).abs()
-    near = (far_down <= size // 2) & (far_across <= size // 2) & (places >= 0)[:, None]
+    near = (far_down <= size // 2) & (far_across <= size // 2) & (positions >= 0)[:, None]
     return torch.nn.functional.pad(near, (prefix, 0))
 
 
 def _residual(block: BlockCall) -> float | None:
-    sums = []
-    for part in block.parts:
-        if not isinstance(part.core, InlineCore) or part.core.residual is None:
-            return None
-        mask = None if part.call.get("local") is not None else part.call.get("key_mask")
-        with torch.no_grad():
-            sums.append(part.core.residual(part.call["context"], mask).sum((2, 3)).mean())
-    return float(torch.stack(sums).mean())
+    with torch.no_grad():
+        weights = [part.core.local_weights(part.place) for part in block.parts]
+    sums = [each.sum((2, 3)).mean() for each in weights if each is not None]
+    return float(torch.stack(sums).mean()) if sums else None

@@ -1,22 +1,23 @@
 """Attention maps: the weights of one chosen query over all keys, O(N) for every mechanism.
 
 Linear attention never forms its N x N matrix, so its maps cannot be read off. One row of it can be computed from the
-queries and keys that a block sees, which `capture` notes.
-
-    maps = attention_maps(model, image, query=(0.5, 0.5))
-    maps[-1].weights.mean(0)  # (h, w), of the last block
+queries and keys of a block, which `capture` records.
 
 Shape letter: H heads.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from sightline.analysis.capture import BlockCall, Noted, attention_blocks, capture
+from sightline.analysis.capture import BlockCall, attention_blocks, call_arguments, capture
+from sightline.data.images import load_image
 from sightline.layers.core import Grid
 
 __all__ = [
@@ -25,10 +26,11 @@ __all__ = [
 ]  # fmt: skip
 
 Query = tuple[float, float] | None  # (down, across) as shares of the image; None for the class token
+Picture = Tensor | Image.Image | str | PathLike[str]
 
 
 class Patch(NamedTuple):
-    """A patch by its place on the finest map of a model, counted from 0."""
+    """A patch by its position on the finest map of a model, counted from 0."""
 
     row: int
     column: int
@@ -41,11 +43,11 @@ class AttentionMap:
     Args:
         block: name of the attention module.
         mechanism: as `sightline list --attention` writes it.
-        weights: (H, h, w), signed where the mechanism's are; zero outside the query's window. The grid is that of the
+        weights: (H, h, w), signed if the mechanism's are; zero outside the query's window. The grid is that of the
             keys, which spatial reduction makes coarser than the queries'.
         prefix: (H, p), the weights of class tokens.
         place: (row, column) of the query on the grid of the queries; None for the class token.
-        grid: that grid.
+        grid: (height, width) of the queries in this block.
     """
 
     block: str
@@ -57,19 +59,65 @@ class AttentionMap:
 
 
 @torch.no_grad()
+def attention_maps(
+    model: nn.Module,
+    image: Picture,
+    query: Query | Patch = (0.5, 0.5),
+    blocks: Sequence[str] | None = None,
+) -> list[AttentionMap]:
+    """The attention of one query of one image, block by block.
+
+    Args:
+        model: a model of sightline, in evaluation mode.
+        image: a normalised tensor (channels, height, width), or a picture (PIL image or file), which is resized,
+            cropped and normalised as the model expects.
+        query: a position in the image, from (0, 0) at the top left to (1, 1) at the bottom right; a `Patch` of the
+            finest map; or None for the class token, which gives maps of the blocks that have one.
+        blocks: names of attention modules, as `attention_blocks(model)` lists them; all by default.
+
+    Raises:
+        ValueError: the model has no such block, or the query lies outside the image.
+
+    Example:
+        >>> model = sightline.create_model("inline_deit_tiny").eval()
+        >>> maps = attention_maps(model, torch.randn(3, 224, 224), query=(0.5, 0.25))
+        >>> last = maps[-1]
+        >>> last.block, last.grid, last.weights.mean(0).shape
+        ('blocks.11.attn', (14, 14), torch.Size([14, 14]))
+    """
+    x = to_input(model, image)
+    where = in_shares(query, model, x)
+    if where is not None and not all(0 <= share <= 1 for share in where):
+        raise ValueError(f"query={query}: give shares of height and width, 0 to 1")
+    found = [map_of(block, where) for block in capture(model, x, blocks)]
+    return [item for item in found if item is not None]
+
+
+def to_input(model: nn.Module, image: Picture) -> Tensor:
+    """What a model takes: a tensor (channels, height, width) on its device."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if isinstance(image, Tensor):
+        return image.to(device)
+    from timm.data import create_transform, resolve_model_data_config
+
+    config = resolve_model_data_config(model)
+    picture = image if isinstance(image, Image.Image) else load_image(Path(image), channels=config["input_size"][0])
+    tensor: Tensor = create_transform(**config, is_training=False)(picture)
+    return tensor.to(device)
+
+
+@torch.no_grad()
 def block_grids(model: nn.Module, image: Tensor) -> dict[str, Grid]:
     """The grid of tokens in every attention block for an image (channels, height, width)."""
     grids: dict[str, Grid] = {}
+    names = {module: name for name, module in model.named_modules()}
 
-    def noting(name: str) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            grids[name] = Noted(args, kwargs).arguments()[1]
-
-        return note
+    def record(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        grids[names[module]] = call_arguments(*args, **kwargs)[1]  # type: ignore[arg-type]
 
     modules = dict(model.named_modules())
-    names = attention_blocks(model)
-    handles = [modules[name].register_forward_pre_hook(noting(name), with_kwargs=True) for name in names]
+    found = [modules[name] for name in attention_blocks(model)]
+    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in found]
     try:
         model(image.unsqueeze(0))
     finally:
@@ -95,29 +143,8 @@ def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
     return (query.row + 0.5) / height, (query.column + 0.5) / width
 
 
-@torch.no_grad()
-def attention_maps(
-    model: nn.Module, image: Tensor, query: Query = (0.5, 0.5), blocks: Sequence[str] | None = None
-) -> list[AttentionMap]:
-    """The attention of one query of one image in the given blocks, all by default.
-
-    Args:
-        model: a model of sightline, in evaluation mode.
-        image: (channels, height, width), on the model's device.
-        query: a place in the image, (0, 0) its top left corner and (1, 1) its bottom right one; None for the class
-            token, and then only blocks that have one are given.
-
-    Raises:
-        ValueError: the model has no such block, or the query lies outside the image.
-    """
-    if query is not None and not all(0 <= share <= 1 for share in query):
-        raise ValueError(f"query={query}: give shares of height and width, 0 to 1")
-    found = [map_of(block, query) for block in capture(model, image, blocks)]
-    return [item for item in found if item is not None]
-
-
 def map_of(block: BlockCall, query: Query) -> AttentionMap | None:
-    """The weights of one query in a block; None for the class token where there is none."""
+    """The weights of one query in a block; None for the class token if there is none."""
     if query is None and not block.prefix:
         return None
     place = None if query is None else place_of(query, block.grid)

@@ -1,9 +1,9 @@
-"""Masking: what a model loses when queries cannot see their neighbours, or as many random keys.
+"""Masking: what a model loses if queries cannot attend to their neighbours, or to as many random keys.
 
 The table of the InLine paper. Inside the context manager every query of every block attends only to the keys that are
 left, as if the others were not there: rows that sum to one by division (softmax, linear) are divided again, InLine's
-are centred again over the keys that are left, and rows without a sum (SOFT) lose the terms. Local terms (residual,
-convolutions) and class tokens stay.
+are centred again over the keys that are left, and rows without a sum (SOFT) lose the terms. Local terms and class
+tokens stay.
 
     with masked(model, Mask(3)):
         logits = model(images)
@@ -12,15 +12,14 @@ convolutions) and class tokens stay.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from sightline.analysis.capture import Noted, attention_blocks, token_positions
+from sightline.analysis.capture import attention_blocks, call_arguments, token_positions
 from sightline.analysis.locality import near_keys
-from sightline.layers.core import Core, Grid
-from sightline.layers.mechanisms.inline import InlineCore
+from sightline.layers.core import Core, Grid, Place
 
 CHUNK = 1 << 24  # weights in memory at a time
 TOLERANCE = 1e-3  # of row sums that are one by division
@@ -38,102 +37,88 @@ class Mask:
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
 
-    def hidden(self, places: Tensor, grid: Grid, keys: Tensor, key_grid: Grid, images: int = 1) -> Tensor:
-        """(images or 1, Q, M) for queries at `places` of a grid and keys at `keys` of theirs, -1 for none."""
-        near = near_keys(places, grid, key_grid, 0, self.size)  # Q, places of keys
-        has_place = keys >= 0
-        local = (near[:, keys.clamp(min=0)] & has_place)[None]
+    def hidden(self, positions: Tensor, grid: Grid, keys: Tensor, key_grid: Grid, images: int = 1) -> Tensor:
+        """(images or 1, Q, M) for queries at `positions` of a grid and keys at `keys` of theirs, below 0 for none."""
+        near = near_keys(positions, grid, key_grid, 0, self.size)  # Q, positions of the key grid
+        on_grid = keys >= 0
+        local = (near[:, keys.clamp(min=0)] & on_grid)[None]
         if not self.random:
             return local
         draw = torch.rand((images, *local.shape[1:]), generator=self.generator).to(local.device)
-        return draw.masked_fill(~has_place, 2.0).argsort(-1).argsort(-1) < local.sum(-1, keepdim=True)
+        return draw.masked_fill(~on_grid, 2.0).argsort(-1).argsort(-1) < local.sum(-1, keepdim=True)
 
 
 @contextmanager
 def masked(model: nn.Module, mask: Mask) -> Iterator[None]:
     """Hide keys in every attention block of a model."""
-    handles: list[Any] = []
+    handles: list[RemovableHandle] = []
     modules = dict(model.named_modules())
     try:
         for name in attention_blocks(model):
-            handles += _mask_block(modules[name], mask)
+            handles += MaskedBlock(modules[name], mask).attach()
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _mask_block(module: nn.Module, mask: Mask) -> list[Any]:
-    cores = [part for part in module.modules() if isinstance(part, Core)]
-    state: dict[str, Any] = {"tracing": False}
+class MaskedBlock:
+    """An attention module whose cores are corrected after each call."""
 
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not state["tracing"]:
-            noted = Noted(args, kwargs)
-            x, grid, prefix = noted.arguments()
-            one = Noted((x[:1], grid, prefix))
-            state["tracing"] = True
-            try:
-                state.update(positions=token_positions(module, one), grid=grid, prefix=prefix)
-            finally:
-                state["tracing"] = False
+    def __init__(self, module: nn.Module, mask: Mask) -> None:
+        self.module, self.mask = module, mask
+        self.cores = [part for part in module.modules() if isinstance(part, Core)]
+        self.tracing = False
+        self.positions: list[Tensor] = []
+        self.grid: Grid = (0, 0)
+        self.prefix = 0
 
-    def correct(number: int) -> Any:
-        def hook(core: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
-            if state["tracing"]:
-                return None
-            return _hide(core, args, kwargs, out, state["positions"][number], state["grid"], state["prefix"], mask)
+    def attach(self) -> list[RemovableHandle]:
+        before = self.module.register_forward_pre_hook(self._begin, with_kwargs=True)
+        return [before, *(core.register_forward_hook(self._correct) for core in self.cores)]
 
-        return hook
+    def _begin(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Find out where the tokens of each core lie."""
+        if self.tracing:
+            return
+        x, self.grid, self.prefix = call_arguments(*args, **kwargs)  # type: ignore[arg-type]
+        self.tracing = True
+        try:
+            self.positions = token_positions(self.module, x[:1], self.grid, self.prefix)
+        finally:
+            self.tracing = False
 
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True)]
-    return handles + [core.register_forward_hook(correct(i), with_kwargs=True) for i, core in enumerate(cores)]
-
-
-@torch.no_grad()
-def _hide(
-    core: Core, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, positions: Tensor, grid: Grid,
-    prefix: int, mask: Mask,
-) -> Tensor:  # fmt: skip
-    """The output (B, N, H, D) of a core with its weights replaced by those of the keys that are left."""
-    q, k, v = args
-    key_grid = kwargs.get("key_grid") or grid
-    out = out.clone()
-    for number, window in enumerate(positions):
-        which = torch.arange(number, q.shape[0], len(positions), device=q.device)  # this window of every image
-        keywords = _keywords(kwargs, which)
-        places = window - 1 - prefix
-        keys = torch.arange(k.shape[1], device=k.device) if k.shape[1] != len(window) else places
-        size = max(1, CHUNK // (len(which) * k.shape[1] * q.shape[2]))
-        for chunk in torch.arange(q.shape[1], device=q.device).split(size):
-            weights = core.rows(q[which], k[which], chunk, **keywords)  # b H Q M
-            hidden = mask.hidden(places[chunk], grid, keys, key_grid, len(which))
-            hidden = hidden & (window[chunk] > prefix)[:, None]
-            change = left_over(core, weights, hidden, keywords.get("key_mask")) - weights
-            out[which[:, None], chunk] += apply_weights(change, v[which]).to(out.dtype)
-    return out
-
-
-def _keywords(kwargs: dict[str, Any], which: Tensor) -> dict[str, Any]:
-    """The keywords of some windows."""
-    found = dict(kwargs)
-    for name in ("context", "key_mask", "local"):
-        if found.get(name) is not None:
-            found[name] = found[name][which]
-    if found.get("bias") is not None and found["bias"].ndim == 4:
-        found["bias"] = found["bias"][which]
-    return found
+    @torch.no_grad()
+    def _correct(self, core: Core, args: tuple[Tensor, Tensor, Tensor, Place], out: Tensor) -> Tensor | None:
+        """The output (B, N, H, D) of a core with its weights replaced by those of the keys that are left."""
+        if self.tracing:
+            return None
+        (q, k, v, place), prefix = args, self.prefix
+        positions = self.positions[self.cores.index(core)]
+        out = out.clone()
+        for number, window in enumerate(positions):
+            which = torch.arange(number, q.shape[0], len(positions), device=q.device)  # this window of every image
+            own, tokens = place.select(which), window - 1 - prefix
+            keys = torch.arange(k.shape[1], device=k.device) if k.shape[1] != len(window) else tokens
+            size = max(1, CHUNK // (len(which) * k.shape[1] * q.shape[2]))
+            for chunk in torch.arange(q.shape[1], device=q.device).split(size):
+                weights = core.rows(q[which], k[which], chunk, own)  # b H Q M
+                hidden = self.mask.hidden(tokens[chunk], self.grid, keys, place.key_grid or self.grid, len(which))
+                hidden = hidden & (window[chunk] > prefix)[:, None]
+                change = left_over(core, weights, hidden, own.key_mask) - weights
+                out[which[:, None], chunk] += apply_weights(change, v[which]).to(out.dtype)
+        return out
 
 
 def left_over(core: Core, weights: Tensor, hidden: Tensor, key_mask: Tensor | None = None) -> Tensor:
     """The weights (B, H, Q, M) of the keys that are left when `hidden` (B or 1, Q, M) are taken away.
 
-    As the mechanism would have them: centred over what is left (InLine), divided by its sum where rows sum to one, and
-    else as they are. A row without any key is zero.
+    As the mechanism would have them: centred over what is left (InLine), divided by their sum if rows sum to one, and
+    else unchanged. A row without any key is zero.
     """
     gone = hidden[:, None]
     kept = weights.masked_fill(gone, 0)
-    if isinstance(core, InlineCore):
+    if core.centred:
         counts = torch.ones_like(weights[:, :1, :1]) if key_mask is None else key_mask[:, None, None].to(weights)
         before, after = counts.sum(-1, keepdim=True), (counts * ~gone).sum(-1, keepdim=True).clamp(min=1)
         # w = (s (a - mean a) + 1) / N, so the weights of fewer keys follow from w alone.
@@ -146,12 +131,12 @@ def left_over(core: Core, weights: Tensor, hidden: Tensor, key_mask: Tensor | No
 
 
 def divides(weights: Tensor) -> bool:
-    """Whether rows sum to one, so that what is left is divided by its sum."""
+    """Whether rows sum to one, so that the rest is divided by its sum."""
     return bool(((weights.sum(-1) - 1).abs() < TOLERANCE).all())
 
 
 def apply_weights(weights: Tensor, v: Tensor) -> Tensor:
-    """(B, heads, Q, M) times values (B, M, H, D) -> (B, Q, H, D); a head a channel where there are as many (hydra)."""
+    """Weights (B, heads, Q, M) of values (B, M, H, D) -> (B, Q, H, D); one channel per head if there are as many."""
     heads, dim = v.shape[2:]
     if weights.shape[1] == heads * dim and dim > 1:
         return torch.einsum("bcqm,bmc->bqc", weights, v.flatten(2)).unflatten(2, (heads, dim))

@@ -19,9 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from sightline.layers.attention import Attention
 from sightline.layers.blocks import PreNormBlock
-from sightline.layers.core import Grid
+from sightline.layers.core import Grid, Place
 from sightline.layers.mechanisms.softmax import SoftmaxCore
-from sightline.layers.spec import Spec
 
 BLOCKS, WIDTH, HEADS, SIDE = 12, 384, 12, 28  # N = 784 p tokens on a map of 28 x 28 p
 MATRIX = "softmax, matrix in memory"
@@ -39,7 +38,7 @@ MODES = ("forward", "forward+backward")
 
 @dataclass(frozen=True)
 class Peak:
-    """The peak of one method at one length: bytes with the weights, or None where memory did not suffice."""
+    """The peak of one method at one length: bytes with the weights, or None if it ran out of memory."""
 
     method: str
     mechanism: str
@@ -52,7 +51,7 @@ class Peak:
 class MatrixSoftmax(SoftmaxCore):
     """Softmax attention that keeps its N x N matrix, as the Transformer of the paper did."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         scores = torch.einsum("bnhd,bmhd->bhnm", q, k) * self.head_dim**-0.5
         return torch.einsum("bhnm,bmhd->bnhd", scores.softmax(-1), v)
 
@@ -73,10 +72,10 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.note(out)
+        self.add(out)
         return out
 
-    def note(self, tensors: Any) -> None:
+    def add(self, tensors: object) -> None:
         """Count the storages of tensors, each once."""
         for leaf in tree_leaves(tensors):
             if isinstance(leaf, Tensor):
@@ -100,13 +99,11 @@ class Stack(nn.Module):
 
     def __init__(self, method: str, mechanism: str) -> None:
         super().__init__()
-        spec = Spec.parse(mechanism)
-        self.blocks = nn.ModuleList(
-            [PreNormBlock(WIDTH, Attention(WIDTH, HEADS, spec, stride=8)) for _ in range(BLOCKS)]
-        )
+        attention = [Attention(WIDTH, HEADS, mechanism, stride=8) for _ in range(BLOCKS)]
         if method == MATRIX:
-            for block in self.blocks:
-                block.attn.core = MatrixSoftmax(WIDTH, HEADS)  # type: ignore[union-attr]
+            for each in attention:
+                each.core = MatrixSoftmax(WIDTH, HEADS)
+        self.blocks = nn.ModuleList(PreNormBlock(WIDTH, each) for each in attention)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         for block in self.blocks:
@@ -114,14 +111,14 @@ class Stack(nn.Module):
         return x
 
 
-def measure_peak(method: str, mechanism: str, times: int, mode: str, device: torch.device | str = "cpu") -> Peak:
-    """The peak of a stack of blocks at 784 `times` tokens."""
-    place, grid = torch.device(device), (SIDE, SIDE * times)
-    counted = place.type != "cuda"
+def measure_peak(method: str, mechanism: str, factor: int, mode: str, device: torch.device | str = "cpu") -> Peak:
+    """The peak of a stack of blocks at 784 `factor` tokens."""
+    device, grid = torch.device(device), (SIDE, SIDE * factor)
+    counted = device.type != "cuda"
     with FakeTensorMode(allow_non_fake_inputs=True) if counted else nullcontext():
-        with place:
+        with device:
             stack = Stack(method, mechanism)
-        x = torch.empty(1, grid[0] * grid[1], WIDTH, device=place)
+        x = torch.empty(1, grid[0] * grid[1], WIDTH, device=device)
         weights = sum(p.numel() * p.element_size() for p in stack.parameters())
 
         def run() -> None:
@@ -130,13 +127,13 @@ def measure_peak(method: str, mechanism: str, times: int, mode: str, device: tor
                 if mode != "forward":
                     out.sum().backward()
 
-        peak = _count(run, stack, x) if counted else _allocated(run, place)
+        peak = _count(run, stack, x) if counted else _allocated(run, device)
     return Peak(method, mechanism, x.shape[1], mode, peak, weights)
 
 
 def _count(run: Callable[[], None], stack: nn.Module, x: Tensor) -> int:
     with LiveBytes() as live:
-        live.note([*stack.parameters(), *stack.buffers(), x])
+        live.add([*stack.parameters(), *stack.buffers(), x])
         run()
     return live.peak
 

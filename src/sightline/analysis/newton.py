@@ -4,18 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline.analysis.capture import BlockCall
-from sightline.analysis.factors import landmarks_of
-from sightline.layers.mechanisms.soft import SoftCore
-from sightline.ops.soft.newton import RIDGE, STEP, convergence, step_size
-from sightline.ops.soft.reference import gaussian
+from sightline.layers.core import Core
+from sightline.ops.soft.newton import convergence
 
 
 @dataclass(frozen=True)
 class Newton:
-    """Of one block and one image: landmarks, the error (H, k + 1) after 0 to k steps, condition numbers (H,)."""
+    """One block on one image: landmarks, errors (windows * H, k + 1) after 0 to k steps, condition numbers."""
 
     block: str
     landmarks: int
@@ -33,10 +31,9 @@ def measure_newton(blocks: Sequence[BlockCall], iterations: int = 20) -> list[Ne
     found = []
     for block in blocks:
         for part in block.parts:
-            if isinstance(part.core, SoftCore):
-                windows = range(part.call["q"].shape[0])
-                landmarks = torch.cat([landmarks_of(part.core, part.call, window) for window in windows])
-                matrix, step = inverted_matrix(landmarks.float(), part.core.normalized)
+            if part.core.inverts:
+                call = part.to(torch.float32)
+                matrix, step = (t.flatten(0, 1) for t in call.core.newton_matrix(call.q, call.place))
                 errors = newton_errors(matrix, step, iterations)
                 found.append(Newton(block.name, matrix.shape[-1], errors.cpu(), condition_number(matrix).cpu()))
     if not found:
@@ -44,12 +41,9 @@ def measure_newton(blocks: Sequence[BlockCall], iterations: int = 20) -> list[Ne
     return found
 
 
-def inverted_matrix(landmarks: Tensor, normalized: bool) -> tuple[Tensor, Tensor]:
-    """The matrix (H, m, m) that SOFT (`normalized` false) or SOFT++ inverts, and the size of the first step."""
-    eye = torch.eye(landmarks.shape[-2], dtype=landmarks.dtype, device=landmarks.device)
-    matrix = torch.where(eye.bool(), 1.0, gaussian(landmarks, landmarks))
-    step = step_size(matrix, STEP[normalized])
-    return (matrix if normalized else matrix + RIDGE * eye), step
+def has_newton(model: nn.Module) -> bool:
+    """Whether a model has a block to measure."""
+    return any(isinstance(module, Core) and module.inverts for module in model.modules())
 
 
 def newton_errors(matrix: Tensor, step: Tensor, iterations: int) -> Tensor:

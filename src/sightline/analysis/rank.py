@@ -1,6 +1,6 @@
 """Effective rank of attention: the exponential of the entropy of its singular values (Roy and Vetterli, 2007).
 
-A matrix with r equal singular values has effective rank r. Where attention is a product of thin matrices L R^T, its
+A matrix with r equal singular values has effective rank r. If attention is a product of thin matrices L R^T, its
 singular values are those of the small matrix R_L R_R^T of their QR decompositions. Softmax has no such factors: its
 rows are stacked, all of them up to a limit, else as many evenly spread ones, whose rank is at most that of the whole.
 Attention in windows is block diagonal, and its singular values are those of the windows together.
@@ -13,18 +13,16 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall
-from sightline.analysis.factors import factors_of, singular_values
-from sightline.analysis.rows import rows_of
 
 FACTORS, ROWS, SAMPLE = "factors", "rows", "sampled rows"
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Of one block and one image.
+    """One block on one image.
 
     Args:
-        effective: effective rank, one number a head.
+        effective: effective rank per head.
         bound: the most that the mechanism allows: columns of its factors, or rows.
         tokens: queries of the block.
         method: factors, rows, or sampled rows.
@@ -53,30 +51,51 @@ def effective_rank(values: Tensor) -> Tensor:
 
 
 def _measure(block: BlockCall, limit: int) -> Rank:
-    ranks, bound, method = [], 0, FACTORS
-    for part in block.parts:
-        found = [_window(part, window, limit) for window in range(part.call["q"].shape[0])]
-        ranks.append(effective_rank(torch.cat([values for values, _, _ in found], -1)))
-        bound = max(bound, sum(most for _, most, _ in found))
-        method = found[0][2]
-    return Rank(block.name, block.mechanism, torch.cat(ranks).tolist(), bound, block.tokens, method)
+    found = [_by_factors(part) or _by_rows(part, limit) for part in block.parts]
+    ranks = torch.cat([effective_rank(values) for values, _, _ in found])
+    bound = max(most for _, most, _ in found)
+    return Rank(block.name, block.mechanism, ranks.tolist(), bound, block.tokens, found[0][2])
 
 
-def _window(part: CoreCall, window: int, limit: int) -> tuple[Tensor, int, str]:
-    """Singular values (heads, r) of one window, how many there can be, and how they were found."""
-    tokens = torch.where(part.positions[window] > 0)[0]  # padding asks nothing
-    factors = factors_of(part.core, part.call, window)
-    if factors is not None:
-        left, right = factors[0][:, tokens], factors[1]
-        return product_values(left, right), min(left.shape[1], right.shape[1], right.shape[2]), FACTORS
-    method = ROWS if len(tokens) <= limit else SAMPLE
-    if method == SAMPLE:
-        tokens = tokens[(torch.arange(limit, device=tokens.device) * len(tokens)) // limit]
-    rows = rows_of(part.core, part.call, window, tokens).double()
-    return singular_values(rows), min(rows.shape[1:]), method
+def _by_factors(part: CoreCall) -> tuple[Tensor, int, str] | None:
+    """Singular values (heads, windows * r), how many there can be, and the method; None without factors."""
+    factors = part.factors()
+    if factors is None:
+        return None
+    asking = part.positions > 0  # windows N; padding has no queries
+    left, right = factors[0].masked_fill(~asking[:, None, :, None], 0), factors[1]
+    bound = asking.sum(1).clamp(max=min(right.shape[2:])).sum()
+    return product_values(left, right).transpose(0, 1).flatten(1), int(bound), FACTORS
+
+
+def _by_rows(part: CoreCall, limit: int) -> tuple[Tensor, int, str]:
+    """The same from at most `limit` rows of each window."""
+    found, bound, method = [], 0, ROWS
+    for window in range(part.windows):
+        tokens = torch.where(part.positions[window] > 0)[0]
+        if len(tokens) > limit:
+            tokens, method = tokens[(torch.arange(limit, device=tokens.device) * len(tokens)) // limit], SAMPLE
+        rows = part.rows(window, tokens).double()
+        found.append(singular_values(rows))
+        bound += min(rows.shape[1:])
+    return torch.cat(found, -1), bound, method
 
 
 def product_values(left: Tensor, right: Tensor) -> Tensor:
-    """Singular values of L R^T for L (H, N, r), R (H, M, r), in O((N + M) r^2)."""
+    """Singular values of L R^T for L (..., N, r), R (..., M, r), in O((N + M) r^2)."""
     small = torch.linalg.qr(left).R @ torch.linalg.qr(right).R.transpose(-1, -2)
     return singular_values(small)
+
+
+def singular_values(x: Tensor) -> Tensor:
+    """Singular values (..., r) of float64 matrices, in falling order.
+
+    LAPACK's fast routine returns NaN for some finite matrices of low rank. Theirs come from x^T x, which loses values
+    below 1e-8 of the largest.
+    """
+    values = torch.linalg.svdvals(x)
+    if bool(values.isnan().any()) and bool(x.isfinite().all()):
+        thin = x if x.shape[-2] >= x.shape[-1] else x.transpose(-1, -2)
+        squares = torch.linalg.eigvalsh(thin.transpose(-1, -2) @ thin)
+        values = torch.where(values.isnan(), squares.clamp(min=0).sqrt().flip(-1), values)
+    return values

@@ -51,7 +51,7 @@ def last_run(blocks: Sequence[BlockCall]) -> list[BlockCall]:
 
 def _through(block: BlockCall, share: Tensor) -> Tensor:
     """share (N,) times the mean attention matrix of a block, from those of its rows that count."""
-    heads = sum(part.call["q"].shape[2] for part in block.parts)
+    heads = sum(part.core.num_heads for part in block.parts)
     passed = torch.zeros(block.keys)
     for tokens in torch.where(share != 0)[0].split(max(1, CHUNK // (block.keys * heads))):
         passed += share[tokens] @ block.rows(tokens).mean(0).cpu()

@@ -75,7 +75,7 @@ def check_definition(candidate: OpCandidate, x: Operands, output: Tensor, weight
     queries = torch.linspace(0, x.case.tokens - 1, CHECKED_QUERIES, device=x.q.device).long().unique()
     core = core_of(candidate.spec, x.case, x.q.device, x.q.dtype, weights)
     with torch.no_grad():
-        want = core.by_rows(x.q, x.k, x.v, queries, **place_of(x))
+        want = core.by_rows(x.q, x.k, x.v, queries, place_of(x))
     error = row_error(output[:, queries].flatten(2), want.flatten(2))
     if not error <= TOLERANCES["float32"]:
         raise MismatchError(

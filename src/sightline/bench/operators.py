@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sightline import backend as backends
 from sightline.bench.cases import OpCase
-from sightline.layers.core import Core
+from sightline.layers.core import Core, Place
 from sightline.layers.spec import Spec
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
 from sightline.util.errors import InputError
@@ -173,7 +173,7 @@ def _module(spec: Spec, case: OpCase, device: torch.device, weights: torch.dtype
         dtype = x.q.dtype
         if dtype not in cores:
             cores[dtype] = core_of(spec, case, device, dtype, weights)
-        return cores[dtype](x.q, x.k, x.v, **place_of(x))
+        return cores[dtype](x.q, x.k, x.v, place_of(x))
 
     return call
 
@@ -187,10 +187,10 @@ def core_of(
         return spec.build(case.channels, case.heads, 16).to(device, weights or dtype).to(dtype).eval()
 
 
-def place_of(x: Operands) -> dict[str, object]:
-    """The keywords of `Core.forward` for operands."""
+def place_of(x: Operands) -> Place:
+    """Where the tokens of operands lie."""
     height, width = x.grid.shape
-    return {"context": x.v.flatten(2), "grid": (height, width), "prefix": x.case.prefix}
+    return Place((height, width), x.v.flatten(2), x.case.prefix)
 
 
 def with_gradients(function: Function) -> Callable[[Operands], tuple[Tensor, ...]]:

@@ -1,8 +1,8 @@
 """Attention mechanisms as modules, and the other parts that models are made of."""
 
 from sightline.layers.attention import Attention
-from sightline.layers.core import Core
+from sightline.layers.core import Core, Place
 from sightline.layers.pattern import format_pattern, parse_pattern
 from sightline.layers.spec import MECHANISMS, Mechanism, Spec
 
-__all__ = ["MECHANISMS", "Attention", "Core", "Mechanism", "Spec", "format_pattern", "parse_pattern"]
+__all__ = ["MECHANISMS", "Attention", "Core", "Mechanism", "Place", "Spec", "format_pattern", "parse_pattern"]

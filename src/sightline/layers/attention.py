@@ -1,11 +1,9 @@
 """Projections around a core: tokens in, tokens out."""
 
-from typing import Any
-
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from sightline.layers.core import Grid, hooked
+from sightline.layers.core import Grid, Place, hooked
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
 from sightline.layers.spec import Spec
 
@@ -23,19 +21,24 @@ class Attention(nn.Module):
     Args:
         dim: channels.
         num_heads: heads.
-        mechanism: which one, with its options.
-        stride: pixels a token covers along each side.
-        length: for sequences instead of maps, the most tokens that there can be.
+        mechanism: its name with options, such as "inline" or "soft(ratio=2)"; see `sightline list --attention`.
+        stride: pixels per token along each side.
+        length: for sequences instead of maps, the largest number of tokens.
         qkv_bias: biases on the input projection.
         proj_drop: dropout on the output.
         sr_ratio: keys and values come from a map reduced by this factor (PVT).
+
+    Example:
+        >>> attention = Attention(192, 6, "inline")
+        >>> attention(torch.randn(2, 14 * 14, 192), (14, 14)).shape
+        torch.Size([2, 196, 192])
     """
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
-        mechanism: Spec,
+        mechanism: Spec | str,
         *,
         stride: int = 16,
         qkv_bias: bool = True,
@@ -44,18 +47,15 @@ class Attention(nn.Module):
         length: int | None = None,
     ) -> None:
         super().__init__()
-        self.mechanism = mechanism
-        if length is None:
-            self.core = mechanism.build(dim, num_heads, stride)
-        else:
-            self.core = mechanism.build_sequence(dim, num_heads, length)
-        self.qkv = nn.Linear(dim, mechanism.projections * dim, bias=qkv_bias)
+        self.mechanism = Spec.parse(mechanism)
+        self.core = self.mechanism.build(dim, num_heads, stride, length)
+        self.qkv = nn.Linear(dim, self.mechanism.projections * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.sr: nn.Conv2d | None = None
         if sr_ratio > 1:
             if self.core.shared_qk:
-                raise ValueError(f"{mechanism} takes its keys from the queries' tokens; leave sr_ratios at 1")
+                raise ValueError(f"{self.mechanism} takes its keys from the queries' tokens; leave sr_ratios at 1")
             self.sr = nn.Conv2d(dim, dim, sr_ratio, sr_ratio)
             self.sr_norm = nn.LayerNorm(dim)
 
@@ -71,29 +71,24 @@ class Attention(nn.Module):
 
         Args:
             x: tokens; `prefix` of them, then those of `grid` = (height, width) row by row.
-            key_mask: (B, N) booleans, true where the token counts.
+            key_mask: (B, N) booleans, true for tokens that count.
             context: tokens that data-dependent weights are made from; x by default.
         """
-        place: dict[str, Any] = {"grid": grid, "prefix": prefix, "context": x if context is None else context}
+        place = Place(grid, x if context is None else context, prefix, key_mask)
         out = None
         if self.sr is not None:
-            q, k, v, local, key_grid = self._reduced(x, grid, prefix, key_mask)
-            out = self.core(q, k, v, local=local, key_grid=key_grid, **place).flatten(2)
+            out = self._reduced(x, place, self.sr).flatten(2)
         elif key_mask is None and not hooked(self.core) and not hooked(self.qkv):
-            out = self.core.from_tokens(x, self.qkv, **place)
+            out = self.core.from_tokens(x, self.qkv, place)
         if out is None:
-            q, k, v = project(self.qkv, self.core.num_heads, x)
-            out = self.core(q, k, v, key_mask=key_mask, **place).flatten(2)
+            out = self.core(*project(self.qkv, self.core.num_heads, x), place).flatten(2)
         return self.proj_drop(self.proj(out))
 
-    def _reduced(
-        self, x: Tensor, grid: Grid, prefix: int, key_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Grid]:
-        """q on the full map, k and v on the reduced one, v on the full one for local terms, and the reduced grid."""
-        assert self.sr is not None
-        if prefix or key_mask is not None:
+    def _reduced(self, x: Tensor, place: Place, sr: nn.Conv2d) -> Tensor:
+        """q on the full map, k and v on the reduced one, and v on the full one for local terms."""
+        if place.prefix or place.key_mask is not None:
             raise ValueError("spatial reduction takes no prefix tokens and no key_mask; leave sr_ratios at 1")
-        reduced, key_grid = to_tokens(self.sr(pad_to_multiple(to_map(x, grid), self.sr.stride)))
+        reduced, key_grid = to_tokens(sr(pad_to_multiple(to_map(x, place.grid), sr.stride)))
         _, k, v = project(self.qkv, self.core.num_heads, self.sr_norm(reduced))
         q, _, local = project(self.qkv, self.core.num_heads, x)
-        return q, k, v, local, key_grid
+        return self.core(q, k, v, Place(place.grid, place.context, local=local, key_grid=key_grid))

@@ -1,15 +1,55 @@
-"""Depthwise convolutions of tokens with weights that all images share."""
+"""Depthwise convolutions of the values, with weights that all images share: local terms of mechanisms.
+
+A sequence is a grid of one row; its convolutions have weights of one row too.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.ops.checks import Grid
+from sightline.ops.headwise_conv import headwise_conv
+
+
+class HeadwiseConv(nn.Module):
+    """Depthwise convolution whose weights the channels of a head share."""
+
+    def __init__(self, num_heads: int, size: int, sequence: bool = False) -> None:
+        super().__init__()
+        self.conv = depthwise(num_heads, size, bias=False, sequence=sequence)
+        self.sequence = sequence
+
+    def forward(self, v: Tensor, grid: Grid, add: Tensor | None = None) -> Tensor:
+        """(B, h * w, H, D) -> the same, plus `add`."""
+        if not self.sequence:
+            return headwise_conv(v, self.conv.weight, grid, add=add)
+        out = depthwise_conv(v, self.conv.weight.repeat_interleave(v.shape[-1], 0), None, grid)
+        return out if add is None else out + add
+
+
+class SharedConv(nn.Module):
+    """Depthwise convolution whose weights the heads share."""
+
+    def __init__(self, head_dim: int, size: int, sequence: bool = False) -> None:
+        super().__init__()
+        self.conv = depthwise(head_dim, size, bias=True, sequence=sequence)
+
+    def forward(self, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h * w, H, D) -> the same."""
+        heads = v.shape[2]
+        assert self.conv.bias is not None
+        return depthwise_conv(v, self.conv.weight.repeat(heads, 1, 1, 1), self.conv.bias.repeat(heads), grid)
+
+
+def depthwise(channels: int, size: int, *, bias: bool, sequence: bool) -> nn.Conv2d:
+    """Weights (channels, 1, size, size), or (channels, 1, 1, size) for sequences."""
+    shape = (1 if sequence else size, size)
+    return nn.Conv2d(channels, channels, shape, padding=(shape[0] // 2, size // 2), groups=channels, bias=bias)
 
 
 def depthwise_conv(v: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
     """(B, h * w, H, D) with weight (C, 1, k, k), or (C, 1, 1, k) for one row -> (B, h * w, H, D), zero padded.
 
-    It goes through a channels-last map.
+    The map is channels last.
     """
     batch, tokens, heads, dim = v.shape
     maps = v.reshape(batch, *grid, heads * dim).permute(0, 3, 1, 2)
@@ -17,30 +57,8 @@ def depthwise_conv(v: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -
     return out.permute(0, 2, 3, 1).reshape(batch, tokens, heads, dim)
 
 
-def add_neighbours(
-    out: Tensor,
-    conv: nn.Module | None,
-    v: Tensor,
-    *,
-    grid: Grid,
-    prefix: int,
-    key_mask: Tensor | None,
-    local: Tensor | None,
-) -> Tensor:
-    """out (B, N, H, D) plus `conv` of the values at the places of the grid; prefix tokens have no neighbours.
-
-    `v`, `local` and the other keywords are those of `Core.forward`; a masked token is no neighbour.
-    """
-    if conv is None:
-        return out
-    places = (v if local is None else local)[:, prefix:]
-    if key_mask is not None and local is None:
-        places = places.masked_fill(~key_mask[:, prefix:, None, None], 0)
-    return out + F.pad(conv(places, grid), (0, 0, 0, 0, prefix, 0))
-
-
 def check_kernel(mechanism: str, kernel: int, least: int = 0) -> int:
-    """The side of a convolution: odd, or 0 where a mechanism can go without."""
+    """The side of a convolution: odd, or 0 if a mechanism can do without."""
     if kernel < least or (kernel % 2 == 0 and kernel != 0):
         none = "" if least else ", or 0 for no convolution"
         raise ValueError(f"{mechanism}(kernel={kernel}): give an odd side such as 3{none}")

@@ -1,133 +1,180 @@
-"""The one signature of all attention mechanisms.
+"""The interface of all attention mechanisms.
 
-A core mixes tokens: it takes queries, keys and values and gives the mixed values. The projections around it, windows,
-stripes and spatial reduction belong to the modules that call it, so a mechanism is written once for every family.
+A core mixes tokens: queries, keys and values in, mixed values out. The projections around it, windows, stripes and
+spatial reduction belong to the modules that call it, so a mechanism is written once for every family.
 
-Shape letters: B batch, N tokens, M key tokens, H heads, D head dim, C = H * D channels.
+Shape letters: B batch, N tokens, M key tokens, H heads, D head dim, C = H * D channels, r columns of factors.
 """
 
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline.layers.conv import add_neighbours
+from sightline.layers.feature_map import FeatureMap
 from sightline.ops.checks import Grid
 from sightline.ops.feature_maps import hide
 
-__all__ = ["Core", "Grid", "counted", "products"]
+__all__ = ["Core", "Factors", "Grid", "Place", "hooked", "products"]
+
+Factors = tuple[Tensor, Tensor]  # L (B, H, N, r) and R (B, H, M, r) of the weights L R^T
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a mechanism needs to know about the tokens of a call.
+
+    Args:
+        grid: (height, width) of the N query tokens that follow the prefix, row by row.
+        context: (B, N, C), the tokens of the block, from which data-dependent weights are made.
+        prefix: leading tokens without a position on the grid.
+        key_mask: (B, M) booleans, true for keys that count.
+        local: (B, N, H, D), values on the grid of the queries, if k and v lie on another one.
+        key_grid: that other grid; `grid` by default.
+        bias: added to the scores of softmax, (H, N, M) or (B, H, N, M).
+    """
+
+    grid: Grid
+    context: Tensor
+    prefix: int = 0
+    key_mask: Tensor | None = None
+    local: Tensor | None = None
+    key_grid: Grid | None = None
+    bias: Tensor | None = None
+
+    @property
+    def keys(self) -> Grid:
+        """The grid of the keys."""
+        return self.key_grid or self.grid
+
+    def counts(self, k: Tensor) -> Tensor:
+        """The mask (B, M) of the keys k (B, M, H, D); all true without a `key_mask`."""
+        return k.new_ones(k.shape[:2], dtype=torch.bool) if self.key_mask is None else self.key_mask
+
+    def hidden(self, k: Tensor) -> Tensor:
+        """The reverse of `counts`, (B, M, 1, 1)."""
+        return ~self.counts(k)[:, :, None, None]
+
+    def on_grid(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, H, D) without the prefix, (B, h * w, H, D); zero where masked."""
+        x = x[:, self.prefix :]
+        return x if self.key_mask is None else x.masked_fill(~self.key_mask[:, self.prefix :, None, None], 0)
+
+    def local_values(self, v: Tensor) -> Tensor:
+        """The values (B, h * w, H, D) on the grid of the queries, which local terms convolve."""
+        return self.on_grid(v) if self.local is None else self.local[:, self.prefix :]
+
+    def select(self, which: slice | Tensor) -> "Place":
+        """The same for some of the B images or windows."""
+        mask, local, bias = self.key_mask, self.local, self.bias
+        return replace(
+            self,
+            context=self.context[which],
+            key_mask=None if mask is None else mask[which],
+            local=None if local is None else local[which],
+            bias=bias[which] if bias is not None and bias.ndim == 4 else bias,
+        )
 
 
 class Core(nn.Module):
     """Base of all mechanisms.
 
+    A mechanism defines `forward`, the fast way, and its weights: `factors` if they are a product of thin matrices, else
+    `rows`. If it adds a local term to the values that the weights mix, `local_term` gives it.
+
     Args:
         dim: channels C.
         num_heads: heads H.
-        stride: pixels a token covers along each side; tells landmark methods how coarse the map is already.
+        stride: pixels per token along each side; landmark methods learn from it how coarse the map is already.
+        length: for sequences, which are grids of one row, the largest number of tokens; None for maps.
     """
 
     shared_qk = False  # queries are their own keys: the projection makes q and v only, and k is q
     windowed = False  # works inside the windows, stripes or reduced maps of its family instead of the whole map
+    centred = False  # rows sum to one because the mean score is subtracted, not by division
+    injective: bool | None = None  # whether keys of full rank tell any two queries apart; None if not known
+    inverts = False  # has a `newton_matrix`
 
-    def __init__(self, dim: int, num_heads: int, stride: int = 16) -> None:
+    def __init__(self, dim: int, num_heads: int, stride: int = 16, length: int | None = None) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"num_heads={num_heads} does not divide dim={dim}; choose heads that do")
         self.dim = dim
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
-        # A convolution of the values (B, h * w, H, D) on their grid that `forward` adds to what it mixes.
-        self.neighbours: nn.Module | None = None
+        self.feature_map: FeatureMap | None = None
+        self.neighbours: nn.Module | None = None  # a convolution of values (B, h * w, H, D) on their grid
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        """Mix the values.
-
-        Args:
-            q: (B, N, H, D).
-            k, v: (B, M, H, D).
-            context: (B, N, C), the block's tokens that data-dependent weights are made from.
-            grid: (height, width) of the N tokens after `prefix`.
-            prefix: leading tokens without a place in the grid.
-            key_mask: (B, M) booleans, true where the key counts.
-            local: values on the grid of the queries where k and v are on another one; v by default.
-            key_grid: that other grid, of k and v; `grid` by default.
-
-        Returns:
-            (B, N, H, D).
-        """
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        """Mix values: q (B, N, H, D), k and v (B, M, H, D) -> (B, N, H, D)."""
         raise NotImplementedError
 
-    def rows(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        """The weights that chosen queries give to all keys: rows of the attention matrix, O(Q M).
+    def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors | None:
+        """Thin matrices whose product L R^T is the attention matrix, zero for masked keys; None if there are none.
 
-        `forward` is these weights applied to the values; local terms (the residual of InLine, depthwise convolutions of
-        the values) come on top.
+        A mechanism whose heads are not those of the projection has its own number of heads here and in `rows`.
+        """
+        return None
+
+    def rows(self, q: Tensor, k: Tensor, queries: Tensor, place: Place) -> Tensor:
+        """The weights that chosen queries give to all keys: rows of the attention matrix.
 
         Args:
-            q, k: as in `forward`, and so are the keywords.
-            queries: (Q,) places among the N tokens, prefix tokens counted.
+            queries: (Q,) positions among the N tokens, prefix included.
 
         Returns:
-            (B, H, Q, M) in the dtype of q; signed where the mechanism's weights are, zero for masked keys. A mechanism
-            whose heads are not those of the projection says so and gives its own.
+            (B, H, Q, M), in the dtype of q or wider; signed if the weights are, zero for masked keys.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has no rows; write them as its matrix of weights defines them"
-        )
+        factors = self.factors(q, k, place)
+        if factors is None:
+            raise NotImplementedError(f"{type(self).__name__} defines neither factors nor rows")
+        return factors[0][:, :, queries] @ factors[1].transpose(-1, -2)
 
-    def by_rows(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, **place: Any) -> Tensor:
-        """`forward` for chosen queries by its definition, (B, Q, H, D): rows of weights applied to the values.
+    def local_term(self, v: Tensor, place: Place) -> Tensor | None:
+        """What `forward` adds to the values that the weights mix, (B, N, H, D), zero for the prefix; or None."""
+        return None if self.neighbours is None else convolve(self.neighbours, v, place)
 
-        Slow, and what a benchmark holds the mechanism against. Arguments are those of `forward` and `rows`.
+    def by_rows(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, place: Place) -> Tensor:
+        """`forward` by its definition: rows of weights times the values, plus the local term. (B, Q, H, D).
+
+        Slow; tests and benchmarks compare `forward` with it. It differs for masked queries only, which are undefined.
         """
-        rows = self.rows(q, k, queries, **place)
-        values = hide(v, ~counted(place.get("key_mask"), k)[:, :, None, None])
-        values = values.reshape(*v.shape[:2], rows.shape[1], -1)
+        rows = self.rows(q, k, queries, place)
+        values = hide(v, place.hidden(k)).reshape(*v.shape[:2], rows.shape[1], -1)
         out = torch.einsum("bhqm,bmhd->bqhd", rows, values).reshape(q.shape[0], -1, *q.shape[2:])
-        grid, prefix = place["grid"], place.get("prefix", 0)
-        mask, local = place.get("key_mask"), place.get("local")
-        zero = torch.zeros_like(q)
-        return (
-            out
-            + add_neighbours(zero, self.neighbours, v, grid=grid, prefix=prefix, key_mask=mask, local=local)[:, queries]
-        )
+        term = self.local_term(v, place)
+        return out if term is None else out + term[:, queries]
 
-    def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
-        """The same from the tokens (B, N, C) themselves, where there is a faster way than projecting them first.
+    def add_local(self, out: Tensor, v: Tensor, place: Place) -> Tensor:
+        """out (B, N, H, D) plus the local term."""
+        term = self.local_term(v, place)
+        return out if term is None else out + term
+
+    def local_weights(self, place: Place) -> Tensor | None:
+        """Weights (B, C, 3, 3) of a local term that each image makes for itself; None if there are none."""
+        return None
+
+    def newton_matrix(self, q: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """The matrix (B, H, m, m) that Newton's iteration inverts and the size of its first step, if `inverts`."""
+        raise NotImplementedError
+
+    def from_tokens(self, x: Tensor, qkv: nn.Linear, place: Place) -> Tensor | None:
+        """`forward` from the tokens (B, N, C) themselves, if that is faster than projecting them first.
 
         Returns:
-            (B, N, C), or None where there is no such way.
+            (B, N, C), or None if it is not.
         """
         return None
 
 
+def convolve(conv: nn.Module, v: Tensor, place: Place) -> Tensor:
+    """`conv` of the values at the positions of the grid, (B, N, H, D); zero for the prefix, which has no neighbours."""
+    return F.pad(conv(place.local_values(v), place.grid), (0, 0, 0, 0, place.prefix, 0))
+
+
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for a module to be called."""
+    """Whether a hook expects the module to be called."""
     before, after = module._forward_pre_hooks, module._forward_hooks
     return bool(before or after or module._backward_pre_hooks or module._backward_hooks)
 
@@ -135,8 +182,3 @@ def hooked(module: nn.Module) -> bool:
 def products(q: Tensor, k: Tensor) -> Tensor:
     """q_i . k_j in every head, (B, Q, H, D) and (B, M, H, D) -> (B, H, Q, M)."""
     return torch.einsum("bqhd,bmhd->bhqm", q, k)
-
-
-def counted(key_mask: Tensor | None, k: Tensor) -> Tensor:
-    """The mask (B, M) of the keys of k (B, M, H, D), all true where there is none."""
-    return k.new_ones(k.shape[:2], dtype=torch.bool) if key_mask is None else key_mask

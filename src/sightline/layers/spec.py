@@ -1,10 +1,11 @@
 """The table of attention mechanisms, and the notation that selects them.
 
-A mechanism is a name, with options in brackets where it has any: `softmax`, `inline(phi=relu,residual=false)`. New
+A mechanism is a name, with options in brackets if it has any: `softmax`, `inline(phi=relu,residual=false)`. New
 behaviour is a new row here.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -22,15 +23,6 @@ from sightline.layers.mechanisms.baselines.performer import PerformerCore
 from sightline.layers.mechanisms.inline import InlineCore
 from sightline.layers.mechanisms.linear import LinearCore
 from sightline.layers.mechanisms.none import NoCore
-from sightline.layers.mechanisms.sequence.inline import SequenceInlineCore
-from sightline.layers.mechanisms.sequence.linformer import SequenceLinformerCore
-from sightline.layers.mechanisms.sequence.local import (
-    SequenceEnhancedCore,
-    SequenceFocusedCore,
-    SequenceLinearAngularCore,
-    SequenceNystromformerCore,
-)
-from sightline.layers.mechanisms.sequence.soft import SequenceSoftCore, SequenceSoftNormCore
 from sightline.layers.mechanisms.soft import SoftCore, SoftNormCore
 from sightline.layers.mechanisms.softmax import SoftmaxCore
 
@@ -43,11 +35,10 @@ class Mechanism:
 
     Args:
         core: the module.
-        cost: multiply-adds of a head: N tokens, d = head dim, C channels, m landmarks, features or projected keys.
+        cost: multiply-adds per head: N tokens, d = head dim, C channels, m landmarks, features or projected keys.
         paper: where it comes from.
-        weights: the weight of key j for query i, and what is added to the values that these mix.
-        use: when to take it.
-        sequence: the module for sequences, where it is not the same.
+        weights: the weight of key j for query i, and the local term.
+        use: when to choose it.
     """
 
     core: type[Core]
@@ -55,7 +46,6 @@ class Mechanism:
     paper: str
     weights: str = ""
     use: str = ""
-    sequence: type[Core] | None = None
 
     @property
     def options(self) -> dict[str, Option]:
@@ -66,7 +56,7 @@ class Mechanism:
     def extra_parameters(self, dim: int = 192, num_heads: int = 6, stride: int = 16) -> int:
         """Parameters of an attention layer beyond those of softmax, by default in a block of DeiT-Tiny.
 
-        Negative where queries are their own keys and need no projection.
+        Negative if queries are their own keys and need no projection.
         """
         with torch.device("meta"):
             own = sum(p.numel() for p in self.core(dim, num_heads, stride).parameters())
@@ -94,7 +84,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "Bridging the Divide: Reconsidering Softmax and Linear Attention (2024)",
         "(phi(q_i).phi(k_j) - mean_j) / (N sqrt d) + 1/N;  + 3x3 of v by weights of the image",
         "first choice at high resolution; fused kernels",
-        SequenceInlineCore,
     ),
     "soft": Mechanism(
         SoftCore,
@@ -102,7 +91,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "SOFT: Softmax-free Transformer with Linear Complexity (2021)",
         "p_i A^+ p_j, p = exp(-|q - l|^2 / 2) to landmarks l;  + dwconv(v)",
         "Gaussian attention; the SOFT models",
-        SequenceSoftCore,
     ),
     "soft_norm": Mechanism(
         SoftNormCore,
@@ -110,7 +98,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "Softmax-free Linear Transformers, SOFT++ (2024)",
         "p_i D^-1/2 A^+ D^-1/2 p_j;  + dwconv(v)",
         "SOFT whose weights keep their size; dense tasks",
-        SequenceSoftNormCore,
     ),
     "linformer": Mechanism(
         LinformerCore,
@@ -118,7 +105,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "Linformer: Self-Attention with Linear Complexity (2020)",
         "softmax over m keys E k of values F v",
         "images of one size; E and F are resampled to others",
-        SequenceLinformerCore,
     ),
     "performer": Mechanism(
         PerformerCore,
@@ -133,14 +119,13 @@ MECHANISMS: dict[str, Mechanism] = {
         "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention (2021)",
         "softmax(q l_k) softmax(l_q l_k)^+ softmax(l_q k), l means of segments",
         "approximates softmax with the weights of a softmax model, exact as m tends to N",
-        SequenceNystromformerCore,
     ),
     "hydra": Mechanism(
         HydraCore,
         "N d",
         "Hydra Attention: Efficient Attention with Many Heads (2022)",
         "q_ic k_jc / (|q_i| |k_j|) in every channel c",
-        "the least cost; a head a channel",
+        "the least cost; one channel per head",
     ),
     "efficient": Mechanism(
         EfficientCore,
@@ -155,7 +140,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "Castling-ViT: Linear-Angular Attention (2023)",
         "(1/2 + cos(q_i, k_j) / pi) / sum_j;  + dwconv(v)",
         "smooth positive weights with a local term",
-        SequenceLinearAngularCore,
     ),
     "enhanced": Mechanism(
         EnhancedCore,
@@ -163,7 +147,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "EfficientViT: Multi-Scale Linear Attention (2023)",
         "relu(q_i).relu(k_j) / sum_j, for the tokens and for aggregated ones",
         "dense tasks that need several scales",
-        SequenceEnhancedCore,
     ),
     "focused": Mechanism(
         FocusedCore,
@@ -171,7 +154,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "FLatten Transformer: Focused Linear Attention (2023)",
         "phi(q_i).phi(k_j) / sum_j, phi = |x| x^p / |x^p| of x = relu;  + dwconv(v)",
         "the most accurate of the earlier linear ones in the InLine paper",
-        SequenceFocusedCore,
     ),
     "none": Mechanism(
         NoCore,
@@ -191,8 +173,10 @@ class Spec:
     options: tuple[tuple[str, Option], ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> "Spec":
-        """Read `name` or `name(option=value,...)`."""
+    def parse(cls, text: "str | Spec") -> "Spec":
+        """Read `name` or `name(option=value,...)`. A Spec is returned as it is."""
+        if isinstance(text, Spec):
+            return text
         name, bracket, rest = text.strip().partition("(")
         name = name.strip()
         if name not in MECHANISMS:
@@ -208,7 +192,7 @@ class Spec:
         return spec
 
     def check(self) -> None:
-        """Refuse options that the mechanism does not have, or that are given twice."""
+        """Reject options that the mechanism does not have, or that are given twice."""
         known = MECHANISMS[self.name].options
         for i, (key, value) in enumerate(self.options):
             if key in dict(self.options[:i]):
@@ -222,28 +206,25 @@ class Spec:
                     f"attention={self}: {key}={value!r} should be {type(known[key]).__name__}, such as {known[key]!r}"
                 )
 
-    def build(self, dim: int, num_heads: int, stride: int) -> Core:
-        """The core for `dim` channels in `num_heads` heads, on tokens of `stride` pixels."""
-        return MECHANISMS[self.name].core(dim, num_heads, stride, **dict(self.options))
+    def build(self, dim: int, num_heads: int, stride: int, length: int | None = None) -> Core:
+        """The core for `dim` channels in `num_heads` heads.
 
-    def build_sequence(self, dim: int, num_heads: int, length: int) -> Core:
-        """The core for sequences of up to `length` tokens, which are grids of (1, tokens)."""
-        mechanism = MECHANISMS[self.name]
-        if mechanism.sequence is None:
-            return self.build(dim, num_heads, 1)
-        try:
-            return mechanism.sequence(dim, num_heads, length, **dict(self.options))
-        except TypeError as error:
-            raise ValueError(f"attention={self}: not for sequences ({error})") from error
+        Args:
+            stride: pixels per token along each side.
+            length: for sequences, the largest number of tokens.
+        """
+        make: Callable[..., Core] = MECHANISMS[self.name].core
+        size = (stride,) if length is None else (1, length)
+        return make(dim, num_heads, *size, **dict(self.options))
 
     @property
     def windowed(self) -> bool:
-        """Whether it keeps to the windows, stripes or reduced maps of its family."""
+        """Whether it works inside the windows, stripes or reduced maps of its family."""
         return MECHANISMS[self.name].core.windowed
 
     @property
     def projections(self) -> int:
-        """How many projections of the tokens it takes: q, k and v, or q and v where queries are their own keys."""
+        """Projections of the tokens: q, k and v, or q and v if queries are their own keys."""
         return 2 if MECHANISMS[self.name].core.shared_qk else 3
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from sightline.layers.attention import project
 from sightline.layers.conv import depthwise_conv
-from sightline.layers.core import Grid
+from sightline.layers.core import Grid, Place
 from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
 
@@ -22,7 +22,7 @@ class StripeAttention(nn.Module):
         self,
         dim: int,
         num_heads: int,
-        mechanism: Spec,
+        mechanism: Spec | str,
         *,
         stripe: int,
         stride: int = 4,
@@ -35,13 +35,12 @@ class StripeAttention(nn.Module):
             raise ValueError(
                 f"num_heads={num_heads} cannot be shared by the two directions of the stripes; choose an even number"
             )
-        self.mechanism = mechanism
+        self.mechanism = Spec.parse(mechanism)
         width, heads = dim // count, num_heads // count
-        branches = [Branch(width, heads, mechanism, stripe, bool(i), stride) for i in range(count)]
+        branches = [Branch(width, heads, self.mechanism, stripe, bool(i), stride) for i in range(count)]
         self.branches = nn.ModuleList(branches)
-        self.parts = 2 if branches[0].core.shared_qk else 3
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, self.parts * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, self.mechanism.projections * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -76,15 +75,14 @@ class Branch(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, context: Tensor, grid: Grid) -> Tensor:
         """q, k, v (B, N, H, D) and context (B, N, C) -> (B, N, C)."""
         if not self.stripe:
-            return self._mix(q, k, v, context, grid, None)
+            return self._mix(q, k, v, Place(grid, context))
         side = min(self.stripe, grid[0] if self.across else grid[1])
         windows = Windows(grid, (side, grid[1]) if self.across else (grid[0], side))
         shape = q.shape[2:]
         q, k, v = (windows.cut(t.flatten(2)).unflatten(-1, shape) for t in (q, k, v))
         mask = windows.key_mask(context.shape[0], context.device)
-        return windows.join(self._mix(q, k, v, windows.cut(context), windows.size, mask))
+        return windows.join(self._mix(q, k, v, Place(windows.size, windows.cut(context), key_mask=mask)))
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, context: Tensor, grid: Grid, mask: Tensor | None) -> Tensor:
-        out = self.core(q, k, v, context=context, grid=grid, key_mask=mask)
-        values = v if mask is None else v * mask[:, :, None, None]
-        return (out + depthwise_conv(values, self.lepe.weight, self.lepe.bias, grid)).flatten(2)
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        lepe = depthwise_conv(place.on_grid(v), self.lepe.weight, self.lepe.bias, place.grid)
+        return (self.core(q, k, v, place) + lepe).flatten(2)

@@ -5,7 +5,7 @@ from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention, project
-from sightline.layers.core import Grid
+from sightline.layers.core import Grid, Place
 from sightline.layers.position import resample_grid
 from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
@@ -27,7 +27,7 @@ class WindowAttention(Attention):
         self,
         dim: int,
         num_heads: int,
-        mechanism: Spec,
+        mechanism: Spec | str,
         *,
         window: int,
         shift: bool,
@@ -38,7 +38,7 @@ class WindowAttention(Attention):
         super().__init__(dim, num_heads, mechanism, stride=stride, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.window = window
         self.shifted = shift
-        self.position_bias = RelativePositionBias(window, num_heads) if mechanism.windowed else None
+        self.position_bias = RelativePositionBias(window, num_heads) if self.mechanism.windowed else None
 
     def forward(
         self,
@@ -82,7 +82,7 @@ class WindowAttention(Attention):
         windows = Windows(grid, size)
         if any(shift):
             full = (windows.counts[0] * size[0], windows.counts[1] * size[1])
-            x = Windows(grid, full).cut(x)  # pads; the padding travels with the cyclic shift
+            x = Windows(grid, full).cut(x)  # pads; the padding moves with the cyclic shift
             x = x.reshape(batch, *full, dim).roll((-shift[0], -shift[1]), (1, 2)).flatten(1, 2)
             out = Windows(full, size)
         else:
@@ -94,7 +94,7 @@ class WindowAttention(Attention):
             bias = bias + torch.where(same, 0.0, float("-inf")).to(bias.dtype).unsqueeze(1)
             bias = bias.repeat(batch, 1, 1, 1)
         q, k, v = project(self.qkv, self.core.num_heads, tokens)
-        mixed = self.core(q, k, v, context=tokens, grid=size, bias=bias)
+        mixed = self.core(q, k, v, Place(size, tokens, bias=bias))
         x = out.join(self.proj_drop(self.proj(mixed.flatten(2))))
         if any(shift):
             x = x.reshape(batch, *full, dim).roll(shift, (1, 2))[:, : grid[0], : grid[1]].flatten(1, 2)
@@ -102,7 +102,7 @@ class WindowAttention(Attention):
 
 
 class RelativePositionBias(nn.Module):
-    """A bias for every offset between two tokens of a window, one a head: table ((2w - 1)^2, H)."""
+    """A bias per head for every offset between two tokens of a window: table ((2w - 1)^2, H)."""
 
     def __init__(self, window: int, num_heads: int) -> None:
         super().__init__()
@@ -142,9 +142,9 @@ def _same_region(grid: Grid, size: Grid, shift: Grid, device: torch.device) -> T
     labels = []
     for length, side, by in zip(grid, size, shift, strict=True):
         full = -(-length // side) * side
-        place = torch.arange(full, device=device)
-        label = (place >= full - side).long() + (place >= full - by).long() if by else torch.zeros_like(place)
-        labels.append(torch.where(place.roll(-by) < length, label, -9))
+        index = torch.arange(full, device=device)
+        label = (index >= full - side).long() + (index >= full - by).long() if by else torch.zeros_like(index)
+        labels.append(torch.where(index.roll(-by) < length, label, -9))
     label_map = labels[0][:, None] * 3 + labels[1][None, :]
     label_map = torch.where((labels[0][:, None] < 0) | (labels[1][None, :] < 0), -1, label_map)
     full_grid = (label_map.shape[0], label_map.shape[1])

@@ -17,7 +17,7 @@ from ...ops.brute_force import attend, keep_and_count, products, softmax_weights
 
 Grid = tuple[int, int]
 # With options that the definitions below take in full: exact pseudo-inverses, tables of their own size.
-RIVALS = {
+BASELINES = {
     "linformer": "linformer(rank=6,side=4)",
     "performer": "performer(features=11)",
     "nystromformer": "nystromformer(landmarks=5,iterations=40,kernel=3)",

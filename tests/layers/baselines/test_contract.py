@@ -1,84 +1,68 @@
-"""What holds for every rival alike: its definition, its rows, masks, other grids, gradients, cost."""
+"""What holds for every baseline alike: its definition, its rows, masks, other grids, gradients, cost."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sightline.layers import MECHANISMS, Attention, Core, Spec
+from sightline.layers import MECHANISMS, Attention, Core, Place, Spec
 
 from ...ops.brute_force import assert_close, some_keys, tokens
-from .definitions import GRID, RIVALS, WEIGHTS, lively, output
+from .definitions import BASELINES, GRID, WEIGHTS, lively, output
 
 DIM, HEADS = 12, 2
-every_rival = pytest.mark.parametrize("name", RIVALS)
+every_baseline = pytest.mark.parametrize("name", BASELINES)
 Grid = tuple[int, int]
 
 
 def build(name: str) -> Any:
-    return lively(Spec.parse(RIVALS[name]).build(DIM, HEADS, 16))
+    return lively(Spec.parse(BASELINES[name]).build(DIM, HEADS, 16))
 
 
-def inputs(grid: Grid = GRID, prefix: int = 0, batch: int = 2) -> tuple[list[Tensor], dict[str, Any]]:
-    """q, k, v with scores that matter, and the keywords of a core."""
+def inputs(grid: Grid = GRID, prefix: int = 0, batch: int = 2, masked: bool = False) -> tuple[list[Tensor], Place]:
+    """q, k, v with scores that matter, and where they lie."""
     q, k, v = (tokens(batch, prefix + grid[0] * grid[1], HEADS, DIM // HEADS) for _ in range(3))
-    return [2 * q, 2 * k, v], {"context": q.flatten(2), "grid": grid, "prefix": prefix}
+    return [2 * q, 2 * k, v], Place(grid, q.flatten(2), prefix, some_keys(batch, q.shape[1]) if masked else None)
 
 
-def test_every_rival_is_tested() -> None:
-    assert set(RIVALS) == set(MECHANISMS) - {"softmax", "linear", "inline", "soft", "soft_norm", "none"}
+def test_every_baseline_is_tested() -> None:
+    assert set(BASELINES) == set(MECHANISMS) - {"softmax", "linear", "inline", "soft", "soft_norm", "none"}
 
 
-@every_rival
+@every_baseline
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("masked", [False, True])
 def test_forward_is_the_definition(name: str, prefix: int, masked: bool) -> None:
-    core, ((q, k, v), place) = build(name), inputs(prefix=prefix)
-    mask = some_keys(2, q.shape[1]) if masked else None
-    got = core(q, k, v, key_mask=mask, **place)
+    core, ((q, k, v), place) = build(name), inputs(prefix=prefix, masked=masked)
+    mask = place.key_mask
+    got = core(q, k, v, place)
     want = output(name, core, q, k, v, GRID, prefix, mask)
     rows = slice(None) if mask is None else mask  # what a masked query gets is left open
     assert_close(got[rows], want[rows], 1e-9)
 
 
-@every_rival
+@every_baseline
 @pytest.mark.parametrize("prefix", [0, 2])
 @pytest.mark.parametrize("masked", [False, True])
 @torch.no_grad()
 def test_rows_are_those_of_the_matrix(name: str, prefix: int, masked: bool) -> None:
-    core, ((q, k, v), place) = build(name), inputs(prefix=prefix)
-    mask = some_keys(2, q.shape[1]) if masked else None
+    core, ((q, k, _), place) = build(name), inputs(prefix=prefix, masked=masked)
+    mask = place.key_mask
     want = WEIGHTS[name](core, q, k, GRID, prefix, mask)
     asked = torch.tensor([0, 5, 2, 9] if mask is None else torch.where(mask.all(0))[0].tolist())
-    got = core.rows(q, k, asked, key_mask=mask, **place)
+    got = core.rows(q, k, asked, place)
     assert_close(got, want[:, :, asked], 1e-9, "rows")
-    out = core.by_rows(q, k, v, asked, key_mask=mask, **place)
-    assert_close(out, core(q, k, v, key_mask=mask, **place)[:, asked], 1e-9, "by rows")
     if mask is not None:
         assert (got.transpose(1, -1)[~mask] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["softmax", "linear", "inline", "inline(phi=relu)", "soft", "soft_norm", "none"])
-@pytest.mark.parametrize("masked", [False, True])
-@torch.no_grad()
-def test_rows_of_the_others_times_values_are_their_output(name: str, masked: bool) -> None:
-    """Those with brute-force definitions of their own in tests/ops: rows against the forward pass."""
-    core, ((q, k, v), place) = lively(Spec.parse(name).build(DIM, HEADS, 16)), inputs(prefix=1)
-    k = q if core.shared_qk else k
-    for local in ("residual.fc2.weight", "residual.fc2.bias", "local.conv.weight"):
-        if local in core.state_dict():
-            nn.init.zeros_(core.get_parameter(local))
-    mask = some_keys(2, q.shape[1]) if masked and name != "none" else None
-    got = torch.einsum("bhnm,bmhd->bnhd", core.rows(q, k, torch.arange(17), key_mask=mask, **place), v)
-    assert_close(got, core(q, k, v, key_mask=mask, **place), 1e-9)
-
-
-@every_rival
+@every_baseline
 @pytest.mark.parametrize("garbage", [50.0, float("nan"), float("inf")])
 def test_masked_tokens_are_not_read(name: str, garbage: float) -> None:
-    layer = Attention(DIM, HEADS, Spec.parse(RIVALS[name]))
+    layer = Attention(DIM, HEADS, Spec.parse(BASELINES[name]))
     lively(layer)
     x = tokens(2, 17, DIM)
     mask = some_keys(2, 17)
@@ -98,60 +82,38 @@ def test_masking_is_leaving_out(text: str) -> None:
     for kept in ([0, 3, 4, 7, 9, 12], [2, 5, 6], [8]):
         mask = torch.zeros(2, 16, dtype=torch.bool)
         mask[:, kept] = True
-        few = {"context": q[:, kept].flatten(2), "grid": (1, len(kept))}
-        want = core(q[:, kept], k[:, kept], v[:, kept], **few)
-        assert_close(core(q, k, v, key_mask=mask, **place)[:, kept], want, 1e-9)
-    assert (core(q, k, v, key_mask=torch.zeros(2, 16, dtype=torch.bool), **place) == 0).all()
+        few = Place((1, len(kept)), q[:, kept].flatten(2))
+        want = core(q[:, kept], k[:, kept], v[:, kept], few)
+        assert_close(core(q, k, v, replace(place, key_mask=mask))[:, kept], want, 1e-9)
+    assert (core(q, k, v, replace(place, key_mask=torch.zeros(2, 16, dtype=torch.bool))) == 0).all()
 
 
-@every_rival
+@every_baseline
 def test_no_key_at_all_is_finite(name: str) -> None:
     core, ((q, k, v), place) = build(name), inputs(prefix=1)
     leaves = [t.requires_grad_() for t in (q, k, v)]
-    out = core(*leaves, key_mask=torch.zeros(2, 17, dtype=torch.bool), **place)
+    out = core(*leaves, replace(place, key_mask=torch.zeros(2, 17, dtype=torch.bool)))
     out.square().sum().backward()
     assert out.isfinite().all()
     assert all(t.grad is not None and t.grad.isfinite().all() for t in leaves)
 
 
-@every_rival
-@pytest.mark.parametrize("key_grid", [(2, 3), (1, 1)], ids=str)
-def test_keys_of_another_map(name: str, key_grid: Grid) -> None:
-    """Cross attention, as PVT has it: the convolution of values is on the queries' grid."""
-    core, ((q, _, local), place) = build(name), inputs((4, 6))
-    k, v = (2 * tokens(2, key_grid[0] * key_grid[1], HEADS, DIM // HEADS) for _ in range(2))
-    out = core(q, k, v, local=local, key_grid=key_grid, **place)
-    rows = core.rows(q, k, torch.arange(24), local=local, key_grid=key_grid, **place)
-    assert rows.shape[2:] == (24, k.shape[1])
-    if name == "enhanced":
-        return
-    mixed = torch.einsum("bhnm,bmhd->bnhd", rows, v.reshape(*v.shape[:2], rows.shape[1], -1)).reshape_as(q)
-    assert_close(out - mixed, core(q, q, local, **place) - mixed_values(core, q, local, place), 1e-9)
-
-
-def mixed_values(core: Any, q: Tensor, v: Tensor, place: dict[str, Any]) -> Tensor:
-    """The output of self attention without its local term."""
-    rows = core.rows(q, q, torch.arange(q.shape[1]), **place)
-    return torch.einsum("bhnm,bmhd->bnhd", rows, v.reshape(*v.shape[:2], rows.shape[1], -1)).reshape_as(q)
-
-
-@every_rival
+@every_baseline
 @pytest.mark.parametrize("grid", [(1, 1), (1, 7), (3, 5), (9, 2)], ids=str)
 def test_other_grids_and_batches(name: str, grid: Grid) -> None:
     core, ((q, k, v), place) = build(name), inputs(grid, prefix=1, batch=3)
-    out = core(q, k, v, **place)
+    out = core(q, k, v, place)
     assert out.isfinite().all()
-    alone = {**place, "context": place["context"][1:2]}
-    assert_close(out[1:2], core(q[1:2], k[1:2], v[1:2], **alone), 1e-12)
+    assert_close(out[1:2], core(q[1:2], k[1:2], v[1:2], place.select(slice(1, 2))), 1e-12)
 
 
-@every_rival
+@every_baseline
 def test_gradients(name: str) -> None:
     core, (leaves, place) = build(name), inputs((2, 3), prefix=1, batch=1)
     names, parameters = zip(*core.named_parameters(), strict=True) if list(core.parameters()) else ((), ())
 
     def run(q: Tensor, k: Tensor, v: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(core, dict(zip(names, values, strict=True)), (q, k, v), place)
+        return torch.func.functional_call(core, dict(zip(names, values, strict=True)), (q, k, v, place))
 
     variables = [t.detach().requires_grad_() for t in (*leaves, *parameters)]
     assert torch.autograd.gradcheck(run, variables, atol=1e-6, fast_mode=True)
@@ -175,13 +137,13 @@ def largest(core: Core, side: int, rows: bool = False) -> int:
     leaves = [t.requires_grad_() for t in (q, k, v)]
     with LargestTensor() as mode:
         if rows:
-            core.rows(*leaves[:2], torch.arange(side * side), **place).sum().backward()
+            core.rows(*leaves[:2], torch.arange(side * side), place).sum().backward()
         else:
-            core(*leaves, **place).square().sum().backward()
+            core(*leaves, place).square().sum().backward()
     return mode.size
 
 
-@every_rival
+@every_baseline
 def test_memory_is_linear_in_the_tokens(name: str) -> None:
     core = Spec.parse(name).build(DIM, HEADS, 16).double()
     few, many = largest(core, 12), largest(core, 24)
@@ -191,26 +153,26 @@ def test_memory_is_linear_in_the_tokens(name: str) -> None:
         assert largest(core, 24, rows=True) >= 576 * 576  # what the test would find
 
 
-@every_rival
+@every_baseline
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     core, ((q, k, v), place) = build(name), inputs((8, 9), prefix=1)
     q, k, v = (t.to(dtype) for t in (q, k, v))
     core = core.to(dtype)
-    got = core(q, k, v, **place)
-    want = core.double()(q.double(), k.double(), v.double(), **place)
+    got = core(q, k, v, place)
+    want = core.double()(q.double(), k.double(), v.double(), place)
     assert got.dtype == dtype
     assert_close(got, want, 3e-2 if dtype == torch.bfloat16 else 4e-3)
 
 
-@every_rival
+@every_baseline
 def test_many_tokens_in_float16(name: str) -> None:
     core = Spec.parse(name).build(DIM, HEADS, 16).half()
     q, k, v = torch.randn(3, 1, 160 * 160, HEADS, DIM // HEADS).mul(4).half()
-    assert core(q, k, v + 10, context=v.flatten(2), grid=(160, 160)).isfinite().all()
+    assert core(q, k, v + 10, Place((160, 160), v.flatten(2))).isfinite().all()
 
 
-@every_rival
+@every_baseline
 def test_autocast(name: str) -> None:
     layer = Attention(DIM, HEADS, Spec.parse(name))
     x = torch.randn(2, 17, DIM)

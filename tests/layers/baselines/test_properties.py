@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.layers import Spec
+from sightline.layers import Place, Spec
 from sightline.layers.mechanisms.baselines.focused import focus
 from sightline.layers.mechanisms.baselines.nystromformer import pseudo_inverse
 from sightline.layers.mechanisms.baselines.performer import orthogonal_gaussians
@@ -28,8 +28,8 @@ def qkv(n: int = 16) -> list[Tensor]:
     return [tokens(2, n, HEADS, DIM // HEADS) for _ in range(3)]
 
 
-def place(q: Tensor, grid: tuple[int, int] = GRID, prefix: int = 0) -> dict[str, Any]:
-    return {"context": q.flatten(2), "grid": grid, "prefix": prefix}
+def place(q: Tensor, grid: tuple[int, int] = GRID, prefix: int = 0, key_mask: Tensor | None = None) -> Place:
+    return Place(grid, q.flatten(2), prefix, key_mask)
 
 
 def estimates(features: int, draws: int, q: Tensor, k: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def test_performer_tends_to_softmax() -> None:
     q, k, v = qkv()
     q, k = q / 2, k / 2
     want = attend(softmax_weights(q, k), v)
-    errors = [(build(f"performer(features={m})")(q, k, v, **place(q)) - want).norm() / want.norm() for m in (16, 4096)]
+    errors = [(build(f"performer(features={m})")(q, k, v, place(q)) - want).norm() / want.norm() for m in (16, 4096)]
     assert errors[1] < 0.1 < errors[0]
 
 
@@ -77,12 +77,12 @@ def test_performer_draws_by_its_seed_and_keeps_them_in_the_state() -> None:
     assert core.state_dict()["projection"].shape == (9, DIM // HEADS)
     assert torch.equal(core.projection, build("performer(features=9)").projection)
     other = build("performer(features=9,seed=1)")
-    before = other(q, q, q, **place(q))
-    assert not torch.equal(before, core(q, q, q, **place(q)))
+    before = other(q, q, q, place(q))
+    assert not torch.equal(before, core(q, q, q, place(q)))
     core.load_state_dict(other.state_dict())
-    assert torch.equal(core(q, q, q, **place(q)), before)
+    assert torch.equal(core(q, q, q, place(q)), before)
     core.redraw(0)
-    assert not torch.equal(core(q, q, q, **place(q)), before)
+    assert not torch.equal(core(q, q, q, place(q)), before)
     assert build("performer").projection.shape[0] == math.ceil(6 * math.log(6))
     assert not list(core.parameters())
 
@@ -91,9 +91,9 @@ def test_performer_bears_large_tokens() -> None:
     """Where a naive exponential of any feature would overflow or vanish, in float32."""
     q, k, v = (30 * t.float() for t in qkv())
     core = build("performer").float()
-    out = core(q, k, v, **place(q))
+    out = core(q, k, v, place(q))
     assert out.isfinite().all()
-    rows = core.rows(q, k, torch.arange(16), **place(q))
+    rows = core.rows(q, k, torch.arange(16), place(q))
     assert_close(rows.sum(-1), torch.ones(2, HEADS, 16), 1e-5)
 
 
@@ -109,7 +109,7 @@ def test_nystromformer_tends_to_softmax_as_landmarks_tend_to_tokens() -> None:
     errors = []
     for count in (2, 6, 12, 24, 49):
         core = build(f"nystromformer(landmarks={count},iterations=30)")
-        errors.append(((core(q, k, v, **place(q, (4, 6))) - want).norm() / want.norm()).item())
+        errors.append(((core(q, k, v, place(q, (4, 6))) - want).norm() / want.norm()).item())
     assert errors[0] > errors[1] > errors[2] > 1e-3
     assert max(errors[3:]) < 1e-8
 
@@ -139,9 +139,9 @@ def test_linformer_is_exact_at_full_rank(prefix: int) -> None:
     core, (q, k, v) = build("linformer(rank=16,side=4)"), qkv(16 + prefix)
     for table in (core.key_table, core.value_table):
         table.data.copy_(torch.eye(16).view(16, 4, 4))
-    assert_close(core(q, k, v, **place(q, prefix=prefix)), attend(softmax_weights(q, k), v), 1e-12)
+    assert_close(core(q, k, v, place(q, prefix=prefix)), attend(softmax_weights(q, k), v), 1e-12)
     other = build("linformer(rank=16,side=4)")
-    assert (other(q, k, v, **place(q, prefix=prefix)) - attend(softmax_weights(q, k), v)).norm() > 0.1
+    assert (other(q, k, v, place(q, prefix=prefix)) - attend(softmax_weights(q, k), v)).norm() > 0.1
 
 
 def test_linformer_resamples_to_other_grids() -> None:
@@ -155,7 +155,7 @@ def test_linformer_resamples_to_other_grids() -> None:
     for grid in ((8, 8), (16, 16), (24, 16)):
         x = F.interpolate(smooth, size=grid, mode="bilinear").flatten(2).transpose(1, 2).unflatten(-1, (HEADS, -1))
         q = torch.ones(1, x.shape[1], HEADS, DIM // HEADS, dtype=torch.float64)
-        outputs.append(core(q, x, x, **place(q, grid))[:, 0])
+        outputs.append(core(q, x, x, place(q, grid))[:, 0])
     for found in outputs[1:]:
         assert_close(found, outputs[0], 0.1)
 
@@ -164,8 +164,8 @@ def test_hydra_is_linear_attention_with_as_many_heads_as_channels() -> None:
     core, (q, k, v) = build("hydra"), qkv()
     fq, fk = (F.normalize(t.flatten(2), dim=-1).unsqueeze(-1) for t in (q, k))  # B N C 1
     want = attend(torch.einsum("bnhd,bmhd->bhnm", fq, fk), v.flatten(2).unsqueeze(-1))
-    assert_close(core(q, k, v, **place(q)), want.view_as(q), 1e-12)
-    rows = core.rows(q, k, torch.arange(16), **place(q))
+    assert_close(core(q, k, v, place(q)), want.view_as(q), 1e-12)
+    rows = core.rows(q, k, torch.arange(16), place(q))
     assert rows.shape == (2, DIM, 16, 16)
     assert (rows < 0).any()
 
@@ -174,10 +174,10 @@ def test_efficient_rows_are_a_distribution() -> None:
     core, (q, k, _) = build("efficient"), qkv()
     mask = torch.arange(16).expand(2, -1) % 3 > 0
     for key_mask in (None, mask):
-        rows = core.rows(q, k, torch.arange(16), key_mask=key_mask, **place(q))
+        rows = core.rows(q, k, torch.arange(16), place(q, key_mask=key_mask))
         assert_close(rows.sum(-1), torch.ones(2, HEADS, 16), 1e-12)
         assert rows.min() >= 0
-    assert_close(core(q, k, torch.ones_like(k), **place(q)), torch.ones_like(q), 1e-12)
+    assert_close(core(q, k, torch.ones_like(k), place(q)), torch.ones_like(q), 1e-12)
 
 
 def test_linear_angular_is_the_first_terms_of_the_angular_kernel() -> None:
@@ -188,7 +188,7 @@ def test_linear_angular_is_the_first_terms_of_the_angular_kernel() -> None:
     k = (k * torch.rand(181, 1, 1)).expand(1, 181, HEADS, 6)  # of any length
     q = torch.zeros_like(k)
     q[..., 0] = 3.0
-    (row,) = core.rows(q, k, torch.tensor([0]), **place(q, (1, 181)))[0, :1, 0]
+    (row,) = core.rows(q, k, torch.tensor([0]), place(q, (1, 181)))[0, :1, 0]
     kernel = row / row[90] / 2  # a half at a right angle
     cosine = angle.cos()
     assert_close(kernel, 0.5 + cosine / math.pi, 1e-10)
@@ -200,21 +200,21 @@ def test_linear_angular_is_the_first_terms_of_the_angular_kernel() -> None:
 
 def test_enhanced_is_relu_attention_of_the_tokens_and_of_aggregated_ones() -> None:
     q, k, v = qkv()
-    plain = build("linear")(q, k, v, **place(q))
-    assert torch.equal(build("enhanced(scales=0)")(q, k, v, **place(q)), plain)
+    plain = build("linear")(q, k, v, place(q))
+    assert torch.equal(build("enhanced(scales=0)")(q, k, v, place(q)), plain)
     core = build("enhanced")
     assert [s.parts[0].depthwise.kernel_size for s in build("enhanced(scales=3)").scales] == [(5, 5), (7, 7), (9, 9)]
     for part in core.scales[0].parts:  # the neighbourhood is the token alone
         part.depthwise.weight.data.zero_()[..., 2, 2] = 1
         part.pointwise.weight.data.copy_(torch.eye(6).repeat(HEADS, 1)[..., None, None])
     core.scales[0].fuse.weight.data.copy_(2 * torch.eye(DIM))
-    assert_close(core(q, k, v, **place(q)), 3 * plain, 1e-12)
+    assert_close(core(q, k, v, place(q)), 3 * plain, 1e-12)
     core.scales[0].parts[2].depthwise.weight.data.fill_(1)  # values: sums of 5 x 5 neighbours
     summed = F.avg_pool2d(
         v.flatten(2).transpose(1, 2).unflatten(-1, GRID), 5, 1, 2, divisor_override=1
     ).flatten(2).transpose(1, 2).unflatten(-1, v.shape[2:])  # fmt: skip
-    want = plain + 2 * build("linear")(q, k, summed, **place(q))
-    assert_close(core(q, k, v, **place(q)), want, 1e-12)
+    want = plain + 2 * build("linear")(q, k, summed, place(q))
+    assert_close(core(q, k, v, place(q)), want, 1e-12)
 
 
 def test_focus_keeps_lengths_and_sharpens_directions() -> None:
@@ -235,8 +235,8 @@ def test_focus_keeps_lengths_and_sharpens_directions() -> None:
 
 def test_focused_attention_is_sharper_than_relu_attention() -> None:
     q, k, _ = qkv(64)
-    plain = build("linear").rows(q, k, torch.arange(64), **place(q, (8, 8)))
-    sharp = build("focused").rows(q, k, torch.arange(64), **place(q, (8, 8)))
+    plain = build("linear").rows(q, k, torch.arange(64), place(q, (8, 8)))
+    sharp = build("focused").rows(q, k, torch.arange(64), place(q, (8, 8)))
     assert (sharp.amax(-1) > plain.amax(-1)).double().mean() > 0.9
 
 

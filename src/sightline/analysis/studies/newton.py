@@ -6,16 +6,15 @@ from typing import Any
 import torch
 
 from sightline.analysis.charts import curves_figure
-from sightline.analysis.newton import measure_newton
+from sightline.analysis.newton import has_newton, measure_newton
 from sightline.analysis.studies.study import Study, Subject, Tick, captured, no_tick, short
-from sightline.layers.mechanisms.soft import SoftCore
 from sightline.util.errors import InputError
 
 
 def require_newton(subjects: Sequence[Subject]) -> None:
     """Raise InputError if a model has no SOFT blocks, before any image is read."""
     for subject in subjects:
-        if not any(isinstance(module, SoftCore) for module in subject.model.modules()):
+        if not has_newton(subject.model):
             raise InputError(f"{subject.title} has no SOFT blocks; choose --model soft_tiny, or --attention soft")
 
 

@@ -1,4 +1,4 @@
-"""InLine attention as a core: O(N d^2), with the local residual whose weights every image makes for itself.
+"""InLine attention as a core: O(N d^2), with a local residual whose weights each image makes for itself.
 
 Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024).
 """
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline.layers.core import Core, Grid, counted
-from sightline.layers.mechanisms.feature_map import FeatureMap
+from sightline.layers.core import Core, Factors, Place
+from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
 from sightline.ops.inline.packed import inline_from_packed, prefers_packed
@@ -18,71 +18,69 @@ from sightline.ops.inline.weights import kernel_takes, weights_from_tokens
 
 
 class InlineCore(Core):
-    """InLine attention; `residual=False` leaves the 3x3 neighbourhood out."""
+    """InLine attention; `residual=False` leaves the 3x3 neighbourhood out, which has one row in a sequence."""
+
+    feature_map: FeatureMap
+    centred = True
+    injective = True
 
     def __init__(
-        self, dim: int, num_heads: int, stride: int = 16, *, phi: str = "identity", residual: bool = True
+        self,
+        dim: int,
+        num_heads: int,
+        stride: int = 16,
+        length: int | None = None,
+        *,
+        phi: str = "identity",
+        residual: bool = True,
     ) -> None:
-        super().__init__(dim, num_heads, stride)
+        super().__init__(dim, num_heads, stride, length)
         self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
-        self.residual = ResidualWeights(dim, num_heads) if residual else None
+        self.residual = ResidualWeights(dim, num_heads, 3 if length is None else 1) if residual else None
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        weights = None if self.residual is None else self.residual(context, key_mask if local is None else None)
-        joint = weights if local is None else None  # the operator adds the residual where it has the values
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        # The operator adds the residual itself if the values lie on the grid of the queries.
+        same = place.local is None
         out = inline_attention(
-            q, k, v, phi=self.feature_map.phi, affine=self.feature_map.affine, residual=joint, grid=grid,
-            prefix=prefix, key_mask=key_mask,
+            q, k, v, phi=self.feature_map.phi, affine=self.feature_map.affine,
+            residual=self.local_weights(place) if same else None, grid=place.grid, prefix=place.prefix,
+            key_mask=place.key_mask,
         )  # fmt: skip
-        if local is not None and weights is not None:
-            out = out + F.pad(local_residual(local[:, prefix:], weights, grid), (0, 0, 0, 0, prefix, 0))
-        return out
+        return out if same else self.add_local(out, v, place)
 
-    def rows(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        counts = counted(key_mask, k)
-        scores = self.feature_map.scores(q[:, queries], k, counts)
-        number = counts.sum(1).clamp(min=1)[:, None, None, None]
-        centred = (scores - scores.sum(-1, keepdim=True) / number) * self.head_dim**-0.5
-        return (centred + 1) / number * counts[:, None, None, :]
+    def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
+        phi, counts = self.feature_map, place.counts(k)[:, None, :, None]  # B 1 M 1
+        number = counts.sum(2, keepdim=True).clamp(min=1)
+        fq = phi(q).transpose(1, 2)
+        fk = phi.keys(k, place.hidden(k)).transpose(1, 2)
+        centred = (fk - fk.sum(2, keepdim=True) / number) * counts * self.head_dim**-0.5
+        even = counts.expand(*fk.shape[:3], 1).to(fk.dtype)
+        return torch.cat([fq, torch.ones_like(fq[..., :1])], -1), torch.cat([centred, even], -1) / number
 
-    def from_tokens(self, x: Tensor, qkv: nn.Linear, *, context: Tensor, grid: Grid, prefix: int = 0) -> Tensor | None:
-        phi = self.feature_map.phi
+    def local_weights(self, place: Place) -> Tensor | None:
+        if self.residual is None:
+            return None
+        return self.residual(place.context, place.key_mask if place.local is None else None)
+
+    def local_term(self, v: Tensor, place: Place) -> Tensor | None:
+        weights = self.local_weights(place)
+        if weights is None:
+            return None
+        return F.pad(local_residual(place.local_values(v), weights, place.grid), (0, 0, 0, 0, place.prefix, 0))
+
+    def from_tokens(self, x: Tensor, qkv: nn.Linear, place: Place) -> Tensor | None:
+        phi, grid, prefix = self.feature_map.phi, place.grid, place.prefix
         if phi == "identity" and prefers_tokens(x, qkv):
-            weights = None if self.residual is None else self.residual(context)
+            weights = self.local_weights(place)
             return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)
         if prefers_packed(x, self.head_dim, phi):
             packed = qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
-            weights = None if self.residual is None else self.residual(context)
-            return inline_from_packed(packed, weights, grid, prefix, phi).flatten(2)
+            return inline_from_packed(packed, self.local_weights(place), grid, prefix, phi).flatten(2)
         return None
 
 
 class ResidualWeights(nn.Module):
-    """The mean token of an image -> its 3x3 weights for every channel: two layers, each head on its own.
+    """The mean token of an image -> its 3x3 weights per channel: two layers, each head on its own.
 
     With `rows=1` only the middle row of the weights is made, for a sequence of tokens; the others are zero.
     """

@@ -1,6 +1,6 @@
-"""Landmarks: points among the queries of a map or of a sequence, and what stands where SOFT has none.
+"""Landmarks of SOFT: points among the queries of a map or a sequence.
 
-A patch without any token that counts has no landmark, so that what a mask hides changes nothing.
+A patch without any token that counts has no landmark, so that masked tokens change nothing; `nowhere` takes its place.
 """
 
 import torch
@@ -75,10 +75,10 @@ class Landmarks(nn.Module):
         return _means(points, some, (down, across), (self.side, self.side)) if self.side else (points, some)
 
 
-class RunLandmarks(nn.Module):
+class SequenceLandmarks(nn.Module):
     """Landmarks of a sequence of queries: one for every run of `ratio`, or `number` at most.
 
-    The kinds are those of `Landmarks`; conv and pool take the means of segments of runs where there are more runs.
+    The kinds are those of `Landmarks`; conv and pool take the means of segments of runs if there are more runs.
     """
 
     def __init__(self, head_dim: int, ratio: int, number: int = 0, kind: str = "conv") -> None:
@@ -88,19 +88,20 @@ class RunLandmarks(nn.Module):
             self.conv = nn.Conv1d(head_dim, head_dim, ratio, ratio, bias=False)
             self.norm = nn.LayerNorm(head_dim)
 
-    def forward(self, q: Tensor, counts: Tensor) -> Tensor:
-        """q (B, N, H, D), zero where `counts` (B, N) is false -> (B, m, H, D)."""
+    def forward(self, q: Tensor, grid: Grid, scale: float = 1.0, counts: Tensor | None = None) -> Tensor:
+        """(B, N, H, D), to be multiplied by `scale` and zero where `counts` (B, N) is false -> (B, m, H, D)."""
         size = self.ratio
         rest = -q.shape[1] % size or (0 if q.shape[1] else size)
+        counts = q.new_ones(q.shape[:2], dtype=torch.bool) if counts is None else counts
         held = F.pad(counts, (0, rest)).unflatten(1, (-1, size))  # B m size
         some = held.any(-1)
         number = min(self.number, some.shape[1]) or some.shape[1]
+        q = F.pad(q * scale, (0, 0, 0, 0, 0, rest))
         if self.kind in ("first", "random"):
-            q, counts = F.pad(q, (0, 0, 0, 0, 0, rest)), held.flatten(1)
-            points, there = picked(q, counts, some.sum(1).clamp(max=number), number, self.kind)
+            points, there = picked(q, held.flatten(1), some.sum(1).clamp(max=number), number, self.kind)
             assert there is not None
             return torch.where(there[:, :, None, None], points, nowhere(points))
-        runs = F.pad(q, (0, 0, 0, 0, 0, rest)).unflatten(1, (-1, size)).transpose(2, 3)  # B m H size D
+        runs = q.unflatten(1, (-1, size)).transpose(2, 3)  # B m H size D
         if self.kind == "conv":
             points = F.linear(runs.flatten(3), self.conv.weight.transpose(1, 2).flatten(1))  # B m H D
         else:
@@ -127,14 +128,14 @@ def segment_means(x: Tensor, counts: Tensor, number: int) -> tuple[Tensor, Tenso
 
 
 def nowhere(like: Tensor) -> Tensor:
-    """Points (1, m, 1, D) far from the tokens and from each other, for the places of landmarks that are not there.
+    """Points (1, m, 1, D) far from the tokens and from each other, in place of landmarks that are missing.
 
     Their Gaussians are zero but for themselves. The matrix of the landmarks is then one of two blocks, of which that of
     the missing ones is the identity: it leaves norm, iteration and inverse of the other as they are without it.
     """
     number, dim = like.shape[1], like.shape[3]
-    place = torch.arange(number, device=like.device)
-    points = F.one_hot(place % dim, dim).to(like.dtype) * (FAR * (1 + place // dim)).to(like.dtype)[:, None]
+    index = torch.arange(number, device=like.device)
+    points = F.one_hot(index % dim, dim).to(like.dtype) * (FAR * (1 + index // dim)).to(like.dtype)[:, None]
     return points[None, :, None]
 
 
@@ -142,23 +143,23 @@ def picked(
     q: Tensor, counts: Tensor | None, number: Tensor | None, most: int, kind: str
 ) -> tuple[Tensor, Tensor | None]:
     """The first queries that count, or some of them in a fixed shuffle, and which of the `most` are there: `number`."""
-    places = torch.arange(q.shape[1], device=q.device)[None]
+    index = torch.arange(q.shape[1], device=q.device)[None]
     if counts is None or number is None:
-        key = scrambled(places, q.shape[1]) if kind == "random" else places
+        key = scrambled(index, q.shape[1]) if kind == "random" else index
         return q[:, key[0].argsort()[:most]], None
-    place = counts.cumsum(1) - 1
-    key = scrambled(place, counts.sum(1, keepdim=True)) if kind == "random" else place
+    rank = counts.cumsum(1) - 1
+    key = scrambled(rank, counts.sum(1, keepdim=True)) if kind == "random" else rank
     order = key.masked_fill(~counts, 2**32).argsort(1)[:, :most]
     points = q.gather(1, order[:, :, None, None].expand(-1, -1, *q.shape[2:]))
-    return points, places[:, :most] < number[:, None]
+    return points, index[:, :most] < number[:, None]
 
 
-def scrambled(place: Tensor, count: int | Tensor) -> Tensor:
-    """Numbers of 32 bits that look random, follow from the places and `count` alone, and differ from place to place."""
+def scrambled(index: Tensor, count: int | Tensor) -> Tensor:
+    """Numbers of 32 bits that look random, depend on indices and `count` only, and differ from index to index."""
     for factor in (2654435761, 2246822519):
-        place = (place * factor + count) % 2**32
-        place = place ^ (place >> 15)
-    return place
+        index = (index * factor + count) % 2**32
+        index = index ^ (index >> 15)
+    return index
 
 
 def _patches(counts: Tensor, grid: Grid, size: int) -> Tensor:
@@ -168,13 +169,13 @@ def _patches(counts: Tensor, grid: Grid, size: int) -> Tensor:
 
 def _filled(q: Tensor, counts: Tensor | None, grid: Grid, size: int) -> tuple[Tensor, Tensor | None, Grid]:
     """A map up to whole patches; what is added does not count."""
-    below, beside = (-side % size for side in grid)
-    if not below and not beside:
+    bottom, right = (-side % size for side in grid)
+    if not bottom and not right:
         return q, counts, grid
     counts = q.new_ones(q.shape[:2], dtype=torch.bool) if counts is None else counts
-    maps = F.pad(q.unflatten(1, grid), (0, 0, 0, 0, 0, beside, 0, below))
-    held = F.pad(counts.unflatten(1, grid), (0, beside, 0, below))
-    return maps.flatten(1, 2), held.flatten(1), (grid[0] + below, grid[1] + beside)
+    maps = F.pad(q.unflatten(1, grid), (0, 0, 0, 0, 0, right, 0, bottom))
+    held = F.pad(counts.unflatten(1, grid), (0, right, 0, bottom))
+    return maps.flatten(1, 2), held.flatten(1), (grid[0] + bottom, grid[1] + right)
 
 
 def _means(x: Tensor, counts: Tensor | None, grid: Grid, size: Grid) -> tuple[Tensor, Tensor | None]:

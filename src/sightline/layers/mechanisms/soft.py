@@ -6,27 +6,31 @@ Softmax-free Linear Transformers (NeurIPS 2021; IJCV 2024).
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sightline.layers.core import Core, Grid, counted
-from sightline.layers.mechanisms.landmarks import KINDS, Landmarks
-from sightline.ops import headwise_conv, soft_attention
-from sightline.ops.soft.reference import gaussian, landmark_inverse
+from sightline.layers.conv import HeadwiseConv
+from sightline.layers.core import Core, Factors, Place, convolve
+from sightline.layers.mechanisms.landmarks import KINDS, Landmarks, SequenceLandmarks
+from sightline.ops import soft_attention
+from sightline.ops.soft.reference import gaussian, landmark_inverse, landmark_matrix
 
 KERNELS = {8: 9, 4: 5, 2: 3, 1: 3}  # landmark ratio -> side of the depthwise convolution of v
+LANDMARKS = 128  # of the longest sequence, without a ratio
 
 
 class SoftCore(Core):
-    """SOFT.
+    """SOFT. A patch, or run of a sequence, without any token that counts has no landmark.
 
     Args:
-        ratio: tokens from landmark to landmark; 0 for landmarks 32 pixels apart at any depth, as published.
-        landmarks: where given, always this many (a square number), at any image size.
+        ratio: tokens from landmark to landmark; 0 for landmarks 32 pixels apart at any depth, as published, and for
+            about 128 landmarks of a sequence.
+        landmarks: if given, always this many (a square number) at any image size; at most this many of a sequence.
         landmark: how landmarks are made: "conv" (published), "pool", "random" or "first"; see `Landmarks`.
         iterations: Newton-Raphson steps of the inverse.
     """
 
     shared_qk = True
+    inverts = True
     normalized = False
 
     def __init__(
@@ -34,14 +38,15 @@ class SoftCore(Core):
         dim: int,
         num_heads: int,
         stride: int = 16,
+        length: int | None = None,
         *,
         ratio: int = 0,
         landmarks: int = 0,
         landmark: str = "conv",
         iterations: int = 20,
     ) -> None:
-        super().__init__(dim, num_heads, stride)
-        if landmarks < 0 or math.isqrt(landmarks) ** 2 != landmarks:
+        super().__init__(dim, num_heads, stride, length)
+        if landmarks < 0 or (length is None and math.isqrt(landmarks) ** 2 != landmarks):
             raise ValueError(f"soft(landmarks={landmarks}): give a square number such as 49, or 0 to follow the ratio")
         if ratio < 0 or iterations < 1:
             raise ValueError(
@@ -50,81 +55,51 @@ class SoftCore(Core):
             )
         if landmark not in KINDS:
             raise ValueError(f"soft(landmark={landmark}): give one of {', '.join(KINDS)}")
-        self.ratio = ratio or max(1, 32 // stride)
         self.iterations = iterations
-        self.landmarks = Landmarks(self.head_dim, self.ratio, math.isqrt(landmarks), landmark)
-        self.local = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3))
+        self.scale = self.head_dim**-0.25
+        self.landmarks: Landmarks | SequenceLandmarks
+        if length is None:
+            self.ratio = ratio or max(1, 32 // stride)
+            self.landmarks = Landmarks(self.head_dim, self.ratio, math.isqrt(landmarks), landmark)
+            self.local = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3))
+        else:
+            self.ratio = ratio or max(1, length // LANDMARKS)
+            self.landmarks = SequenceLandmarks(self.head_dim, self.ratio, landmarks, landmark)
+            self.neighbours = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3 if self.ratio < 8 else 9), True)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        if local is not None:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        if place.local is not None:
             raise ValueError("soft attention takes its keys from the queries' tokens; leave sr_ratios at 1")
-        places, values, counts = q[:, prefix:], v[:, prefix:], None
-        if key_mask is not None:
-            counts = key_mask[:, prefix:]
-            places, values = (x.masked_fill(~counts[:, :, None, None], 0) for x in (places, values))
-        scale = self.head_dim**-0.25
         out = soft_attention(
-            q, v, self.landmarks(places, grid, scale, counts).to(q.dtype), normalized=self.normalized,
-            iterations=self.iterations, scale=scale, key_mask=key_mask,
+            q, v, self.points(q, place), normalized=self.normalized, iterations=self.iterations, scale=self.scale,
+            key_mask=place.key_mask,
         )  # fmt: skip
-        mixed = self.local(values, grid, out[:, prefix:])
+        if self.neighbours is not None:
+            return self.add_local(out, v, place)
+        prefix = place.prefix
+        mixed = self.local(place.local_values(v), place.grid, out[:, prefix:])  # one pass over memory
         return torch.cat([out[:, :prefix], mixed], 1) if prefix else mixed
 
-    def rows(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        counts = counted(key_mask, k)
-        q = q * self.head_dim**-0.25
-        places = q[:, prefix:].masked_fill(~counts[:, prefix:, None, None], 0)
-        landmarks = self.landmarks(places, grid, counts=counts[:, prefix:]).to(q.dtype)
-        return soft_rows(q, landmarks, queries, counts, self.normalized, self.iterations)
+    def points(self, q: Tensor, place: Place) -> Tensor:
+        """The landmarks (B, m, H, D) of the queries."""
+        counts = None if place.key_mask is None else place.key_mask[:, place.prefix :]
+        return self.landmarks(place.on_grid(q), place.grid, self.scale, counts).to(q.dtype)
+
+    def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
+        points = self.points(q, place).transpose(1, 2)
+        weights = gaussian(q.transpose(1, 2) * self.scale, points)  # B H N m
+        left = weights @ landmark_inverse(points, self.normalized, self.iterations)
+        return left, weights.masked_fill(~place.counts(k)[:, None, :, None], 0)
+
+    def local_term(self, v: Tensor, place: Place) -> Tensor | None:
+        return convolve(self.local if self.neighbours is None else self.neighbours, v, place)
+
+    def newton_matrix(self, q: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        matrix, step, _ = landmark_matrix(self.points(q, place).transpose(1, 2).float(), self.normalized)
+        return matrix, step
 
 
 class SoftNormCore(SoftCore):
     """SOFT++: the inverse between the landmarks is normalised by the square roots of their degrees."""
 
     normalized = True
-
-
-def soft_rows(
-    q: Tensor, landmarks: Tensor, queries: Tensor, counts: Tensor, normalized: bool, iterations: int
-) -> Tensor:
-    """The weights of some queries over all keys, (B, H, queries, N), for q (B, N, H, D) and landmarks (B, m, H, D)."""
-    points = landmarks.transpose(1, 2)
-    weights = gaussian(q.transpose(1, 2), points)  # B H N m
-    rows = weights[:, :, queries] @ landmark_inverse(points, normalized, iterations) @ weights.transpose(-1, -2)
-    return rows.masked_fill(~counts[:, None, None, :], 0)
-
-
-class HeadwiseConv(nn.Module):
-    """Depthwise convolution of the values whose weights a head's channels share."""
-
-    def __init__(self, num_heads: int, size: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(num_heads, num_heads, size, padding=size // 2, groups=num_heads, bias=False)
-
-    def forward(self, v: Tensor, grid: Grid, add: Tensor | None = None) -> Tensor:
-        """(B, h * w, H, D) -> the same, plus `add`."""
-        return headwise_conv(v, self.conv.weight, grid, add=add)

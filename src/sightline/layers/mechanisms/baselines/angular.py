@@ -3,8 +3,8 @@
 Castling-ViT: Compressing Self-Attention via Switching Towards Linear-Angular Attention (CVPR 2023). The angle t between
 q and k gives the similarity 1 - t / pi = 1/2 + cos(t) / pi + terms of third and higher order in cos(t). Kept are
     w_ij = (1/2 + cos(t_ij) / pi) / sum over j,
-and a depthwise convolution of the values stands for the rest. The masked softmax that the paper trains beside it, and
-drops for inference, is not part of it here.
+and a depthwise convolution of the values takes the place of the rest. The masked softmax that the paper trains next to
+it, and drops for inference, is not part of it here.
 """
 
 import math
@@ -13,18 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.layers.conv import check_kernel
+from sightline.layers.conv import HeadwiseConv, check_kernel
 from sightline.layers.mechanisms.baselines.kernel import KernelCore
-from sightline.layers.mechanisms.soft import HeadwiseConv
 
 
 class LinearAngularCore(KernelCore):
     """Linear-angular attention; `kernel` is the side of the convolution of the values, 0 for none."""
 
-    def __init__(self, dim: int, num_heads: int, stride: int = 16, *, kernel: int = 3) -> None:
-        super().__init__(dim, num_heads, stride)
+    def __init__(
+        self, dim: int, num_heads: int, stride: int = 16, length: int | None = None, *, kernel: int = 3
+    ) -> None:
+        super().__init__(dim, num_heads, stride, length)
         check_kernel("linear_angular", kernel)
-        self.neighbours = HeadwiseConv(num_heads, kernel) if kernel else None
+        self.neighbours = HeadwiseConv(num_heads, kernel, length is not None) if kernel else None
 
     def features(self, q: Tensor, k: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         return self._unit(q), self._unit(k)

@@ -8,8 +8,7 @@ FLatten Transformer: Vision Transformer using Focused Linear Attention (ICCV 202
 import torch
 from torch import Tensor, nn
 
-from sightline.layers.conv import check_kernel, depthwise_conv
-from sightline.layers.core import Grid
+from sightline.layers.conv import SharedConv, check_kernel
 from sightline.layers.mechanisms.baselines.kernel import KernelCore
 
 
@@ -21,13 +20,22 @@ class FocusedCore(KernelCore):
         kernel: side of the depthwise convolution of v, which raises the rank of the output; 0 for none.
     """
 
-    def __init__(self, dim: int, num_heads: int, stride: int = 16, *, power: int = 3, kernel: int = 5) -> None:
-        super().__init__(dim, num_heads, stride)
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        stride: int = 16,
+        length: int | None = None,
+        *,
+        power: int = 3,
+        kernel: int = 5,
+    ) -> None:
+        super().__init__(dim, num_heads, stride, length)
         if power < 1:
             raise ValueError(f"focused(power={power}): give an exponent of at least 1")
         check_kernel("focused", kernel)
         self.power = power
-        self.neighbours = SharedConv(self.head_dim, kernel) if kernel else None
+        self.neighbours = SharedConv(self.head_dim, kernel, length is not None) if kernel else None
 
     def features(self, q: Tensor, k: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         return focus(q.relu(), self.power), focus(k.relu(), self.power)
@@ -39,17 +47,3 @@ def focus(x: Tensor, power: int) -> Tensor:
     # The direction does not depend on a factor; with one as the largest entry no power of it vanishes or overflows.
     sharp = (x / x.detach().amax(-1, keepdim=True).clamp(min=tiny)).pow(power)
     return nn.functional.normalize(sharp, dim=-1) * torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-
-
-class SharedConv(nn.Module):
-    """Depthwise convolution of the values whose weights the heads share."""
-
-    def __init__(self, head_dim: int, size: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(head_dim, head_dim, size, padding=size // 2, groups=head_dim)
-
-    def forward(self, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h * w, H, D) -> the same."""
-        heads = v.shape[2]
-        assert self.conv.bias is not None
-        return depthwise_conv(v, self.conv.weight.repeat(heads, 1, 1, 1), self.conv.bias.repeat(heads), grid)

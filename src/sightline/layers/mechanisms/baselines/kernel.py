@@ -5,18 +5,17 @@ out_i = phi(q_i) S / (phi(q_i) . z),   S = sum_j psi(k_j) v_j^T,   z = sum_j psi
 
 from torch import Tensor
 
-from sightline.layers.conv import add_neighbours
-from sightline.layers.core import Core, Grid, counted, products
-from sightline.layers.weights import EPS, normalized
+from sightline.layers.core import Core, Factors, Place
+from sightline.layers.feature_map import EPS, quotient
 from sightline.ops import linear_attention
 from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
 
 
 class KernelCore(Core):
-    """Base of the mechanisms that are features of queries and keys, and where they have one a convolution of v."""
+    """Base of the mechanisms that are features of queries and keys, with or without a convolution of v."""
 
-    eps = EPS  # the mean score of a query is kept so far from zero
+    eps = EPS  # least absolute mean score of a query
 
     def features(self, q: Tensor, k: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """q (B, N, H, D), k (B, M, H, D) -> phi(q) (B, N, H, F) and psi(k) (B, M, H, F).
@@ -25,45 +24,17 @@ class KernelCore(Core):
         """
         raise NotImplementedError
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        counts = counted(key_mask, k)
-        fq, fk = self._features(q, k, counts)
-        out = linear_attention(fq, fk, v.to(fq.dtype), phi="identity", eps=self.eps, key_mask=key_mask)
-        return add_neighbours(
-            out.to(v.dtype), self.neighbours, v, grid=grid, prefix=prefix, key_mask=key_mask, local=local
-        )  # fmt: skip
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        fq, fk = self._features(q, k, place)
+        out = linear_attention(fq, fk, v.to(fq.dtype), phi="identity", eps=self.eps, key_mask=place.key_mask)
+        return self.add_local(out.to(v.dtype), v, place)
 
-    def rows(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        counts = counted(key_mask, k)
-        fq, fk = self._features(q, k, counts)
-        return normalized(products(fq[:, queries], hide(fk, ~counts[:, :, None, None])), counts, self.eps)
+    def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
+        fq, fk = self._features(q, k, place)
+        return quotient(fq, hide(fk, place.hidden(k)), place.counts(k), self.eps)
 
-    def _features(self, q: Tensor, k: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """In float32 or wider, without what hidden keys hold."""
         wide = accumulate_dtype(q.dtype)
         with full_precision(q.device):
-            return self.features(q.to(wide), hide(k.to(wide), ~counts[:, :, None, None]), counts)
+            return self.features(q.to(wide), hide(k.to(wide), place.hidden(k)), place.counts(k))

@@ -10,10 +10,9 @@ tokens it is softmax attention.
 import torch
 from torch import Tensor
 
-from sightline.layers.conv import add_neighbours, check_kernel
-from sightline.layers.core import Core, Grid, counted
+from sightline.layers.conv import HeadwiseConv, check_kernel
+from sightline.layers.core import Core, Factors, Place
 from sightline.layers.mechanisms.landmarks import segment_means
-from sightline.layers.mechanisms.soft import HeadwiseConv
 from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
 
@@ -22,68 +21,50 @@ class NystromformerCore(Core):
     """Nystromformer.
 
     Args:
-        landmarks: segments m that the tokens are cut into, in their order and as even as can be; at most one a token.
+        landmarks: segments m that the tokens are cut into, in order and as even as possible; at most one per token.
         iterations: steps of the pseudo-inverse.
         kernel: side of a depthwise convolution of v that is added, the skip connection of the paper; 0 for none.
     """
 
     def __init__(
-        self, dim: int, num_heads: int, stride: int = 16, *, landmarks: int = 49, iterations: int = 6, kernel: int = 0
+        self,
+        dim: int,
+        num_heads: int,
+        stride: int = 16,
+        length: int | None = None,
+        *,
+        landmarks: int = 49,
+        iterations: int = 6,
+        kernel: int = 0,
     ) -> None:
-        super().__init__(dim, num_heads, stride)
+        super().__init__(dim, num_heads, stride, length)
         if landmarks < 1 or iterations < 1:
             raise ValueError(f"nystromformer(landmarks={landmarks},iterations={iterations}): give at least one of each")
         check_kernel("nystromformer", kernel)
         self.landmarks = landmarks
         self.iterations = iterations
-        self.neighbours = HeadwiseConv(num_heads, kernel) if kernel else None
+        self.neighbours = HeadwiseConv(num_heads, kernel, length is not None) if kernel else None
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        counts = counted(key_mask, k)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         with full_precision(q.device):
-            left, inverse, right = self._factors(q, k, counts, local is None)
-            values = hide(v.to(left.dtype), ~counts[:, :, None, None]).transpose(1, 2)
+            left, inverse, right = self._three(q, k, place)
+            values = hide(v.to(left.dtype), place.hidden(k)).transpose(1, 2)
             out = (left @ (inverse @ (right @ values))).transpose(1, 2).to(v.dtype)
-        return add_neighbours(out, self.neighbours, v, grid=grid, prefix=prefix, key_mask=key_mask, local=local)
+        return self.add_local(out, v, place)
 
-    def rows(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        *,
-        context: Tensor,
-        grid: Grid,
-        prefix: int = 0,
-        key_mask: Tensor | None = None,
-        local: Tensor | None = None,
-        key_grid: Grid | None = None,
-    ) -> Tensor:
-        left, inverse, right = self._factors(q, k, counted(key_mask, k), local is None)
-        return left[:, :, queries] @ inverse @ right
+    def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
+        left, inverse, right = self._three(q, k, place)
+        return left @ inverse, right.transpose(-1, -2)
 
-    def _factors(self, q: Tensor, k: Tensor, counts: Tensor, same: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, H, N, m), (B, H, m, m) and (B, H, m, M).
-
-        `same`: queries and keys are of the same tokens, and a masked one has no part in the queries' landmarks either.
-        """
+    def _three(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, H, N, m), (B, H, m, m) and (B, H, m, M)."""
+        counts = place.counts(k)
         wide, number = accumulate_dtype(q.dtype), min(self.landmarks, q.shape[1], k.shape[1])
-        alike = same and q.shape[1] == k.shape[1]
-        asking = counts if alike else q.new_ones(q.shape[:2], dtype=torch.bool)
+        # If queries and keys are of the same tokens, a masked one has no part in the queries' landmarks either.
+        same = place.local is None and q.shape[1] == k.shape[1]
+        asking = counts if same else q.new_ones(q.shape[:2], dtype=torch.bool)
         queries = q.to(wide).transpose(1, 2) * self.head_dim**-0.5  # B H N D
-        keys = hide(k.to(wide), ~counts[:, :, None, None]).transpose(1, 2)
+        keys = hide(k.to(wide), place.hidden(k)).transpose(1, 2)
         mean_q, some_q = segment_means(queries.masked_fill(~asking[:, None, :, None], 0), asking, number)
         mean_k, some_k = segment_means(keys, counts, number)
         columns = some_k[:, None, None, :]

@@ -24,8 +24,17 @@ class PerformerCore(KernelCore):
     projection: Tensor
     eps = 1e-30  # no row sum is below one, see `features`
 
-    def __init__(self, dim: int, num_heads: int, stride: int = 16, *, features: int = 0, seed: int = 0) -> None:
-        super().__init__(dim, num_heads, stride)
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        stride: int = 16,
+        length: int | None = None,
+        *,
+        features: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(dim, num_heads, stride, length)
         if features < 0 or seed < 0:
             raise ValueError(f"performer(features={features},seed={seed}): give numbers of at least 0")
         self.register_buffer("projection", torch.empty(features or usual_features(self.head_dim), self.head_dim))
