@@ -1,14 +1,20 @@
 """Attention maps against the blocks: the weights, applied to the values, must give what the block gave."""
 
+import doctest
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
+import sightline.analysis
 from sightline.analysis.capture import CoreCall
-from sightline.analysis.maps import AttentionMap, attention_blocks, attention_maps
+from sightline.analysis.maps import AttentionMap, Patch, attention_blocks, attention_maps
 from sightline.layers import MECHANISMS as TABLE
 from sightline.layers import Place, Spec
 from sightline.layers.attention import project
@@ -195,3 +201,32 @@ def test_the_published_models_on_the_fast_path() -> None:
     model = timm.create_model(name, depths=(1, 1, 1, 1)).eval()
     maps = attention_maps(model, torch.randn(3, 96, 160))
     assert [tuple(found.weights.shape[1:]) for found in maps] == [(24, 40), (12, 20), (6, 10), (3, 5)]
+
+
+@torch.no_grad()
+def test_pictures_and_patches(tmp_path: Path) -> None:
+    model = tiny("deit")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8))
+    picture.save(tmp_path / "picture.png")
+    x = create_transform(**resolve_model_data_config(model), is_training=False)(picture)
+    want = attention_maps(model, x, (0.5, 0.5))
+    for given in (picture, tmp_path / "picture.png", str(tmp_path / "picture.png")):
+        for one, other in zip(attention_maps(model, given), want, strict=True):
+            torch.testing.assert_close(one.weights, other.weights)
+    height = want[0].grid[0]
+    (found,) = attention_maps(model, x, Patch(height - 1, 0), ["blocks.0.attn"])
+    assert found.place == (height - 1, 0)
+    with pytest.raises(ValueError, match=f"{height},0"):
+        attention_maps(model, x, Patch(height, 0))
+
+
+def test_the_example_runs() -> None:
+    examples = doctest.DocTestFinder().find(attention_maps, globs={"timm": timm, "torch": torch})
+    assert examples[0].examples
+    for example in examples:
+        example.globs["attention_maps"] = sightline.analysis.attention_maps
+        assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_instruments_are_exported() -> None:
+    assert all(callable(getattr(sightline.analysis, name)) for name in sightline.analysis.__all__)

@@ -79,7 +79,7 @@ def attention_maps(
         ValueError: the model has no such block, or the query lies outside the image.
 
     Example:
-        >>> model = sightline.create_model("inline_deit_tiny").eval()
+        >>> model = timm.create_model("inline_deit_tiny").eval()
         >>> maps = attention_maps(model, torch.randn(3, 224, 224), query=(0.5, 0.25))
         >>> last = maps[-1]
         >>> last.block, last.grid, last.weights.mean(0).shape

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sightline.layers.core import Grid, hooked
 from sightline.ops.activated import activated_linear
 
-register_notrace_function(activated_linear)  # it looks at the dtype of its tensors
+register_notrace_function(activated_linear)  # it branches on the dtype of its tensors
 
 
 class PreNormBlock(nn.Module):
@@ -51,10 +51,10 @@ class PreNormBlock(nn.Module):
 
 
 class TanhMlp(Mlp):
-    """timm's MLP with the tanh GELU, which a card applies within the first product in inference."""
+    """timm's MLP with the tanh GELU, which a GPU applies within the first product in inference."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if type(self.fc1) is not nn.Linear or hooked(self.fc1) or hooked(self.act):  # an adapter, or somebody looks on
+        if type(self.fc1) is not nn.Linear or hooked(self.fc1) or hooked(self.act):  # an adapter or a hook
             return super().forward(x)
         return self.drop2(self.fc2(self.drop1(activated_linear(x, self.fc1.weight, self.fc1.bias, gelu=True))))
 

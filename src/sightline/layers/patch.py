@@ -1,7 +1,5 @@
 """From images to tokens and from a map to a coarser one. Sizes that do not divide are zero padded at the far edge."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
@@ -11,7 +9,7 @@ from sightline import backend
 from sightline.layers.core import Grid, hooked
 from sightline.ops.activated import activated_linear
 
-PATCH = 32  # numbers of a patch of few channels: a matrix product wants rows of 16 bytes or multiples of them
+PATCH = 32  # numbers of a patch of few channels: a matrix product needs rows of a multiple of 16 bytes
 
 
 def pad_to_multiple(x: Tensor, size: tuple[int, ...] | int) -> Tensor:
@@ -86,14 +84,21 @@ class ConvBNEmbed(nn.Module):
         return to_tokens(self._by_layers(x) if self.training or torch.is_grad_enabled() else self._folded(x))
 
     def _plain(self) -> bool:
-        """Whether all layers are as they were made, and nobody looks on."""
+        """Whether all layers are as they were built, without hooks."""
         plain = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
         return all(type(layer) in plain and not hooked(layer) for layer in self.proj)
 
-    def _by_layers(self, x: Tensor) -> Tensor:
-        """The chain for training on a card: few channels by a product of patches, the others channels last."""
-        layers: Any = self.proj
+    def _layers(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.Module]]:
+        found, layers = [], list(self.proj)
         for conv, norm, act in zip(layers[0::3], layers[1::3], layers[2::3], strict=True):
+            assert isinstance(conv, nn.Conv2d)
+            assert isinstance(norm, nn.BatchNorm2d)
+            found.append((conv, norm, act))
+        return found
+
+    def _by_layers(self, x: Tensor) -> Tensor:
+        """The chain for training on a GPU: few channels by a product of patches, the others channels last."""
+        for conv, norm, act in self._layers():
             if few_channels(conv):
                 x = F.linear(*_patches(x, conv.weight, conv), conv.bias).permute(0, 3, 1, 2)
             else:
@@ -103,8 +108,10 @@ class ConvBNEmbed(nn.Module):
 
     def _folded(self, x: Tensor) -> Tensor:
         """The same for inference: the batch norms, fixed then, as part of the convolutions."""
-        layers: Any = self.proj
-        for conv, norm in zip(layers[0::3], layers[1::3], strict=True):
+        for conv, norm, _ in self._layers():
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            assert conv.bias is not None
             gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
             bias = norm.bias + (conv.bias - norm.running_mean) * gain
             weight = conv.weight * gain[:, None, None, None]
@@ -116,13 +123,13 @@ class ConvBNEmbed(nn.Module):
         return x
 
 
-def few_channels(conv: Any) -> bool:
-    """Whether a 3x3 convolution is better one product of its patches: cuDNN has no fast kernel for three channels."""
+def few_channels(conv: nn.Conv2d) -> bool:
+    """Whether a 3x3 convolution is faster as one product of its patches: cuDNN has no fast kernel for 3 channels."""
     return conv.in_channels * 9 <= PATCH
 
 
-def _patches(x: Tensor, weight: Tensor, conv: Any) -> tuple[Tensor, Tensor]:
-    """The places that a 3x3 filter sees, (B, h, w, PATCH), and filters (features, PATCH), both padded with zeros."""
+def _patches(x: Tensor, weight: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor]:
+    """The inputs of a 3x3 filter, (B, h, w, PATCH), and filters (features, PATCH), both padded with zeros."""
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # rounded before there are nine of each
     (down, across), spare = conv.stride, PATCH - 9 * conv.in_channels
@@ -132,7 +139,7 @@ def _patches(x: Tensor, weight: Tensor, conv: Any) -> tuple[Tensor, Tensor]:
 
 @register_notrace_module
 class PatchMerge(nn.Module):
-    """Swin's merge: 2x2 neighbours side by side, layer norm, linear."""
+    """Swin's merge: 2x2 neighbours concatenated, layer norm, linear."""
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()

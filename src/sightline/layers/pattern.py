@@ -1,9 +1,9 @@
 """Which mechanism each block of a model uses.
 
 "inline"                              every block
-"inline,inline,softmax,softmax"       one a stage
-"inline*2+softmax*16"                 blocks inside a stage; a part without a count fills what is left
-["inline", "softmax", ...]            a sequence: one a stage, or one a block, or a sequence for each stage
+"inline,inline,softmax,softmax"       one per stage
+"inline*2+softmax*16"                 blocks inside a stage; a part without a count fills the rest
+["inline", "softmax", ...]            a sequence: one per stage, or one per block, or a sequence for each stage
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def parse_pattern(attention: Pattern, depths: Sequence[int]) -> list[list[Spec]]
     if len(entries) != len(depths):
         raise ValueError(
             f"attention={attention!r} has {len(entries)} parts; give one for the model, "
-            f"{len(depths)} (one a stage) or {sum(depths)} (one a block)"
+            f"{len(depths)} (one per stage) or {sum(depths)} (one per block)"
         )
     return [_stage(entry, depth, attention) for entry, depth in zip(entries, depths, strict=True)]
 
