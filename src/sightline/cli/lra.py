@@ -120,7 +120,7 @@ def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
         on_gpu = torch.cuda.is_available() and config.run.device != "cpu"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        train(config, folder.name)
+        train(config)
         peak = torch.cuda.max_memory_allocated() if on_gpu else None
         memory.write_text(json.dumps({"bytes": peak}) + "\n", encoding="utf-8")
     done, rate = read_json(folder / DONE), median_rate(folder / "metrics.jsonl")

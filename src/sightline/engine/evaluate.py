@@ -52,9 +52,11 @@ def evaluate(
         FileError: the data cannot be used.
 
     Example:
-        >>> scores = sightline.evaluate(sightline.load("runs/quick"), limit=10, workers=0)
-        >>> dict(scores)["top1"]
-        87.0
+        >>> scores = sightline.evaluate(sightline.load("runs/quick"), limit=1, workers=0)
+        >>> [name for name, value in scores]
+        ['top1', 'top5', 'balanced', 'ece', 'loss']
+        >>> [row["class"] for row in scores.per_class]
+        ['blue', 'green', 'red']
     """
     found = evaluate_label_sets(
         loaded, data, split=split, img_size=img_size, labels=labels, limit=limit, batch_size=batch_size,

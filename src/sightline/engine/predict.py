@@ -43,8 +43,9 @@ def predict(
         ImageError: an image cannot be read.
 
     Example:
-        >>> for result in sightline.predict(sightline.load("runs/quick"), "photo.jpg", top=1):
-        ...     print(result.file, result.found[0]["class"])
+        >>> for result in sightline.predict(sightline.load("runs/quick"), "photo.png", top=1):
+        ...     print(result.file, result.found[0]["class"] in ("blue", "green", "red"))
+        photo.png True
     """
     if top < 1:
         raise InputError(f"--top: expected at least 1 class; got {top}")

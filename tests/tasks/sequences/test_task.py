@@ -256,7 +256,7 @@ def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("words", "message"),
     [
         (["lra", "listop"], "did you mean 'listops'"),
-        (["lra", "text", "--attention", "softmax"], "text is not generated; give --data PATH"),
+        (["lra", "text", "--attention", "softmax"], "--data"),
         (["lra", "listops", "--attention", "sofmax"], "did you mean 'softmax'"),
         (["lra", "listops", "--steps", "0"], "--steps"),
         (["lra", "listops", "--steps", "9" * 20], "--steps"),
@@ -267,7 +267,7 @@ def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["lra", "listops", "--set", "schedule.epochs=4"], "the warm-up takes all 4 epochs"),
         (["lra", "listops", "--attention", "none", "--attention", "linformer(side=3)"], "a sequence has no side"),
         (["lra", "listops", "--out", ""], "--out: the path is empty"),
-        (["lra", "listops", "--out", "/dev/null"], "--out: nothing can be written to /dev/null"),
+        (["lra", "listops", "--out", "/dev/null"], "/dev/null"),
         (["lra", "listops", "--set", "optim.rl=1"], "optim.rl"),
         (["train", "--config", "lra_image"], "image is not generated"),
     ],
