@@ -1,1 +1,1 @@
-"""The engine: training loop, evaluation, checkpoints, run folder. It knows tasks, not models."""
+"""Training, evaluation and prediction, checkpoints, run folders and reports. Tasks come from the registry."""

@@ -17,7 +17,8 @@ from sightline.tasks.registry import TASKS
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
 
-BASE, TASK, DEFAULT_TASK = "base", "task", "classification"
+BASE, TASK = "base", "task"
+DEFAULT_TASK = next(iter(TASKS))  # of recipes that name none
 MAX_BASES = 8
 SEQUENCE = "tag:yaml.org,2002:seq"
 Recipe = dict[str, Any]  # YAML

@@ -154,6 +154,21 @@ class Loaded:
 
 
 @dataclass(frozen=True)
+class Example:
+    """An evaluated image for a report.
+
+    Args:
+        title: what it is, and what the model predicts.
+        image: (channels, height, width), as the model takes it.
+        picture: the same for people.
+    """
+
+    title: str
+    image: Tensor
+    picture: Image.Image
+
+
+@dataclass(frozen=True)
 class Scores:
     """The result of `sightline.evaluate`; iterating gives `(name, value)`.
 

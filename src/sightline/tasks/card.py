@@ -4,9 +4,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sightline import __version__
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
 
 INPUT = ("input_size", "mean", "std", "interpolation", "crop_pct")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random")
@@ -120,3 +124,13 @@ def _numbers(values: dict[str, Any], key: str) -> tuple[float, ...]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def shown(image: "Tensor", card: ModelCard) -> "Image.Image":
+    """A normalised image (channels, height, width) as a picture again."""
+    import torch
+    from PIL import Image
+
+    mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
+    pixels = ((image.cpu() * std + mean).clamp(0, 1) * 255).round().byte()
+    return Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy())

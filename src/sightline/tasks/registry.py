@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sightline.data.order import Placement
     from sightline.tasks.base import (
         EvalOptions,
+        Example,
         ImageSource,
         Loaded,
         Metadata,
@@ -53,6 +54,9 @@ class Spec(Protocol):
     def predict(self, loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
         """One result per image."""
 
+    def examples(self, loaded: Loaded, section: Any) -> Iterator[Example]:
+        """A few images of the evaluation split; of the tasks with `pictures`."""
+
 
 @dataclass(frozen=True)
 class TaskSpec:
@@ -65,6 +69,8 @@ class TaskSpec:
         shown: metrics in the line of an epoch, with their names for people.
         marks: whether a file with this metadata holds a model of this task.
         unit: what is trained on, for rates and counts.
+        counted: what the confusion matrix counts; by default `unit`.
+        pictures: whether a report shows attention maps of `examples`.
         module: has the functions of `Spec`.
     """
 
@@ -74,6 +80,8 @@ class TaskSpec:
     shown: Mapping[str, str]
     marks: Callable[[Metadata], bool]
     unit: str = "images"
+    counted: str = ""
+    pictures: bool = False
 
     @property
     def module(self) -> Spec:
@@ -108,6 +116,17 @@ class TaskSpec:
         """One result per image, in order; an unreadable one stops, or gives its `error`."""
         return self.module.predict(loaded, images, options)
 
+    def examples(self, loaded: Loaded, section: object) -> Iterator[Example]:
+        """A few images of the evaluation split, of different classes, for attention maps in a report.
+
+        Args:
+            section: the section `data` of the run that the weights are from.
+
+        Raises:
+            ValueError: there are no images.
+        """
+        return self.module.examples(loaded, section)
+
 
 def _shown(*keys: str) -> dict[str, str]:
     return {key: MAIN[key] for key in keys}
@@ -119,10 +138,11 @@ TASKS: dict[str, TaskSpec] = {
         TaskSpec(
             "classification", ClassificationConfig, "top1", {"top1": "top-1", "top5": "top-5"},
             lambda metadata: {"model", "classes", "input"} <= metadata.keys() and "task" not in metadata,
+            pictures=True,
         ),
         TaskSpec(
             "segmentation", SegmentationConfig, "miou", _shown("miou", "macc", "aacc"),
-            lambda metadata: metadata.get("task") == "segmentation",
+            lambda metadata: metadata.get("task") == "segmentation", counted="pixels",
         ),
         TaskSpec(
             "detection", DetectionConfig, "box_ap", _shown("box_ap", "mask_ap"),

@@ -8,7 +8,6 @@ from sightline.engine.report.attention import draw_attention
 from sightline.engine.report.figures import confusion_figure, curves_figure
 from sightline.engine.report.page import run_page
 from sightline.engine.report.record import read_record
-from sightline.engine.settings import DEFAULT_TASK
 from sightline.util.files import write_atomic, write_text
 
 __all__ = ["write_report"]
@@ -17,11 +16,12 @@ __all__ = ["write_report"]
 def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
     """Draw `curves.png`, `confusion.png` and `attention/*.png` into a run folder, and write its `report.html`.
 
-    Only files of the folder are read, and for the attention maps the test images that its configuration names. A part
-    that cannot be made is left out of the page, and `note` hears why: a finished run is worth its report in any case.
+    Only files of the folder are read, and for the attention maps the images that its configuration names. A part that
+    cannot be made is left out of the page and reported: a finished run gets its page in any case.
 
     Args:
         folder: with `config.yaml`, `metrics.jsonl` and whatever else the run wrote.
+        note: called with a line about parts that are missing.
 
     Returns:
         The path of the page.
@@ -38,8 +38,7 @@ def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
             if figure is not None:
                 figures[name] = folder / f"{name}.png"
                 write_atomic(figures[name], partial(figure.savefig, dpi=110, bbox_inches="tight"))
-        if record.task == DEFAULT_TASK:
-            pictures = draw_attention(folder, record)
+        pictures = draw_attention(folder, record)
     except (ValueError, OSError, RuntimeError) as error:
         note(f"the report is not complete: {' '.join(str(error).split())}")
     page = folder / "report.html"

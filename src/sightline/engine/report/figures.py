@@ -6,23 +6,22 @@ import numpy as np
 
 from sightline.analysis.figures import new_figure
 from sightline.engine.report.record import Record
-from sightline.tasks.dense.names import MAIN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_NAMED = 40  # classes up to which the axes of the confusion matrix carry names
 MAX_NUMBERED = 15  # classes up to which its cells carry numbers
-MOST_WRITTEN = 99999  # counts up to which these are counts: larger ones, of pixels, do not fit, and are percents
+MOST_WRITTEN = 99999  # counts up to which these are counts; larger ones, of pixels, do not fit and become percents
 LOSSES = {"train_loss": "training", "loss": "test", "val_loss": "test"}
-ACCURACIES = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights", **MAIN}
+AVERAGED = {"ema_top1": "top-1, averaged weights"}
 
 
 def curves_figure(record: Record) -> "Figure | None":
-    """Loss, accuracy and learning rate by epoch; None where nothing was measured."""
+    """Loss, scores and learning rate by epoch; None if nothing was measured."""
     panels: list[tuple[str, dict[str, str]]] = [
         ("loss", LOSSES),
-        ("score, %", ACCURACIES),
+        ("score, %", {**record.spec.shown, **AVERAGED}),
         ("learning rate", {"lr": ""}),
     ]
     panels = [(title, keys) for title, keys in panels if any(record.series(key)[0] for key in keys)]
@@ -46,7 +45,7 @@ def curves_figure(record: Record) -> "Figure | None":
 
 
 def confusion_figure(record: Record) -> "Figure | None":
-    """The confusion matrix, every row in percent of its class; None where there is none."""
+    """The confusion matrix, every row in percent of its class; None if there is none."""
     if record.confusion is None:
         return None
     counts = np.asarray(record.confusion, dtype=float)

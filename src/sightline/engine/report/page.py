@@ -8,7 +8,6 @@ import numpy as np
 from sightline.engine.report.html import Block, Cards, Code, Columns, Picture, Section, Table, Text, render
 from sightline.engine.report.record import Record
 from sightline.engine.settings import dump
-from sightline.tasks.dense.names import BY_CLASS, MAIN
 from sightline.tasks.describe import describe
 
 MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
@@ -33,7 +32,7 @@ def run_page(record: Record, figures: Mapping[str, Path], attention: Sequence[Pa
         matrix = [Picture.read(figures["confusion"], "confusion matrix")] if "confusion" in figures else []
         sections.append(Section("Classes", [Columns([*matrix, _confusion_table(record)])]))
     elif record.found:
-        sections.append(Section("Classes", [_found_table(record.found)]))
+        sections.append(Section("Classes", [_found_table(record.found, record.spec.shown)]))
     if attention:
         maps: list[Block] = [Picture.read(path, "attention maps") for path in attention]
         sections.append(Section("Attention", [Columns(maps), Text(ATTENTION, "under")]))
@@ -53,14 +52,13 @@ def _model(section: Mapping[str, object]) -> str:
 
 def _cards(record: Record) -> list[tuple[str, str]]:
     best, last = record.best(), record.rows[-1] if record.rows else {}
+    shown = {key: title for key, title in record.spec.shown.items() if key != "top5" or len(record.classes) > 5}
     cards = [
-        ("top-1, best", _percent(best.get("top1"))),
-        ("top-5", _percent(best.get("top5")) if len(record.classes) > 5 else ""),
-        *((f"{title}, best", _percent(best.get(key))) for key, title in MAIN.items()),
+        *((f"{title}, best", _percent(best.get(key))) for key, title in shown.items()),
         ("calibration error", _percent(best.get("ece"))),
         ("epoch of the best", _number(best.get("epoch"))),
         ("training loss, last", _number(last.get("train_loss"), 3)),
-        (f"{record.unit} / s", _number(last.get("images_per_second"), 0)),
+        (f"{record.spec.unit} / s", _number(last.get("images_per_second"), 0)),
     ]
     return [(label, value) for label, value in cards if value]
 
@@ -72,7 +70,7 @@ def _confusion_table(record: Record) -> Table:
     order = np.argsort(right / np.maximum(images, 1), kind="stable")
     shown = order[:MAX_CLASSES] if len(order) > MAX_CLASSES else range(len(order))
     names = record.classes if len(record.classes) == len(counts) else [str(i) for i in range(len(counts))]
-    pixels = record.task == "segmentation"
+    pixels = record.spec.counted == "pixels"
     rows = []
     for i in shown:
         others = counts[i].copy()
@@ -82,19 +80,19 @@ def _confusion_table(record: Record) -> Table:
         iou = [_share(right[i], images[i] + chosen[i] - right[i])] if pixels else []
         rows.append([names[i], f"{images[i]:,.0f}", _share(right[i], images[i]), _share(right[i], chosen[i]),
                      *iou, most])  # fmt: skip
-    titles = ["pixels" if pixels else record.unit, "accuracy", "precision", *(["IoU"] if pixels else [])]
+    titles = [record.spec.counted or record.spec.unit, "accuracy", "precision", *(["IoU"] if pixels else [])]
     caption = f"The {MAX_CLASSES} classes with the lowest accuracy." if len(order) > MAX_CLASSES else ""
     numeric = frozenset(range(1, 1 + len(titles)))
     return Table(rows, ["class", *titles, "most often confused with"], numeric, caption)
 
 
-def _found_table(rows: Sequence[Mapping[str, float | str | None]]) -> Table:
-    """Scores of a detector by class, the lowest first."""
-    keys = [key for key in ("box_ap", "mask_ap") if key in rows[0]]
-    order = sorted(rows, key=lambda row: -1.0 if row["box_ap"] is None else float(row["box_ap"]))
+def _found_table(rows: Sequence[Mapping[str, float | None]], shown: Mapping[str, str]) -> Table:
+    """Scores by class, the lowest first."""
+    keys = [key for key in shown if key in rows[0]]
+    order = sorted(rows, key=lambda row: -1.0 if (score := row[keys[0]]) is None else score)
     cells = [[str(row.get("class")), *(_percent(row.get(key)) or "-" for key in keys)] for row in order[:MAX_CLASSES]]
-    caption = f"The {MAX_CLASSES} classes with the lowest box AP." if len(rows) > MAX_CLASSES else ""
-    return Table(cells, ["class", *(BY_CLASS[key] for key in keys)], frozenset(range(1, 1 + len(keys))), caption)
+    caption = f"The {MAX_CLASSES} classes with the lowest {shown[keys[0]]}." if len(rows) > MAX_CLASSES else ""
+    return Table(cells, ["class", *(shown[key] for key in keys)], frozenset(range(1, 1 + len(keys))), caption)
 
 
 def _share(part: float, whole: float) -> str:

@@ -1,63 +1,59 @@
-"""What a run wrote about itself, read back for its report."""
+"""The files of a run folder, read for its report."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sightline.engine.settings import DEFAULT_TASK, TASK
-from sightline.tasks.registry import TASKS
+from sightline.tasks.registry import TASKS, TaskSpec
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Record:
     """The files of a run folder.
 
-    Attributes:
+    Args:
         name: of the folder.
         config: sections of the resolved configuration.
         versions: of everything, with device and command.
         rows: of the metrics, in the order of epochs.
         classes: names, in the order of the labels.
-        confusion: counts, a row for every true class; None where the run wrote none.
-        found: scores by class of a detector, `class` and the metrics in percent.
+        confusion: counts, one row per true class; None if the run wrote none.
+        found: scores by class in place of a confusion matrix: `class` and the metrics in percent.
     """
 
     name: str
-    config: dict[str, Any]
-    versions: dict[str, Any]
-    rows: list[dict[str, Any]]
+    config: Json
+    versions: Json
+    rows: list[Json]
     classes: list[str]
     confusion: list[list[int]] | None
-    found: list[dict[str, Any]] = field(default_factory=list)
+    found: list[Json] = field(default_factory=list)
 
     @property
-    def task(self) -> str:
-        """What was trained for."""
-        task = self.config.get(TASK)
-        return task if task in TASKS else DEFAULT_TASK
-
-    @property
-    def unit(self) -> str:
-        """What was trained on."""
-        return TASKS[self.task].unit
+    def spec(self) -> TaskSpec:
+        """The task that was trained for."""
+        return TASKS.get(str(self.config.get(TASK)), TASKS[DEFAULT_TASK])
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
-        """Epochs and values of a metric, where it was measured."""
+        """Epochs and values of a metric, for the epochs in which it was measured."""
         points = [(row["epoch"], row[key]) for row in self.rows if _is_number(row.get(key)) and "epoch" in row]
         return [float(epoch) for epoch, _ in points], [float(value) for _, value in points]
 
-    def best(self) -> dict[str, Any]:
-        """The row with the highest score of the task; empty where nothing was evaluated."""
-        score = TASKS[self.task].best
+    def best(self) -> Json:
+        """The row with the highest score of the task; empty if nothing was evaluated."""
+        score = self.spec.best
         measured = [row for row in self.rows if _is_number(row.get(score))]
         return max(measured, key=lambda row: row[score], default={})
 
 
 def read_record(folder: Path) -> Record:
-    """Read a run folder; lines of the metrics that were cut short are passed over.
+    """Read a run folder; lines of the metrics that were cut short are skipped.
 
     Raises:
         ValueError: it is not the folder of a run.
@@ -71,32 +67,31 @@ def read_record(folder: Path) -> Record:
     confusion = _json(folder / "confusion.json", None)
     if isinstance(confusion, dict):
         confusion = confusion.get("counts")
-    return Record(
+    record = Record(
         folder.resolve().name,
         config,
         _json(folder / "versions.json", {}),
         _rows(folder / "metrics.jsonl"),
         [str(name) for name in _json(folder / "classes.json", [])],
         confusion if isinstance(confusion, list) and confusion else None,
-        _found(_json(folder / "per_class.json", [])),
     )
+    return replace(record, found=_found(_json(folder / "per_class.json", []), record.spec.best))
 
 
-def _found(rows: Any) -> list[dict[str, Any]]:
-    """The rows of a detector, with a number or None for every score."""
-    rows = rows if isinstance(rows, list) else []
-    kept = [row for row in rows if isinstance(row, dict) and "box_ap" in row]
+def _found(rows: object, metric: str) -> list[Json]:
+    """The rows that have the metric, with a number or None for every score."""
+    kept = [row for row in rows if isinstance(row, dict) and metric in row] if isinstance(rows, list) else []
     return [{k: v if k == "class" or _is_number(v) else None for k, v in row.items()} for row in kept]
 
 
-def _json(path: Path, otherwise: Any) -> Any:
+def _json(path: Path, default: Any) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return otherwise
+        return default
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> list[Json]:
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
@@ -108,5 +103,5 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -12,13 +12,14 @@ from sightline.tasks.base import Loaded, Metadata, Note, StateReader
 from sightline.tasks.card import CardError, ModelCard
 from sightline.tasks.classification.config import Config
 from sightline.tasks.classification.evaluate import evaluate
+from sightline.tasks.classification.examples import examples
 from sightline.tasks.classification.predict import predict
 from sightline.tasks.classification.preprocess import make_transform
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.create import create
 from sightline.util.errors import FileError
 
-__all__ = ["evaluate", "make", "open", "predict"]
+__all__ = ["evaluate", "examples", "make", "open", "predict"]
 
 FILES = ("pretrained", "checkpoint", "cache")  # arguments of timm that read or download files
 
