@@ -42,6 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "launcher"), [(4, "torchrun"), (2, "accelerate")])
 def test_same_losses_and_every_image_once(place: Path, processes: int, launcher: str) -> None:
     out = place / f"{launcher}{processes}"
@@ -72,6 +73,7 @@ def begin(place: Path, name: str) -> tuple[Path, list[Warm]]:
     return out, started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [1])
 def test_a_killed_process_ends_the_others_with_a_message(place: Path, victim: int) -> None:
     out, started = begin(place, "lost")
@@ -84,6 +86,7 @@ def test_a_killed_process_ends_the_others_with_a_message(place: Path, victim: in
     assert (out / "checkpoints/last/manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_process_stops_all_and_saves(place: Path) -> None:
     out, started = begin(place, "stopped")
     started[1].terminate()
@@ -93,14 +96,7 @@ def test_sigterm_to_one_process_stops_all_and_saves(place: Path) -> None:
     assert (out / "checkpoints/last/manifest.json").exists()
 
 
-def test_a_batch_that_cannot_be_shared_is_refused(place: Path) -> None:
-    arguments = command(place / "recipe.yaml", place / "images", place / "uneven", "--batch.accumulate", "3")
-    done = warm.run(arguments[3:])
-    assert done.returncode == 2
-    assert "batch.size=16 cannot be shared by 1 processes x 3 parts; give a multiple of 3" in done.stderr
-
-
-def test_more_processes_than_cards_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(InputError, match=r"run\.device: 4 processes for 1 GPU"):

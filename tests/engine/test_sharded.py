@@ -80,6 +80,7 @@ def save_and_read(folder: Path) -> None:
     sys.exit(0)
 
 
+@pytest.mark.slow
 def test_sharded_state_goes_through_a_checkpoint(tmp_path: Path) -> None:
     written = in_two([], partial(save_and_read, tmp_path / "checkpoints"), 29655)
     assert "same" in written[0]
@@ -107,6 +108,7 @@ def shard() -> None:
     engine.make_accelerator, trainer.is_sharded = sharding, asked  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 def test_a_sharded_run_is_the_same_run(tmp_path: Path) -> None:
     """Stopped in the middle of an epoch and resumed, it has the losses and scores of one process."""
     images = make_images(tmp_path / "images", train=16)

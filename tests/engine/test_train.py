@@ -99,6 +99,11 @@ def test_bad_arguments_are_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_a_batch_that_cannot_be_shared_is_rejected(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"batch\.size=16 .* multiple of 3"):
+        train(configure(images, tmp_path / "run", batch__size=16, batch__accumulate=3))
+
+
 def test_it_learns(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     plain = {"auto": None, "mixup": 0.0, "cutmix": 0.0, "erase": 0.0, "scale": [0.9, 1.0]}
@@ -140,7 +145,7 @@ def test_parts_of_an_update_add_up(images: Path, tmp_path: Path) -> None:
         {"run__precision": "bf16", "loss__name": "bce", "ema__decay": 0.99, "ema__warmup": True, "ema__batch": 4},
         {"optim__lr_batch": 16, "schedule__scale_all": True, "schedule__cooldown_epochs": 1, "run__eval_every": 2},
         {"data__source": "synthetic", "data__path": None, "run__max_steps": 3},
-        {"model__name": "resnet18", "model__args": {}, "data__size": 32, "model__drop_path": 0.0},
+        {"model__name": "test_resnet", "model__args": {}, "data__size": 32, "model__drop_path": 0.0},
     ],
     ids=lambda changes: "-".join(changes),
 )
@@ -160,6 +165,7 @@ def test_compiled_model_trains(images: Path, tmp_path: Path, monkeypatch: pytest
     assert asked == [("DeiT", {"mode": "default"})] * 2  # the model and its average
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_the_same_model(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced forward and backward and run as a graph; inductor's kernels would take a minute to build here."""
     real = nn.Module.compile

@@ -14,6 +14,7 @@ from sightline.util.names import closest
 
 T = TypeVar("T")
 Hint = Any  # a type, or a form of typing such as `int | None`
+Key = Field[Any]  # with limits and help in its metadata
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
 LIMITS = {
     "least": ("ge", "at least"),
@@ -44,7 +45,7 @@ def sections(cls: type) -> dict[str, type]:
     return {name: hint for name, hint in get_type_hints(cls).items() if isinstance(hint, type) and is_dataclass(hint)}
 
 
-def keys(cls: type) -> dict[str, Field[Any]]:
+def keys(cls: type) -> dict[str, Key]:
     """Every `section.key` of a configuration with its field."""
     return {f"{name}.{item.name}": item for name, section in sections(cls).items() for item in fields(section)}
 
@@ -63,7 +64,7 @@ def _model(cls: type) -> type[pydantic.BaseModel]:
     return create_model(cls.__name__, __config__=RULES, **made)
 
 
-def _checked(hint: Hint, item: Field[Any]) -> Hint:
+def _checked(hint: Hint, item: Key) -> Hint:
     """A type with the limits of its field on every number in it."""
     origin, args = get_origin(hint), get_args(hint)
     if is_dataclass(hint) and isinstance(hint, type):
@@ -108,7 +109,7 @@ def _message(cls: type, values: object, loc: tuple[int | str, ...]) -> str:
     return f"{name}: expected a section with keys such as {', '.join(list(get_type_hints(cls))[:3])}; got {given!r}"
 
 
-def _limits(item: Field[Any]) -> str:
+def _limits(item: Key) -> str:
     given = [f"{title} {item.metadata[key]:,}" for key, (_, title) in LIMITS.items() if item.metadata[key] is not None]
     return f", {' and '.join(given)}" if given else ""
 

@@ -4,14 +4,14 @@ config = configure(load_recipe("imagenette"), {"optim.lr": 1e-3, "data.path": "p
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, asdict
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sightline.engine.schema import build, keys, sections
+from sightline.engine.schema import Key, build, keys, sections
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
 from sightline.util.errors import InputError
@@ -112,9 +112,9 @@ def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Recipe:
     return merged
 
 
-def all_keys() -> dict[str, Field[Any]]:
+def all_keys() -> dict[str, Key]:
     """Every `section.key` of any task with its field; tasks that share a key share its help."""
-    found: dict[str, Field[Any]] = {}
+    found: dict[str, Key] = {}
     for spec in TASKS.values():
         found |= {key: item for key, item in keys(spec.config).items() if key not in found}
     return found
