@@ -168,7 +168,7 @@ def test_unreadable_files_are_named(
     arguments = ["--config", str(recipe), "--data", str(images), "--out", str(tmp_path / "run")]
     assert main(["train", *arguments]) == 2
     err = capsys.readouterr().err
-    assert "red/3.png: cannot be read (Permission denied); repair or remove it" in err
+    assert "red/3.png: cannot be read (Permission denied)" in err
     assert err.count("\n") == 1
     with pytest.raises(ImageError, match=r"red/3\.png: cannot be read \(Permission denied\)$"):
         load_image(images / "train/red/3.png")
@@ -177,7 +177,7 @@ def test_unreadable_files_are_named(
         read_state(recipe)
     recipe.rename(tmp_path / "closed.yaml")
     assert main(["train", "--config", str(tmp_path / "closed.yaml")]) == 2
-    assert "closed.yaml: permission denied; look at its permissions" in capsys.readouterr().err
+    assert "closed.yaml: permission denied" in capsys.readouterr().err
 
 
 def test_wrong_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
