@@ -18,6 +18,7 @@ from sightline.util.names import format_size, parse_sizes
 if TYPE_CHECKING:
     from sightline.tasks.base import Row, Scores
 
+Facts = dict[str, Any]  # JSON
 Found = list[tuple[str, "Scores"]]  # label set and scores, for every size
 SCORES = (
     Column("size", right=True), Column("labels"), Column("images", right=True), Column("top-1 %", right=True),
@@ -128,7 +129,7 @@ def run(options: Options) -> None:
             print(f"wrote {', '.join(map(str, written))}")
 
 
-def _write_one(folder: str, facts: dict[str, Any]) -> list[Path]:
+def _write_one(folder: str, facts: Facts) -> list[Path]:
     written = write_facts(Path(folder), facts)
     classes = facts.get("classes") or [row["class"] for row in facts["per_class"]]
     return [written, *write_tables(Path(folder), classes, facts["per_class"], facts.get("confusion"))]
@@ -148,7 +149,7 @@ def parse_scales(text: str | None) -> tuple[float, ...]:
 class View(NamedTuple):
     """How the scores of a task become JSON and tables."""
 
-    facts: Callable[[Found, Options], dict[str, Any]]
+    facts: Callable[[Found, Options], Facts]
     show: Callable[[Found, str], None]
 
 
@@ -160,7 +161,7 @@ def _percent(value: float | None, digits: int = 2) -> str:
     return "-" if value is None or value != value else f"{value:.{digits}f}"
 
 
-def _classifier_facts(found: Found, options: Options) -> dict[str, Any]:
+def _classifier_facts(found: Found, options: Options) -> Facts:
     first = found[0][1]
     return {
         "data": first.data, "precision": options.precision, "classes": [row["class"] for row in first.per_class],
@@ -214,9 +215,9 @@ def _class_row(index: int, row: "Row", scores: "Scores") -> list[str]:
     return [str(row["class"]), f"{row['images']:,}", *numbers, mistaken]
 
 
-def _dense_facts(found: Found, options: Options) -> dict[str, Any]:
+def _dense_facts(found: Found, options: Options) -> Facts:
     ((_, scores),) = found
-    facts: dict[str, Any] = {
+    facts: Facts = {
         **scores.details, "data": scores.data, "precision": options.precision, "broken": list(scores.broken),
         "images": scores.images, "seconds": round(scores.seconds, 3), "scores": _rounded(scores),
         "classes": [row["class"] for row in scores.per_class], "per_class": _finite(scores.per_class),
@@ -249,7 +250,7 @@ def _show_dense(found: Found, device: str) -> None:
     show(columns, [[row["class"], *(_cell(row[key]) for key in keys)] for row in rows])
 
 
-def _finite(rows: "list[Row]") -> list[dict[str, Any]]:
+def _finite(rows: "list[Row]") -> list[Facts]:
     return [{key: None if value != value else value for key, value in row.items()} for row in rows]
 
 
@@ -257,7 +258,7 @@ def _cell(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else _percent(value)
 
 
-def _sequence_facts(found: Found, options: Options) -> dict[str, Any]:
+def _sequence_facts(found: Found, options: Options) -> Facts:
     ((_, scores),) = found
     return {
         **scores.details, "examples": scores.images, "seconds": round(scores.seconds, 3), **_rounded(scores),

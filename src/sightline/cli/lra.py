@@ -6,13 +6,17 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, bar, check_writable, show
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
 
+if TYPE_CHECKING:
+    from sightline.tasks.sequences.config import Config
+
+Row = dict[str, Any]  # JSON
 COLUMNS = (
     Column("attention"), Column("parameters", right=True, wide=True), Column("updates", right=True),
     Column("val %", right=True), Column("test %", right=True), Column("published %", right=True),
@@ -65,8 +69,8 @@ def run(options: Options) -> None:
     rows = []
     for name, config in configs.items():
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
-            rows.append(measure(name, config, Path(config.run.folder)))
-        keep_row(folder, Path(config.run.folder), options.task, rows[-1])
+            rows.append(measure(name, config, folder / _slug(name)))
+        keep_row(folder, folder / _slug(name), options.task, rows[-1])
     if options.json:
         print(json.dumps({"task": options.task, "rows": rows}, indent=2))
         return
@@ -74,7 +78,7 @@ def run(options: Options) -> None:
     print(f"wrote {folder / RESULTS}; every run has a folder next to it")
 
 
-def configure(options: Options, name: str, folder: Path) -> Any:
+def configure(options: Options, name: str, folder: Path) -> "Config":
     """The configuration of one run."""
     from sightline.engine.settings import load_recipe, resolve
 
@@ -87,8 +91,7 @@ def configure(options: Options, name: str, folder: Path) -> Any:
         if key.strip() in OWN:
             raise InputError(f"--set: {key.strip()} follows from {OWN[key.strip()]}; give that instead")
         settings[key.strip()] = value
-    slug = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
-    settings |= {"model.attention": json.dumps(name), "run.folder": json.dumps(str(folder / slug))}
+    settings |= {"model.attention": json.dumps(name), "run.folder": json.dumps(str(folder / _slug(name)))}
     if options.data is not None:
         settings["data.path"] = json.dumps(options.data)
     if options.steps is not None:
@@ -102,7 +105,12 @@ def configure(options: Options, name: str, folder: Path) -> Any:
     return resolve(recipe, settings)
 
 
-def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
+def _slug(name: str) -> str:
+    """The folder of a mechanism."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+
+
+def measure(name: str, config: "Config", folder: Path) -> Row:
     """Train if the run is not complete, test, and return a row: accuracy, speed, memory."""
     import torch
 
@@ -144,7 +152,7 @@ def measure(name: str, config: Any, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cells(row: dict[str, Any], task: str) -> list[str]:
+def _cells(row: Row, task: str) -> list[str]:
     from sightline.tasks.sequences.published import PUBLISHED
 
     known = "" if row["published_as"] is None else f"{PUBLISHED[row['published_as']][task]:.1f}"
@@ -154,7 +162,7 @@ def _cells(row: dict[str, Any], task: str) -> list[str]:
     return [row["attention"], f"{row['parameters']:,}", f"{row['steps']:,}", *numbers, known, rate, memory]
 
 
-def _others(task: str, rows: list[dict[str, Any]]) -> list[list[str]]:
+def _others(task: str, rows: list[Row]) -> list[list[str]]:
     """The published rows of mechanisms that were not run."""
     from sightline.tasks.sequences.published import PUBLISHED
 

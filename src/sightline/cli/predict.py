@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sightline.analysis.maps import Patch, Query
     from sightline.tasks.base import Loaded, Prediction
 
+Fact = dict[str, Any]  # JSON
 COLUMNS = (Column("rank", right=True), Column("index", right=True), Column("probability", right=True), Column("class"))
 
 
@@ -86,7 +87,7 @@ def run(options: Options) -> None:
         on_error=options.on_error,
     )  # fmt: skip
     for path, result in zip(paths, results, strict=True):
-        fact: dict[str, Any] = {"file": str(path)}
+        fact: Fact = {"file": str(path)}
         if result.error is not None:
             fact["error"] = result.error
         elif classifies:
@@ -183,7 +184,7 @@ def _draw_attention(loaded: "Loaded", result: "Prediction", query: "Query | Patc
     write_whole(target, partial(figure.savefig, dpi=110, bbox_inches="tight"), "--attention")
 
 
-def _print(fact: dict[str, Any]) -> None:
+def _print(fact: Fact) -> None:
     print(fact["file"])
     if "error" in fact:
         print(f"  {fact['error']}")

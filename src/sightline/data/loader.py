@@ -2,12 +2,14 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 
 from sightline.data.order import Key
+
+T = TypeVar("T")
 
 
 class Keys:
@@ -28,7 +30,7 @@ def start_worker(number: int) -> None:
     torch.set_num_threads(1)
 
 
-def close_loader(loader: DataLoader[Any]) -> None:
+def close_loader(loader: DataLoader[T]) -> None:
     """End the processes of a loader. They ignore signals, so nothing else would."""
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None and hasattr(iterator, "_shutdown_workers"):

@@ -34,7 +34,7 @@ class Optim:
     betas: tuple[float, ...] | None = entry(None, "betas of the optimizer; by default its own", least=0, below=1)
     eps: float | None = entry(None, "epsilon of the optimizer; by default its own", least=0)
     momentum: float = entry(0.9, "momentum, for the optimizers that have it", least=0, most=1)
-    args: Mapping[str, Any] = entry({}, "further arguments of the optimizer")
+    args: Mapping[str, object] = entry({}, "further arguments of the optimizer")
     clip: float | None = entry(None, "largest norm of the gradient", above=0)
     clip_mode: Literal["norm", "value", "agc"] = entry("norm", "how gradients are clipped")
     layer_decay: float | None = entry(None, "factor of the rate from a layer to the one before it", above=0, most=1)

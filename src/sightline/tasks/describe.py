@@ -1,13 +1,14 @@
-"""What a model is, in words: its name alone says little once its attention or its sizes are others."""
+"""A model in a few words: its name, and what differs from its defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sightline.layers.pattern import format_pattern, parse_pattern
+from sightline.models.base import Arguments
 from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
 
-TASK = ("img_size", "num_classes", "in_chans", "attention")  # told elsewhere
+TASK = ("img_size", "num_classes", "in_chans", "attention")  # shown elsewhere
 
 
 def describe(name: str, args: Mapping[str, Any] | None) -> str:
@@ -17,27 +18,24 @@ def describe(name: str, args: Mapping[str, Any] | None) -> str:
         name: of the model.
         args: what it was built with besides its name.
     """
-    given = args if isinstance(args, Mapping) else {}
-    if name not in VARIANTS:
-        own: dict[str, Any] = {}
-    else:
-        own = arguments(name)
+    given = dict(args or {})
+    own = arguments(name) if name in VARIANTS else {}
     changed = {key: value for key, value in given.items() if key not in TASK and _list(own.get(key)) != _list(value)}
     listed = ", ".join(f"{key} {_short(value)}" for key, value in changed.items())
-    words = name
+    title = name
     if attention := _other_attention(own, given):
-        words = f"{attention} attention in the {name} backbone"
-    return f"{words} ({listed})" if listed else words
+        title = f"{attention} attention in the {name} backbone"
+    return f"{title} ({listed})" if listed else title
 
 
-def _other_attention(own: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
-    """The mechanisms that were asked for, where the model has others of its own."""
+def _other_attention(own: Arguments, given: Arguments) -> str | None:
+    """The mechanisms that were asked for, if they are not the defaults of the model."""
     if "attention" not in given:
         return None
     if "attention" not in own:
         return str(given["attention"])
     try:
-        depths = given.get("depths", own["depths"])
+        depths: Sequence[int] = given["depths"] if "depths" in given else own["depths"]
         patterns = [parse_pattern(attention, depths) for attention in (given["attention"], own["attention"])]
     except (ValueError, TypeError):
         return str(given["attention"])
@@ -47,9 +45,9 @@ def _other_attention(own: Mapping[str, Any], given: Mapping[str, Any]) -> str | 
     return next(iter(kinds)) if len(kinds) == 1 else format_pattern(patterns[0])
 
 
-def _list(value: Any) -> Any:
+def _list(value: object) -> object:
     return list(value) if isinstance(value, list | tuple) else value
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

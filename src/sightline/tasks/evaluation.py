@@ -1,4 +1,4 @@
-"""Evaluation of a classifier: shared by training, after every epoch, and by `sightline eval`.
+"""Evaluation of a classifier of images or sequences, after every epoch of training and by `sightline eval`.
 
 result = evaluate(model, loader, classes=10)
 for name, value in result:
@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sightline.tasks.base import Row
 from sightline.tasks.metrics import Statistics, precision, recall, scores, statistics
 from sightline.util.device import autocast
 
-Batches = Iterable[Any]  # of (images, labels, ...)
+Batches = Iterable[tuple[Tensor, Tensor]]  # examples, labels
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Evaluation:
     def __iter__(self) -> Iterator[tuple[str, float]]:
         yield from self.scores.items()
 
-    def per_class(self, names: Iterable[str]) -> list[dict[str, Any]]:
+    def per_class(self, names: Iterable[str]) -> list[Row]:
         """A row for every class: name, images, recall and precision in percent (None where there is none)."""
         columns = zip(
             names,
@@ -92,7 +92,7 @@ def evaluate_tables(
     moved = {name: None if table is None else table.to(target) for name, table in tables.items()}
     model.eval()
     try:
-        for images, labels, *_ in loader:
+        for images, labels in loader:
             images, labels = images.to(target, non_blocking=True), labels.to(target, non_blocking=True)
             with autocast(target, precision):
                 logits = model(images)
@@ -109,9 +109,20 @@ def evaluate_tables(
     return {name: Evaluation(total.map(Tensor.cpu), seconds) for name, total in totals.items()}
 
 
-def evaluate(model: nn.Module, loader: Batches, classes: int, **options: Any) -> Evaluation:
-    """Evaluate against the labels of the loader; `options` are those of `evaluate_tables`."""
-    return evaluate_tables(model, loader, classes, {"labels": None}, **options)["labels"]
+def evaluate(
+    model: nn.Module,
+    loader: Batches,
+    classes: int,
+    *,
+    device: torch.device | str = "cpu",
+    precision: str = "no",
+    reduce: Callable[[Tensor], Tensor] | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Evaluate against the labels of the loader; the arguments are those of `evaluate_tables`."""
+    return evaluate_tables(
+        model, loader, classes, {"labels": None}, device=device, precision=precision, reduce=reduce, on_batch=on_batch
+    )["labels"]
 
 
 def _empty(classes: int, table: Tensor | None, device: torch.device) -> Statistics:

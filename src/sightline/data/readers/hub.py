@@ -36,7 +36,7 @@ class HubReader(Reader):
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[io.BytesIO, int]:
         image = self.rows[index][self.image_key]
         data = image.get("bytes") or Path(image["path"]).read_bytes()
         return io.BytesIO(data), self.targets[index]

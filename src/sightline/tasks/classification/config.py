@@ -5,7 +5,7 @@ Nothing heavy is imported here, so that `sightline train --help` stays fast.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_range, check_schedule
 from sightline.tasks.options import entry
@@ -48,7 +48,7 @@ class Model:
     """What is trained."""
 
     name: str = entry("inline_deit_tiny", "a model of sightline or timm, as `sightline list` shows")
-    args: Mapping[str, Any] = entry({}, "arguments of the model, such as {depths: 6, attention: softmax}")
+    args: Mapping[str, object] = entry({}, "arguments of the model, such as {depths: 6, attention: softmax}")
     checkpoint: str | None = entry(
         None, "weights to start from, public or sightline's own; a new classifier if need be"
     )
@@ -101,7 +101,7 @@ class Distill:
     """A teacher's logits beside the labels."""
 
     teacher: str | None = entry(None, "any model of timm or sightline; none by default")
-    args: Mapping[str, Any] = entry({}, "arguments of the teacher")
+    args: Mapping[str, object] = entry({}, "arguments of the teacher")
     checkpoint: str | None = entry(None, "weights of the teacher; by default those that timm publishes")
     mode: Literal["soft", "hard"] = entry("soft", "follow the teacher's probabilities, or its first choice")
     weight: float = entry(0.5, "share of the teacher in the loss", least=0, most=1)

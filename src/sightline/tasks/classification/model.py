@@ -37,7 +37,7 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
 
 
 def check_arguments(config: Model, data: Data, classes: int) -> None:
-    """Refuse arguments of the model that the data contradict.
+    """Reject arguments of the model that the data contradict.
 
     Raises:
         ValueError: another number of classes or another size than the data's, or channels that images do not have.
@@ -121,9 +121,9 @@ def build_teacher(config: Distill, classes: int, channels: int, device: torch.de
     return teacher.eval().requires_grad_(False).to(device)
 
 
-def _pair(size: Any) -> tuple[Any, ...]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+def _pair(size: object) -> tuple[object, ...]:
+    return tuple(size) if isinstance(size, list | tuple) else (size, size)
 
 
-def _list(value: Any) -> Any:
+def _list(value: object) -> object:
     return [_list(v) for v in value] if isinstance(value, list | tuple) else value

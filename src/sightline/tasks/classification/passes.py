@@ -1,7 +1,6 @@
-"""One pass over the images of a split, in order, for evaluation: batches of images and their places in the split."""
+"""One pass over the images of a split, in order, for evaluation: batches of images and their indices."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.preprocess import make_transform
 
-Sample = tuple[Tensor | None, int, str | None]  # image, place, what was wrong
+Sample = tuple[Tensor | None, int, str | None]  # image, index, what was wrong
 
 
 class _Images(Dataset[Sample]):
@@ -27,7 +26,7 @@ class _Images(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         try:
             return self.transform(self.split.image(index, self.channels)), index, None
-        except ImageError as error:  # told, not raised: it would lose its form between processes
+        except ImageError as error:  # returned, not raised: it would lose its form between processes
             return None, index, str(error)
 
 
@@ -39,30 +38,30 @@ def one_pass(
     on_broken: Callable[[str], None] | None = None,
     pin: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches (images, places) over a split, each image once and as `card` wants it.
+    """Batches (images, indices) over a split, each image once and as `card` wants it.
 
     Args:
         batch: images of a batch.
         workers: processes that decode; 0 for none.
-        on_broken: hears of images that cannot be read, which are then left out.
+        on_broken: called with a message for every image that cannot be read, which is then left out.
 
     Raises:
         ImageError: an image cannot be read, and `on_broken` is not given.
     """
-    loader: Any = DataLoader(
+    loader = DataLoader(
         _Images(split, card), batch, num_workers=workers, collate_fn=_collate, pin_memory=pin, shuffle=False
     )
-    for images, places, broken in loader:
+    for images, indices, broken in loader:
         for message in broken:
             if on_broken is None:
                 raise ImageError(message)
             on_broken(message)
-        if len(places):
-            yield images, places
+        if len(indices):
+            yield images, indices
 
 
 def _collate(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, list[str]]:
-    good = [(image, place) for image, place, _ in samples if image is not None]
+    good = [(image, index) for image, index, _ in samples if image is not None]
     images = torch.stack([image for image, _ in good]) if good else torch.empty(0)
-    places = torch.tensor([place for _, place in good], dtype=torch.long)
-    return images, places, [message for *_, message in samples if message is not None]
+    indices = torch.tensor([index for _, index in good], dtype=torch.long)
+    return images, indices, [message for *_, message in samples if message is not None]

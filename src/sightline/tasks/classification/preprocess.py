@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+
+from PIL import Image
+from torch import Tensor
 
 from sightline.tasks.card import ModelCard
 
@@ -15,11 +17,11 @@ def at_size(card: ModelCard, size: Size) -> ModelCard:
     return replace(card, input_size=(card.input_size[0], height, width))
 
 
-def make_transform(card: ModelCard) -> Callable[[Any], Any]:
+def make_transform(card: ModelCard) -> Callable[[Image.Image], Tensor]:
     """PIL image -> (channels, height, width) as `card` says, without any augmentation."""
     from timm.data import create_transform
 
-    return create_transform(
+    transform: Callable[[Image.Image], Tensor] = create_transform(
         input_size=card.input_size,
         is_training=False,
         interpolation=card.interpolation,
@@ -27,3 +29,4 @@ def make_transform(card: ModelCard) -> Callable[[Any], Any]:
         std=card.std,
         crop_pct=card.crop_pct,
     )
+    return transform

@@ -1,4 +1,4 @@
-"""Images one by one in loader processes: decoded, augmented by timm from the seed of their place, uint8."""
+"""Images one by one in loader processes: decoded, augmented by timm from the seed of their position, uint8."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,12 +18,12 @@ from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.config import Augment
 
-Transform = Callable[[Any], Any]
+Transform = Callable[[Image.Image], np.ndarray]
 Sample = tuple[Tensor | None, int, str | None]  # pixels, class, what was wrong
 
 
 class Samples(Dataset[Sample]):
-    """A split whose items are uint8 (C, H, W) with their class; what cannot be read is told, not raised.
+    """A split whose items are uint8 (C, H, W) with their class; an unreadable one gives a message.
 
     Args:
         split: labelled images.
@@ -84,15 +85,13 @@ def make_loader(samples: Samples, keys: Keys, workers: int, pin: bool) -> DataLo
 
 
 def _keep_a_bit() -> None:
-    """timm's posterize may ask for no bits at all, which Pillow refuses from version 13 on: one is the least."""
+    """timm's posterize may ask for no bits at all, which Pillow rejects from version 13 on: keep at least one."""
     from timm.data.auto_augment import NAME_TO_OP
 
     NAME_TO_OP |= dict.fromkeys(("Posterize", "PosterizeIncreasing", "PosterizeOriginal"), _posterize)
 
 
-def _posterize(image: Any, bits: int, **_: Any) -> Any:
-    from PIL import ImageOps
-
+def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
     return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
 
 
@@ -140,7 +139,7 @@ def eval_transform(card: ModelCard) -> Transform:
     return transforms.Compose([*_geometry(card, card.crop_pct), ToNumpy()])
 
 
-def _geometry(card: ModelCard, crop_pct: float) -> list[Any]:
+def _geometry(card: ModelCard, crop_pct: float) -> list[Transform]:
     """timm's resize and centre crop of evaluation, without what follows them."""
     from timm.data import create_transform
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from sightline import __version__
 from sightline.tasks.sequences.data import KINDS
@@ -23,7 +22,7 @@ class SequenceCard:
     """
 
     name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, object] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     task: str = "listops"
     length: int = 2000
@@ -58,8 +57,8 @@ class SequenceCard:
         if "sequences" not in metadata:
             return None
         try:
-            arguments, classes, place = (json.loads(metadata[key]) for key in ("model_args", "classes", "sequences"))
-            task, length = place["task"], place["length"]
+            arguments, classes, about = (json.loads(metadata[key]) for key in ("model_args", "classes", "sequences"))
+            task, length = about["task"], about["length"]
             whole = isinstance(arguments, dict) and all(isinstance(name, str) for name in classes)
             if not whole or task not in KINDS or not isinstance(length, int) or length < 1:
                 raise ValueError("values that do not fit")

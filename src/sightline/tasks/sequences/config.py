@@ -5,7 +5,7 @@ Nothing heavy is imported here, so that `sightline train --help` stays fast.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_schedule
 from sightline.tasks.options import entry
@@ -38,7 +38,7 @@ class Model:
 
     name: str = entry("lra_listops", "lra_listops, lra_text, lra_retrieval, lra_image or lra_pathfinder")
     attention: str | None = entry(None, "mechanism of every block, or a pattern; by default softmax")
-    args: Mapping[str, Any] = entry({}, "arguments of the model, such as {depth: 4, global_pool: token}")
+    args: Mapping[str, object] = entry({}, "arguments of the model, such as {depth: 4, global_pool: token}")
     checkpoint: str | None = entry(None, "weights to start from, of the same model")
     drop: float = entry(0.0, "dropout of embeddings, attention and MLPs", least=0, most=0.99)
     drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
