@@ -18,6 +18,8 @@ from typing import NamedTuple, ParamSpec
 import torch
 from torch import Tensor
 
+from sightline.util.errors import InputError
+
 BACKENDS = ("auto", "triton", "torch")
 VARIABLE = "SIGHTLINE_BACKEND"
 TRITON_INSTALLED = find_spec("triton") is not None
@@ -50,14 +52,14 @@ def choose(operator: str, device: torch.device, backend: str | None = None, obst
     source = "backend" if backend is not None else VARIABLE
     wanted = backend if backend is not None else requested()
     if wanted not in BACKENDS:
-        raise ValueError(f"{operator}: {source}={wanted!r} is not a backend; use one of {', '.join(BACKENDS)}")
+        raise InputError(f"{operator}: {source}={wanted!r} is not a backend; use one of {', '.join(BACKENDS)}")
     if wanted == "torch" or (backend is None and operator not in TRITON_OPERATORS):
         return "torch"
     obstacle = _no_kernel(operator) or (_no_device(device) if wanted == "triton" else None) or obstacle
     if wanted == "auto":
         return "torch" if obstacle or device.type != "cuda" else "triton"
     if obstacle:
-        raise ValueError(f"{operator}: {source}='triton' but {obstacle}; use 'auto' or 'torch'")
+        raise InputError(f"{operator}: {source}='triton' but {obstacle}; use 'auto' or 'torch'")
     return wanted
 
 
@@ -114,17 +116,21 @@ def device_limits(index: int | None) -> tuple[int, int, int] | None:
 _limits: dict[int | None, Limits | None] = {}
 
 
-# Bytes of shared memory per block that the kernels of an operator need at most, forward and backward, by the width of a
-# head (a power of two) in bfloat16 and in the other dtypes; measured for compute capabilities 8.0, 8.6 and 9.0.
-SHARED_MEMORY: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
+# Bytes of shared memory per block that the kernels of an operator need at most, forward and backward, by the largest
+# head dim they hold for, in bfloat16 and in the other dtypes.
+_ATTENTION = ({64: 81920, 128: 147456}, {32: 114688, 64: 147456, 128: 232448})
+SHARED_MEMORY = {
+    "inline_attention": _ATTENTION,
+    "linear_attention": _ATTENTION,
+    "soft_attention": ({128: 232448}, {128: 232448}),
+    "headwise_conv": ({128: 232448}, {128: 232448}),
+}
 
 
 def shared_memory(operator: str, dtype: torch.dtype, head_dim: int) -> int:
     """Bytes of shared memory per block that the kernels need for tokens of this dtype and head dim."""
-    if operator not in SHARED_MEMORY:
-        return 0
-    by_width = SHARED_MEMORY[operator][dtype != torch.bfloat16]
-    return next(need for width, need in by_width.items() if head_dim <= width)
+    by_head_dim = SHARED_MEMORY[operator][dtype != torch.bfloat16]
+    return next(need for most, need in by_head_dim.items() if head_dim <= most)
 
 
 Arguments = ParamSpec("Arguments")

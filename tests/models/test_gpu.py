@@ -136,3 +136,43 @@ def test_cuda_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         images.copy_(torch.randn_like(images))
         graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["inline_deit_tiny", "soft_tiny"])
+def test_training_with_reduce_overhead(name: str) -> None:
+    """torch.compile with CUDA graphs trains: the first losses are those of the plain model."""
+    depths = 2 if name == "inline_deit_tiny" else (1, 1, 1, 1)
+    images, labels = torch.randn(8, 3, 64, 64, device="cuda"), torch.arange(8, device="cuda") % 5
+    losses = {}
+    for mode in (None, "reduce-overhead"):
+        torch.manual_seed(0)
+        model = timm.create_model(name, num_classes=5, img_size=64, depths=depths, drop_path_rate=0.0).cuda()
+        run = model if mode is None else torch.compile(model, mode=mode)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        losses[mode] = []
+        for _ in range(8):
+            loss = torch.nn.functional.cross_entropy(run(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[mode].append(loss.item())
+    assert losses["reduce-overhead"][-1] < losses["reduce-overhead"][0]
+    torch.testing.assert_close(losses["reduce-overhead"][:3], losses[None][:3], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["inline_deit_tiny", "soft_tiny"])
+def test_float16_overflow_is_skipped(name: str) -> None:
+    model = timm.create_model(name, num_classes=5, img_size=64).cuda()
+    images, labels = torch.randn(8, 3, 64, 64, device="cuda"), torch.arange(8, device="cuda") % 5
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40)
+    for _ in range(40):
+        with torch.autocast("cuda", torch.float16):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert loss.isfinite()
+    assert scaler.get_scale() < 2.0**40
+    assert all(p.isfinite().all() for p in model.parameters())

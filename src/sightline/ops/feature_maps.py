@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.ops.checks import accumulate_dtype
+from sightline.ops.checks import accumulate_dtype, reject
 
 Affine = tuple[Tensor, Tensor]  # weight (heads, d, d) or (d, d), bias (heads, d) or (d,)
 
@@ -27,20 +27,16 @@ NAMES = (*FEATURE_MAPS, AFFINE_MAP)
 def check_feature_map(operator: str, phi: str, affine: Affine | None, heads: int, dim: int) -> None:
     """Reject an unknown name, or an affine map without its matrix and bias for `heads` heads of `dim` channels."""
     if phi not in NAMES:
-        raise ValueError(f"{operator}: phi={phi!r} is not a feature map; use one of {', '.join(NAMES)}")
+        reject(operator, f"phi={phi!r} is not a feature map; use one of {', '.join(NAMES)}")
     if (phi == AFFINE_MAP) != (affine is not None):
-        raise ValueError(
-            f"{operator}: phi={phi!r} with affine={'given' if affine else None}; "
-            f"affine=(weight, bias) goes with phi={AFFINE_MAP!r} and with no other"
-        )
+        given = f"phi={phi!r} with affine={'given' if affine else None}"
+        reject(operator, f"{given}; affine=(weight, bias) goes with phi={AFFINE_MAP!r} and with no other")
     if affine is not None:
         shapes = tuple(tuple(t.shape) for t in affine)
         known = (((dim, dim), (heads, dim, dim)), ((dim,), (heads, dim)))
         if len(shapes) != 2 or shapes[0] not in known[0] or shapes[1] not in known[1]:
-            raise ValueError(
-                f"{operator}: affine has shapes {shapes}; give a weight of {known[0][0]} or {known[0][1]} "
-                f"and a bias of {known[1][0]} or {known[1][1]}"
-            )
+            weights, biases = (" or ".join(map(str, pair)) for pair in known)
+            reject(operator, f"affine has shapes {shapes}; give a weight of {weights} and a bias of {biases}")
 
 
 def apply_feature_map(x: Tensor, phi: str, affine: Affine | None = None) -> Tensor:

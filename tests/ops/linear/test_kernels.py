@@ -1,11 +1,14 @@
 """The kernels against the reference: output and every gradient, per dtype, at odd sizes, on poisoned memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sightline.ops import inline_attention
+from sightline.ops.common.launching import forget
+from sightline.ops.linear import launch
 
 from ..cases import (
     DEVICE,
@@ -217,3 +220,40 @@ def test_more_than_two_to_the_31_elements() -> None:
     out = inline_attention(q, k, v, backend="triton")
     want = inline_attention(q[-1:].float(), k[-1:].float(), v[-1:].float(), backend="torch")
     assert_close("output", out[-1:], want.double(), TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "warps",
+    [8, pytest.param(4, marks=pytest.mark.xfail(strict=False, reason="a fault of Triton: sums are 3 to 6 % off"))],
+)
+@pytest.mark.parametrize("dim", [80, 96])
+@pytest.mark.parametrize("count", [196, 4096])
+def test_products_of_128_channels_of_which_80_or_96_are_live(
+    count: int, dim: int, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums over the keys in tiles of 128 channels: right with 8 warps, which the plans use; wrong with 4 warps."""
+    rules = launch.plan
+
+    def with_warps(*args: object) -> launch.Plan:
+        plan = rules(*args)
+        tiles = {name: replace(getattr(plan, name), warps=warps) for name in ("sums", "queries")}
+        assert {tile.width for tile in tiles.values()} == {128}
+        return replace(plan, **tiles)
+
+    monkeypatch.setattr(launch, "plan", with_warps)
+    forget()
+    try:
+        inputs = tokens(2, count, 2, dim, torch.bfloat16)
+        compare(inline, inputs, TOLERANCE[torch.bfloat16], residual=False)
+    finally:
+        forget()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", range(65, 129, 7))
+def test_tiles_of_128_channels_sum_with_8_warps(dim: int, dtype: torch.dtype) -> None:
+    for count in (196, 4096):
+        for linear_attention in (False, True):
+            plan = launch.plan(2, dim, count, (0, 0), dtype, linear_attention)
+            assert (plan.sums.width, plan.sums.warps, plan.queries.width, plan.queries.warps) == (128, 8, 128, 8)

@@ -27,7 +27,8 @@ CACHED = 4096  # programs at most; then the cache is emptied
 ALIGNMENT = 256  # bytes, of buffers that share an allocation
 SUM_TILE = {"PARTS": 8, "BLOCK": 512}  # of the sum over chunks
 
-Constants = dict[str, "int | float | bool | str"]
+Constant = int | float | bool | str
+Constants = dict[str, Constant]
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Kernel(Protocol):
 
     arg_names: list[str]
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
     def warmup(self, *args: object, grid: tuple[int, ...], **constants: object) -> object: ...
 
@@ -78,7 +79,7 @@ class Program:
         return Layout(self.inputs + len(self._buffers) - 1, shape, _contiguous(shape), dtype)
 
     def launch(
-        self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Mapping[str, Any]
+        self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Mapping[str, Constant]
     ) -> None:
         """Add a launch of `kernel` on a grid of programs: `args` in the order of its signature, then `constants`."""
         self.launches.append(Launch(kernel, (*grid, 1, 1)[:3], args, dict(constants)))
@@ -306,10 +307,10 @@ class _Loader:
     pool: ThreadPoolExecutor
     device: int
 
-    def submit(self, compile: Callable[[], Any]) -> Future:
+    def submit(self, compile: Callable[[], Kernel]) -> Future:
         return self.pool.submit(self._load, compile)
 
-    def _load(self, compile: Callable[[], Any]) -> object:
+    def _load(self, compile: Callable[[], Kernel]) -> object:
         """Compile a kernel and load it onto the device, which indexing it with a grid does."""
         kernel = compile()
         with torch.cuda.device(self.device):  # new threads start on device 0

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sightline import backend as backends
-from sightline.ops.checks import Grid, check_grid, check_same, check_tensor, check_tokens, full_precision
+from sightline.ops.checks import Grid, check_grid, check_same, check_tensor, check_tokens, full_precision, reject
 from sightline.ops.headwise_conv import reference
 
 NAME = "headwise_conv"
@@ -34,9 +34,9 @@ def headwise_conv(
     check_grid(NAME, grid, x.shape[1], 0)
     check_tensor(NAME, "weight", weight)
     if weight.ndim != 4 or weight.shape[:2] != (x.shape[2], 1) or weight.shape[2] != weight.shape[3]:
-        raise ValueError(f"{NAME}: weight has shape {tuple(weight.shape)}; give (heads, 1, k, k), heads = {x.shape[2]}")
+        reject(NAME, f"weight has shape {tuple(weight.shape)}; give (heads, 1, k, k), heads = {x.shape[2]}")
     if weight.shape[3] % 2 == 0:
-        raise ValueError(f"{NAME}: weight is {weight.shape[3]} wide; give an odd number, which has a middle")
+        reject(NAME, f"weight is {weight.shape[3]} wide; give an odd number, which has a middle")
     if add is not None:
         check_tokens(NAME, x=x, add=add)
         check_same(NAME, 1, x=x, add=add)

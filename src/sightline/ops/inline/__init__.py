@@ -19,6 +19,7 @@ from sightline.ops.checks import (
     is_whole,
     lengths,
     per_sequence,
+    reject,
 )
 from sightline.ops.feature_maps import Affine, check_feature_map
 from sightline.ops.inline import reference
@@ -78,10 +79,8 @@ def inline_attention(
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine, *q.shape[2:])
-    if not is_whole(prefix):
-        raise ValueError(f"{NAME}: prefix={prefix!r}; give a whole number of leading tokens")
-    if prefix < 0:
-        raise ValueError(f"{NAME}: prefix={prefix} is negative; give the number of leading tokens")
+    if not is_whole(prefix) or prefix < 0:
+        reject(NAME, f"prefix={prefix!r}; give the number of leading tokens, zero or more")
     chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))
     run = IMPLEMENTATIONS[chosen]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -89,9 +88,9 @@ def inline_attention(
     if residual is not None:
         check_same(NAME, 1, q=q, v=v)
 
-    def one(q: Tensor, k: Tensor, v: Tensor, **place: Any) -> Tensor:
+    def one(q: Tensor, k: Tensor, v: Tensor, **image: Any) -> Tensor:
         with full_precision(q.device):
-            return run(q, k, v, phi, scale, prefix=prefix, affine=affine, **place)
+            return run(q, k, v, phi, scale, prefix=prefix, affine=affine, **image)
 
     if cu_seqlens is None:
         if residual is not None:
@@ -102,17 +101,17 @@ def inline_attention(
     check_packed(NAME, key_mask, q=q, k=k, v=v)
     check_same(NAME, 1, q=q, k=k)
     sizes = lengths(NAME, cu_seqlens, q.shape[1])
-    places: list[dict[str, Any]] = [{"residual": None, "grid": None, "key_mask": None} for _ in sizes]
+    images: list[dict[str, object]] = [{"residual": None, "grid": None, "key_mask": None} for _ in sizes]
     if residual is not None:
         check_residual(NAME, residual, len(sizes), v)
         if grids is None or len(grids) != len(sizes):
-            raise ValueError(f"{NAME}: grids={grids!r} for {len(sizes)} packed images; give one (height, width) each")
+            reject(NAME, f"grids={grids!r} for {len(sizes)} packed images; give one (height, width) each")
         for i, (size, image_grid) in enumerate(zip(sizes, grids, strict=True)):
             check_grid(NAME, image_grid, size, prefix, what=f"grids[{i}]")
-            places[i].update(residual=residual[i : i + 1], grid=image_grid)
+            images[i].update(residual=residual[i : i + 1], grid=image_grid)
     if chosen == "triton":
         return triton.inline_packed_images(q, k, v, phi, scale, residual, prefix, affine, cu_seqlens, sizes, grids)
-    return per_sequence(one, [sizes] * 3, (q, k, v), places)
+    return per_sequence(one, [sizes] * 3, (q, k, v), images)
 
 
 __all__ = ["inline_attention"]

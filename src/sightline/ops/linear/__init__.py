@@ -12,6 +12,7 @@ from sightline.ops.checks import (
     is_number,
     lengths,
     per_sequence,
+    reject,
 )
 from sightline.ops.feature_maps import Affine, check_feature_map
 from sightline.ops.linear import reference
@@ -64,7 +65,7 @@ def linear_attention(
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine, *q.shape[2:])
     if not is_number(eps) or not eps > 0:
-        raise ValueError(f"{NAME}: eps={eps!r}; give a positive number, which keeps quotients finite")
+        reject(NAME, f"eps={eps!r}; give a positive number, which keeps quotients finite")
     chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))
     run = IMPLEMENTATIONS[chosen]
 

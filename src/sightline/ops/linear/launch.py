@@ -107,7 +107,7 @@ def _width(channels: int) -> int:
 
 
 def row_size(heads: int, dim: int) -> int:
-    """Numbers in the row of sums of an image; `forward_kernels` says which."""
+    """Numbers in the row of sums of an image; see `forward_kernels`."""
     return heads * dim * (dim + 4) + 4
 
 

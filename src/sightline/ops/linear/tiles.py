@@ -173,8 +173,8 @@ def filter_of(weights, image, channels, FLIP: tl.constexpr):
 
 @triton.jit
 def _tap(ptr, weights, tap, channels, FLIP: tl.constexpr):
-    offsets = (8 - tap if FLIP else tap) * weights.tap + channels.index[None, :] * weights.channel
-    return tl.load(ptr + offsets, mask=channels.live, other=0).to(tl.float32)
+    pointers = ptr + (8 - tap if FLIP else tap) * weights.tap + channels.index[None, :] * weights.channel
+    return tl.load(pointers, mask=channels.live, other=0).to(tl.float32)  # 1 W
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from sightline.ops.checks import (
     is_whole,
     lengths,
     per_sequence,
+    reject,
 )
 from sightline.ops.soft import reference
 from sightline.ops.soft.reference import newton_residual
@@ -73,13 +74,13 @@ def soft_attention(
     check_key_mask(NAME, key_mask, q)
     check_scale(NAME, scale)
     if landmarks.shape[1] == 0:
-        raise ValueError(f"{NAME}: landmarks has shape {tuple(landmarks.shape)}; give at least one landmark")
+        reject(NAME, f"landmarks has shape {tuple(landmarks.shape)}; give at least one landmark")
     if not is_whole(iterations) or iterations < 1:
-        raise ValueError(f"{NAME}: iterations={iterations!r}; give a whole number of Newton steps, at least one")
+        reject(NAME, f"iterations={iterations!r}; give a whole number of Newton steps, at least one")
     if not isinstance(normalized, bool):
-        raise ValueError(f"{NAME}: normalized={normalized!r}; give False for SOFT or True for SOFT++")
+        reject(NAME, f"normalized={normalized!r}; give False for SOFT or True for SOFT++")
     if (cu_seqlens is None) != (cu_landmarks is None):
-        raise ValueError(f"{NAME}: cu_seqlens and cu_landmarks go together; give both or neither")
+        reject(NAME, "cu_seqlens and cu_landmarks go together; give both or neither")
     if cu_seqlens is None or cu_landmarks is None:
         run = IMPLEMENTATIONS[_choose(q, v, landmarks, landmarks.shape[1], backend)]
         return run(q, v, landmarks, scale, normalized, iterations, key_mask)
@@ -87,9 +88,7 @@ def soft_attention(
     sizes = lengths(NAME, cu_seqlens, q.shape[1])
     counts = lengths(NAME, cu_landmarks, landmarks.shape[1], name="cu_landmarks")
     if len(counts) != len(sizes) or min(counts) == 0:
-        raise ValueError(
-            f"{NAME}: cu_landmarks gives {counts} landmarks for {len(sizes)} images; give at least one for every image"
-        )
+        reject(NAME, f"cu_landmarks gives {counts} landmarks for {len(sizes)} images; give at least one per image")
     most = max(counts)
     if _choose(q, v, landmarks, most, backend) == "triton":
         ends = (cu_seqlens, cu_landmarks, max(sizes), most)

@@ -25,8 +25,8 @@ from sightline.ops.soft.tiles import (
     shown,
     squares,
     store_rows,
-    times_small,
-    tokens_times,
+    tokens_by_matrix,
+    weights_by_matrix,
 )
 
 
@@ -48,12 +48,12 @@ def pull_tokens(
             ok = shown(mask, t0, last, T)[:, None]
             vt = tl.where(ok, vt, 0.0).to(v.ptr.dtype.element_ty)
         if WRITE:
-            d_v = times_small(weights, dz, DOT)
+            d_v = weights_by_matrix(weights, dz, DOT)
             if MASKED:
                 d_v = tl.where(ok, d_v, 0.0)
             store_rows(dv, d_v, t0, last, D, T, W)
-        pull = tokens_times(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
-        pull = weights * tokens_times(vt, tl.trans(dz), DOT, pull)
+        pull = tokens_by_matrix(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
+        pull = weights * tokens_by_matrix(vt, tl.trans(dz), DOT, pull)
         part = operand(pull, DOT)
         if WRITE:
             d_q = dot(part, operand(landmarks, DOT), DOT) - tl.sum(pull, 1)[:, None] * (qt.to(tl.float32) * scale)

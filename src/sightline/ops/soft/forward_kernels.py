@@ -20,8 +20,8 @@ from sightline.ops.soft.tiles import (
     rows,
     shown,
     store_rows,
-    times_small,
-    times_tokens,
+    weights_by_matrix,
+    weights_by_tokens,
 )
 
 
@@ -39,7 +39,7 @@ def sum_tokens(
             ok = shown(mask, t0, last, T)[:, None]
             qt, vt = tl.where(ok, qt, 0.0).to(q.ptr.dtype.element_ty), tl.where(ok, vt, 0.0).to(v.ptr.dtype.element_ty)
         weights = gaussian(landmarks, qt, half, half_square(qt, scale, DOT), scale, DOT)  # M T
-        total = times_tokens(weights, vt, DOT, total)
+        total = weights_by_tokens(weights, vt, DOT, total)
     return total
 
 
@@ -52,7 +52,7 @@ def write_tokens(
     for t0 in range(first, last, T):
         qt = rows(q, t0, last, D, T, W)  # T W
         weights = gaussian(qt, landmarks, half_square(qt, scale, DOT), half, scale, DOT)  # T M
-        store_rows(out, times_small(weights, mixed, DOT), t0, last, D, T, W)
+        store_rows(out, weights_by_matrix(weights, mixed, DOT), t0, last, D, T, W)
 
 
 @triton.jit
@@ -140,5 +140,5 @@ def forward_write(
                 landmarks = rows(marks, block * M, count, D, M, W)  # M W
                 y = tl.load(small(mixed, tl.cast(row, tl.int64) * blocks * M, block * M, M, W))  # M W
                 weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0, DOT), scale, DOT)
-                acc += times_small(weights, y, DOT)
+                acc += weights_by_matrix(weights, y, DOT)
             store_rows(out, acc, t0, last, D, T, W)

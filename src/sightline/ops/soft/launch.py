@@ -128,7 +128,7 @@ class Call(NamedTuple):
 
 
 def saved_shape(rows: int, landmarks: int, dim: int, keep: bool) -> tuple[int, int]:
-    """The shape of what backward needs, for so many heads of images; without rows unless `keep`. See `_saved`.
+    """The shape of what backward needs, with one row per head of an image; without rows unless `keep`. See `_saved`.
 
     Sizes may be symbols of a graph, so this compares and divides only.
     """
@@ -205,7 +205,7 @@ class _Work:
 
 
 def _saved(work: _Work, saved: Layout) -> tuple[Layout, Layout, Layout, Layout]:
-    """Z, Y, K, and the row sums of A where there are several blocks of landmarks, one after another."""
+    """Z, Y, K, and for several blocks of landmarks the row sums of A, one after another."""
     rows, padded, width = work.rows, work.padded, work.cut.width
     step = rows * padded
     return (

@@ -22,8 +22,8 @@ from sightline.ops.soft.tiles import (
     shown,
     squares,
     store_rows,
-    times_small,
-    tokens_times,
+    tokens_by_matrix,
+    weights_by_matrix,
 )
 
 ONE = tl.constexpr(16384.0)  # what a one is in float16, whose numbers end at 65,504 and lose digits below 0.0001
@@ -182,9 +182,9 @@ def backward_queries(
             y = tl.load(small(mixed, base, block * M, M, W))  # M W
             dz = tl.load(small(mixed_grad, base, block * M, M, W))  # M W
             weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0, DOT), scale, DOT)
-            d_v += times_small(weights, dz, DOT)
-            pull = tokens_times(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
-            pull = weights * tokens_times(vt, tl.trans(dz), DOT, pull)
+            d_v += weights_by_matrix(weights, dz, DOT)
+            pull = tokens_by_matrix(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
+            pull = weights * tokens_by_matrix(vt, tl.trans(dz), DOT, pull)
             d_q += dot(operand(pull, DOT), operand(landmarks, DOT), DOT)
             total += tl.sum(pull, 1)
         if MASKED:

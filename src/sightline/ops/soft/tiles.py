@@ -81,7 +81,7 @@ def lower(x):
 
 
 @triton.jit
-def times_tokens(p, x, DOT: tl.constexpr, acc):
+def weights_by_tokens(p, x, DOT: tl.constexpr, acc):
     """acc + p x for float32 weights p and tokens x."""
     if DOT == "bf16":
         acc = tl.dot(lower(p), x, acc, out_dtype=tl.float32)
@@ -91,7 +91,7 @@ def times_tokens(p, x, DOT: tl.constexpr, acc):
 
 
 @triton.jit
-def times_small(p, y, DOT: tl.constexpr):
+def weights_by_matrix(p, y, DOT: tl.constexpr):
     """p y for float32 weights p and a float32 matrix y."""
     if DOT == "bf16":
         acc = tl.dot(lower(p), upper(y), out_dtype=tl.float32)
@@ -102,7 +102,7 @@ def times_small(p, y, DOT: tl.constexpr):
 
 
 @triton.jit
-def tokens_times(x, y, DOT: tl.constexpr, acc):
+def tokens_by_matrix(x, y, DOT: tl.constexpr, acc):
     """acc + x y for tokens x and a float32 matrix y."""
     if DOT == "bf16":
         acc = tl.dot(x, lower(y), acc, out_dtype=tl.float32)

@@ -12,6 +12,7 @@ from sightline.ops.checks import (
     check_tokens,
     lengths,
     per_sequence,
+    reject,
 )
 from sightline.ops.softmax import reference
 
@@ -62,7 +63,7 @@ def softmax_attention(
     check_packed(NAME, key_mask, q=q, k=k, v=v)
     check_same(NAME, 1, q=q, k=k)
     if bias is not None:
-        raise ValueError(f"{NAME}: bias with cu_seqlens; one bias cannot fit sequences of different length")
+        reject(NAME, "bias with cu_seqlens; one bias cannot fit sequences of different length")
     sizes = lengths(NAME, cu_seqlens, q.shape[1])
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,0 +1,155 @@
+"""`SIGHTLINE_BACKEND=torch` turns off every kernel and shortened path; GPUs that are too small take the reference."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import sightline  # noqa: F401
+from sightline import backend
+from sightline.layers.blocks import TanhMlp
+from sightline.layers.patch import ConvBNEmbed, PatchEmbed
+from sightline.ops import headwise_conv, inline_attention, linear_attention, soft_attention
+
+H200, RTX_4090, T4 = (9, 0, 232448), (8, 9, 101376), (7, 5, 65536)
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Looks like a tensor on a GPU, as far as a decision is concerned."""
+    meta = torch.empty(shape, dtype=dtype, device="meta")
+    device = torch.device("cuda", 0)
+    return SimpleNamespace(
+        is_cuda=True, device=device, dtype=dtype, shape=meta.shape, numel=meta.numel, stride=meta.stride, ndim=meta.ndim
+    )
+
+
+# Arguments for which each path is taken by default.
+TAKEN: dict[str, Any] = {
+    "packed_projection": lambda: (on_gpu(2, 196, 192), 32),
+    "unprojected_tokens": lambda: (torch.zeros(1, 64, 32),),
+    "local_weights": lambda: (on_gpu(2, 196, 192), 32),
+    "activated_linear": lambda: (on_gpu(2, 196, 192), on_gpu(768, 192), on_gpu(768)),
+    "patch_product": lambda: (on_gpu(2, 3, 224, 224),),
+    "fused_stem": lambda: (on_gpu(2, 3, 224, 224),),
+    "tall_products": lambda: (torch.zeros(2, 64, 8, requires_grad=True), torch.zeros(2, 8, 8)),
+    "shifted_products": lambda: (1,),
+}
+
+
+@pytest.fixture(autouse=True)
+def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(backend.VARIABLE, raising=False)
+    monkeypatch.setattr(backend, "device_limits", lambda index: H200)
+
+
+def test_every_shortened_path_is_known() -> None:
+    assert set(backend.SHORTENED) == set(TAKEN)
+    assert len(backend.SHORTENED) == 8
+    assert len(backend.TRITON_OPERATORS) == 4
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_variable_turns_a_shortened_path_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = backend.SHORTENED[name]
+    grad = torch.no_grad() if name == "activated_linear" else torch.enable_grad()
+    with grad:
+        assert decision(*TAKEN[name]())
+        monkeypatch.setenv(backend.VARIABLE, "torch")
+        assert not decision(*TAKEN[name]())
+
+
+def test_no_shortened_path_runs_in_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the functions behind the paths is called, in a forward and a backward pass."""
+    called: list[str] = []
+
+    def record(target: str) -> None:
+        monkeypatch.setattr(target, lambda *args, **kwargs: called.append(target))
+
+    record("sightline.layers.mechanisms.inline.inline_from_tokens")
+    record("sightline.layers.mechanisms.inline.inline_from_packed")
+    record("sightline.layers.mechanisms.inline.weights_from_tokens")
+    record("sightline.ops.inline.product._Matmul.apply")
+    record("sightline.ops.inline.product._Moment.apply")
+    monkeypatch.setattr(PatchEmbed, "_product", lambda *args: called.append("patch"))
+    monkeypatch.setattr(ConvBNEmbed, "_by_layers", lambda *args: called.append("stem"))
+    monkeypatch.setattr(ConvBNEmbed, "_folded", lambda *args: called.append("folded stem"))
+    monkeypatch.setenv(backend.VARIABLE, "torch")
+    for name in ("inline_deit_tiny", "soft_tiny"):
+        depths = 1 if name == "inline_deit_tiny" else (1, 1, 1, 1)
+        model = timm.create_model(name, img_size=64, num_classes=3, depths=depths)
+        model(torch.randn(2, 3, 64, 64)).sum().backward()
+    assert called == []
+
+
+@pytest.mark.gpu
+def test_no_kernel_of_ours_runs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(backend.VARIABLE, "torch")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, torch.inference_mode():
+        for name in ("inline_deit_tiny", "soft_tiny"):
+            depths = 1 if name == "inline_deit_tiny" else (1, 1, 1, 1)
+            model = timm.create_model(name, img_size=64, num_classes=3, depths=depths).cuda().bfloat16().eval()
+            model(torch.randn(2, 3, 64, 64, device="cuda", dtype=torch.bfloat16))
+        mlp = TanhMlp(32, 64, act_layer=torch.nn.GELU).cuda().bfloat16().eval()
+        mlp(torch.randn(2, 8, 32, device="cuda", dtype=torch.bfloat16))
+    assert [event.key for event in profile.key_averages() if event.key.startswith("sightline::")] == []
+
+
+def _device(limits: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "device_limits", lambda index: limits)
+
+
+@pytest.mark.parametrize("operator", sorted(backend.TRITON_OPERATORS))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [8, 24, 32, 64, 80, 128])
+def test_kernels_run_on_an_h200(operator: str, dtype: torch.dtype, head_dim: int) -> None:
+    q = on_gpu(2, 196, 2, head_dim, dtype=dtype)
+    assert backend.obstacle(operator, q, q, q) is None
+
+
+@pytest.mark.parametrize("operator", sorted(backend.TRITON_OPERATORS))
+@pytest.mark.parametrize(("limits", "values"), [(T4, ("7.5", "8.0")), ((8, 0, 1024), ("1,024",)), (None, ("NVIDIA",))])
+def test_too_small_a_gpu_takes_the_reference(
+    operator: str, limits: tuple[int, int, int] | None, values: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _device(limits, monkeypatch)
+    q = on_gpu(2, 196, 2, 32)
+    reason = backend.obstacle(operator, q, q, q)
+    assert reason is not None
+    assert all(value in reason for value in values)
+    assert backend.choose(operator, q.device, None, reason) == "torch"
+    with pytest.raises(ValueError, match=rf"{operator}: backend='triton'.*{values[0]}"):
+        backend.choose(operator, q.device, "triton", reason)
+
+
+@pytest.mark.parametrize("name", ["packed_projection", "local_weights"])
+@pytest.mark.parametrize("limits", [T4, (8, 0, 1024), None])
+def test_too_small_a_gpu_takes_no_shortened_path_with_kernels(
+    name: str, limits: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _device(limits, monkeypatch)
+    assert not backend.SHORTENED[name](*TAKEN[name]())
+
+
+def test_wide_heads_need_more_shared_memory_than_a_gaming_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    _device(RTX_4090, monkeypatch)
+    narrow, wide = (on_gpu(2, 196, 2, dim) for dim in (32, 128))
+    assert backend.obstacle("inline_attention", narrow, narrow, narrow) is None
+    reason = backend.obstacle("inline_attention", wide, wide, wide)
+    assert reason is not None
+    assert f"{RTX_4090[2]:,}" in reason
+
+
+@pytest.mark.parametrize("operator", [inline_attention, linear_attention, soft_attention, headwise_conv])
+def test_variable_turns_kernels_off(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the interpreter, `triton` would run the kernels on the CPU; `torch` runs the reference."""
+    q = torch.randn(1, 12, 2, 16)
+    arguments: dict[str, Any] = {"q": q, "k": q, "v": q}
+    if operator is soft_attention:
+        arguments = {"q": q, "v": q, "landmarks": q[:, :3], "normalized": True, "iterations": 2}
+    elif operator is headwise_conv:
+        arguments = {"x": q, "weight": torch.randn(2, 1, 3, 3), "grid": (3, 4)}
+    monkeypatch.setenv(backend.VARIABLE, "torch")
+    monkeypatch.setattr("sightline.ops.common.launching.Program.__call__", None)  # a launch would fail
+    assert operator(**arguments).shape == q.shape
