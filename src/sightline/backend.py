@@ -117,20 +117,26 @@ _limits: dict[int | None, Limits | None] = {}
 
 
 # Bytes of shared memory per block that the kernels of an operator need at most, forward and backward, by the largest
-# head dim they hold for, in bfloat16 and in the other dtypes.
-_ATTENTION = ({64: 81920, 128: 147456}, {32: 114688, 64: 147456, 128: 232448})
-SHARED_MEMORY = {
-    "inline_attention": _ATTENTION,
-    "linear_attention": _ATTENTION,
-    "soft_attention": ({128: 232448}, {128: 232448}),
-    "headwise_conv": ({128: 232448}, {128: 232448}),
+# head dim they hold for: measured for compute capability 9.0, less for 8.0.
+SHARED_MEMORY: dict[str, dict[torch.dtype, dict[int, int]]] = {
+    "inline_attention": {
+        torch.bfloat16: {64: 81920, 128: 147456},
+        torch.float16: {32: 114688, 64: 147456, 128: 180224},
+        torch.float32: {32: 114688, 64: 147456, 128: 180224},
+    },
+    "linear_attention": {
+        torch.bfloat16: {32: 26624, 64: 81920, 128: 147456},
+        torch.float16: {32: 24576, 128: 147456},
+        torch.float32: {32: 57344, 64: 147456, 128: 393216},  # more than any GPU has: backward of wide heads
+    },
+    "soft_attention": {dtype: {128: 232448} for dtype in DTYPES},
+    "headwise_conv": {dtype: {128: 232448} for dtype in DTYPES},
 }
 
 
 def shared_memory(operator: str, dtype: torch.dtype, head_dim: int) -> int:
     """Bytes of shared memory per block that the kernels need for tokens of this dtype and head dim."""
-    by_head_dim = SHARED_MEMORY[operator][dtype != torch.bfloat16]
-    return next(need for most, need in by_head_dim.items() if head_dim <= most)
+    return next(need for most, need in SHARED_MEMORY[operator][dtype].items() if head_dim <= most)
 
 
 Arguments = ParamSpec("Arguments")

@@ -105,7 +105,8 @@ def _device(limits: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("head_dim", [8, 24, 32, 64, 80, 128])
 def test_kernels_run_on_an_h200(operator: str, dtype: torch.dtype, head_dim: int) -> None:
     q = on_gpu(2, 196, 2, head_dim, dtype=dtype)
-    assert backend.obstacle(operator, q, q, q) is None
+    too_wide = operator == "linear_attention" and dtype == torch.float32 and head_dim > 64
+    assert (backend.obstacle(operator, q, q, q) is not None) == too_wide  # 393,216 bytes of shared memory in backward
 
 
 @pytest.mark.parametrize("operator", sorted(backend.TRITON_OPERATORS))
