@@ -23,7 +23,7 @@ def embedded(folder: Path | None = None) -> Path:
     """The folder with `train.tar` and `test.tar`, unpacked if it is not there yet or is damaged.
 
     Args:
-        folder: where; by default in `$SIGHTLINE_CACHE`, else in the user's cache, else, where that cannot be written,
+        folder: where; by default in `$SIGHTLINE_CACHE`, else in the user's cache, else, if that cannot be written,
             among the temporary files.
     """
     if folder is not None:

@@ -1,4 +1,4 @@
-"""Image files of every kind into the one form that models see: upright RGB, eight bits, nothing transparent."""
+"""Image files of every kind into the one form that models take: upright RGB, eight bits, nothing transparent."""
 
 import io
 import warnings
@@ -24,7 +24,7 @@ class ImageError(FileError):
 def load_image(source: Source, name: str | None = None, channels: int = 3) -> Image.Image:
     """Read and decode an image.
 
-    It is turned upright as its EXIF entry says, 16-bit grey is scaled to eight bits, what is transparent shows white,
+    It is turned upright by its EXIF entry, 16-bit grey is scaled to eight bits, what is transparent shows white,
     and every colour space (palette, CMYK, grey) becomes RGB. Of a moving picture the first frame is taken.
 
     Args:
@@ -55,7 +55,7 @@ def load_image(source: Source, name: str | None = None, channels: int = 3) -> Im
 
 
 def _flatten(image: Image.Image) -> Image.Image:
-    """Eight bits a channel, and white where the image is transparent."""
+    """Eight bits per channel, and white behind transparent pixels."""
     if image.mode.startswith("I"):
         image = _from_16_bits(image)
     elif image.mode == "F":

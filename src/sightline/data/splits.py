@@ -17,7 +17,7 @@ HF = "hfds/"
 
 
 class ImageReader(Protocol):
-    """A reader of timm, or one of ours."""
+    """A reader of timm, or our own."""
 
     def __getitem__(self, index: int) -> tuple[Source, int]: ...
 

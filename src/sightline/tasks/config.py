@@ -26,7 +26,7 @@ class Optim:
     """The optimizer, from timm."""
 
     name: str = entry("adamw", "optimizer of timm, see timm.optim.list_optimizers()")
-    lr: float = entry(5e-4, "learning rate; for a batch of optim.lr_batch where that is given", least=0)
+    lr: float = entry(5e-4, "learning rate; for a batch of optim.lr_batch if that is given", least=0)
     lr_batch: int | None = entry(None, "scale the rate linearly: lr x batch.size / lr_batch", least=1)
     weight_decay: float = entry(
         0.05, "decay of matrices; 1-d parameters, biases and position tables have none", least=0
@@ -58,7 +58,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Ema:
-    """A running average of the weights, evaluated beside them."""
+    """A running average of the weights, which is evaluated in their place."""
 
     decay: float = entry(0.0, "decay of the average for every update, 0 for none", least=0, below=1)
     batch: int | None = entry(None, "the decay is meant for this batch: decay ** (batch.size / ema.batch)", least=1)
@@ -67,15 +67,15 @@ class Ema:
 
 @dataclass(frozen=True)
 class Run:
-    """Where it runs, what it writes, and when it gives up."""
+    """Where it runs, what it writes, and when it stops."""
 
     folder: str | None = entry(None, "folder of the run; by default runs/NAME-OF-THE-RECIPE, with a number")
     resume: Literal["auto", "never", "must"] = entry(
-        "auto", "go on with an unfinished run of the same configuration; never; or fail where there is none"
+        "auto", "resume an unfinished run of the same configuration; never; or fail if there is none"
     )
     seed: int = entry(0, "seed of weights, order and augmentation", least=0, most=2**63 - 1)
-    device: str = entry("auto", "cpu, cuda, mps; auto takes what there is")
-    threads: int | None = entry(None, "threads of the processor for each process; by default all", least=1,
+    device: str = entry("auto", "cpu, cuda, mps; auto takes the GPU if there is one")
+    threads: int | None = entry(None, "CPU threads per process; by default all", least=1,
                                  most=4096)  # fmt: skip
     precision: Literal["no", "fp16", "bf16"] = entry("no", "mixed precision")
     deterministic: bool = entry(False, "only deterministic kernels, also on a GPU; slower")
@@ -85,10 +85,10 @@ class Run:
     save_steps: int | None = entry(None, "updates between checkpoints inside an epoch", least=1)
     skip_nonfinite: int = entry(0, "batches with a non-finite loss or gradient to skip before stopping", least=0)
     max_steps: int | None = entry(None, "stop after this many updates in all", least=1)
-    timeout: float = entry(600.0, "seconds that processes wait for each other before they give up", least=1, most=10**7)
+    timeout: float = entry(600.0, "seconds after which processes give up on each other", least=1, most=10**7)
     tensorboard: bool = entry(True, "write TensorBoard events")
     report: bool = entry(True, "write figures and the report at the end")
-    log_every: int = entry(50, "updates between lines where there is no terminal", least=1)
+    log_every: int = entry(50, "updates between lines if there is no terminal", least=1)
 
 
 class ModelSection(Protocol):

@@ -34,19 +34,19 @@ class Evaluation:
 
     @property
     def images(self) -> int:
-        """Images that counted."""
+        """Images that were scored."""
         return int(self.total.images)
 
     @property
     def confusion(self) -> Tensor:
-        """Images of every class, a row each, by the class they were taken for."""
+        """Counts (classes, classes), one row per true class."""
         return self.total.confusion
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         yield from self.scores.items()
 
     def per_class(self, names: Iterable[str]) -> list[Row]:
-        """A row for every class: name, images, recall and precision in percent (None where there is none)."""
+        """One row per class: name, images, recall and precision in percent (None if undefined)."""
         columns = zip(
             names,
             self.total.targets.tolist(),
@@ -79,8 +79,8 @@ def evaluate_tables(
         model: gives (B, classes); its mode is restored afterwards.
         loader: batches (images, labels, ...), images as tensors.
         classes: outputs of the model.
-        tables: by name, None where the loader's labels are the labels, or a table of them: then the loader's labels are
-            the rows to take. A table is (images,) or (images, classes), see `metrics.statistics`.
+        tables: by name, None if the loader gives the labels, or a table of labels, of which the loader gives the rows.
+            A table is (images,) or (images, classes), see `metrics.statistics`.
         device: where the model is.
         precision: "no", "fp16" or "bf16" for autocast.
         reduce: sums a tensor over processes; every process must then call this.
@@ -126,7 +126,7 @@ def evaluate(
 
 
 def _empty(classes: int, table: Tensor | None, device: torch.device) -> Statistics:
-    """The sums over no images: what a process without images gives."""
+    """The sums over no images, of a process without images."""
     sets = table is not None and table.ndim == 2
     labels = torch.zeros((0, classes), dtype=torch.bool) if sets else torch.zeros(0, dtype=torch.long)
     return statistics(torch.zeros(0, classes, device=device), labels.to(device))

@@ -22,7 +22,7 @@ MAX_CONFUSION = 2048  # classes up to which the confusion matrix is kept
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums over images, all as tensors on one device.
+    """Sums over images, as tensors on one device.
 
     `images`, `top1`, `top5`, `loss` and `nonfinite` are scalars; `targets` and `recalled` count by true class, `chosen`
     by predicted class (K,); `confusion` (K, K) has a row for every true class, and none beyond MAX_CONFUSION classes or
@@ -139,12 +139,12 @@ def scores(total: Statistics) -> dict[str, float]:
 
 
 def recall(total: Statistics) -> Tensor:
-    """(K,) accuracy of every class in percent; nan where it has no images."""
+    """(K,) accuracy of every class in percent; nan if it has no images."""
     return 100 * total.recalled.cpu().double() / total.targets.cpu().double()
 
 
 def precision(total: Statistics) -> Tensor:
-    """(K,) share of right ones among the images taken for a class, in percent; nan where none was."""
+    """(K,) share of right ones among the images taken for a class, in percent; nan if none was."""
     return 100 * total.recalled.cpu().double() / total.chosen.cpu().double()
 
 

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from sightline.tasks.sequences import images, store, texts
 from sightline.tasks.sequences.config import Data
 from sightline.tasks.sequences.data import KINDS, cut, open_splits
-from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
+from sightline.util.errors import FileError
 
 ROWS = [b"\x00\x01", b"", b"\xff" * 70, b"\x05"]
 
@@ -129,7 +129,7 @@ def test_reviews_are_bytes(tmp_path: Path) -> None:
 
 
 def test_reviews_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="aclImdb"):
+    with pytest.raises(FileError, match="aclImdb"):
         texts.read_imdb(tmp_path, "train", 100)
 
 
@@ -149,7 +149,7 @@ def test_pairs_as_published(tmp_path: Path) -> None:
 )
 def test_bad_pairs(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "x.tsv").write_text(line)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(FileError, match=message):
         texts.read_pairs(tmp_path / "x.tsv", 100)
 
 
@@ -175,21 +175,21 @@ def test_cifar_is_grey(tmp_path: Path) -> None:
 
 
 def test_damaged_cifar(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="binary version"):
+    with pytest.raises(FileError, match="binary version"):
         images.read_cifar(tmp_path, "test")
     path = cifar(tmp_path) / "test_batch.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(DataError, match="records of 3073"):
+    with pytest.raises(FileError, match="records of 3073"):
         images.read_cifar(tmp_path, "test")
     path.write_bytes(b"\x0a" + whole[1:])
-    with pytest.raises(DataError, match="label 10"):
+    with pytest.raises(FileError, match="label 10"):
         images.read_cifar(tmp_path, "test")
 
 
 def test_pickled_cifar_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"\x80\x04.")
-    with pytest.raises(DataError, match="give its binary version"):
+    with pytest.raises(FileError, match="give its binary version"):
         open_splits(Data(name="image"), str(tmp_path), quiet)
 
 
@@ -206,7 +206,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert sorted(found["test"].labels.tolist()) == [2] * 10 + [3] * 10
     assert 0 < (found["train"].labels == 2).sum() < 18
     Image.new("RGB", (30, 32)).save(tmp_path / "test" / "cat" / "x.png")
-    with pytest.raises(DataError, match="30x32 pixels"):
+    with pytest.raises(FileError, match="30x32 pixels"):
         open_splits(Data(name="image"), str(tmp_path), quiet)
 
 
@@ -228,14 +228,14 @@ def test_generated_splits_do_not_overlap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["text", "retrieval", "image"])
 def test_what_cannot_be_generated(name: str) -> None:
-    with pytest.raises(DataError, match=f"{name} is not generated; give --data PATH"):
+    with pytest.raises(FileError, match=f"{name} is not generated; give --data PATH"):
         open_splits(Data(name=name), None, quiet)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_folders_that_hold_something_else(tmp_path: Path, name: str) -> None:
     for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(DataError, match=r"give|takes"):
+        with pytest.raises(FileError, match=r"give|takes"):
             open_splits(Data(name=name), str(path), quiet)  # type: ignore[arg-type]
 
 
@@ -297,5 +297,5 @@ def test_files_from_another_editor(tmp_path: Path) -> None:
 
 
 def test_a_path_without_a_name() -> None:
-    with pytest.raises(DataError, match="--data: the path is empty; listops takes a folder"):
+    with pytest.raises(FileError, match="--data: the path is empty; listops takes a folder"):
         open_splits(Data(), "", quiet)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sightline.tasks.sequences import listops
-from sightline.tasks.sequences.errors import DataError
+from sightline.util.errors import FileError
 
 COUNT = 600
 
@@ -133,11 +133,11 @@ def test_published_files(tmp_path: Path, made: listops.TokenSet) -> None:
 def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "basic_val.tsv"
     path.write_text(text)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(FileError, match=message):
         listops.read(path, 2000)
 
 
 def test_not_text(tmp_path: Path) -> None:
     (tmp_path / "basic_val.tsv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not a text file"):
+    with pytest.raises(FileError, match="not a text file"):
         listops.read(tmp_path / "basic_val.tsv", 2000)

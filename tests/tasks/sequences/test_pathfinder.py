@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from sightline.tasks.sequences import pathfinder
-from sightline.tasks.sequences.errors import DataError
+from sightline.util.errors import FileError
 from tests.engine.tiny import ENVIRONMENT
 
 COUNT = 500
@@ -131,7 +131,7 @@ def test_bad_metadata(tmp_path: Path, made: pathfinder.TokenSet, line: str, mess
     folder = publish(tmp_path / "x", pictures(made)[:2], made.labels)
     path = folder / "metadata" / "0.npy"
     path.write_text(f"\n{path.read_text()}{line}\n")
-    with pytest.raises(DataError, match=rf"^{path}, line 3: .*{message}"):
+    with pytest.raises(FileError, match=rf"^{path}, line 3: .*{message}"):
         pathfinder.read(folder)
 
 
@@ -154,16 +154,16 @@ def test_two_dots_in_a_name_stay_in_the_folder(tmp_path: Path, made: pathfinder.
 def test_lists_without_a_line(tmp_path: Path) -> None:
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata" / "0.npy").write_text("\n\n")
-    with pytest.raises(DataError, match=f"^{tmp_path}: no images in metadata"):
+    with pytest.raises(FileError, match=f"^{tmp_path}: no images in metadata"):
         pathfinder.read(tmp_path)
 
 
 def test_other_folders(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no metadata"):
+    with pytest.raises(FileError, match="no metadata"):
         pathfinder.read(tmp_path)
     (tmp_path / "metadata").mkdir()
     np.save(tmp_path / "metadata" / "0.npy", np.arange(3))
-    with pytest.raises(DataError, match="not the text"):
+    with pytest.raises(FileError, match="not the text"):
         pathfinder.read(tmp_path)
 
 

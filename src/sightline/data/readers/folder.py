@@ -68,7 +68,7 @@ class FolderReader(ReaderImageFolder):
                 yield item.path
 
     def _owner(self, link: str) -> str | None:
-        """The class in whose folder the image behind a link lies; None where it lies outside of this split."""
+        """The class in whose folder the image behind a link lies; None if it lies outside of this split."""
         target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
         inside = os.path.relpath(target, self.root).split(os.sep)
         return inside[0] if len(inside) > 1 and inside[0] != os.pardir else None

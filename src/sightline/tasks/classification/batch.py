@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of a part of an update.
+    """A micro-batch.
 
     Args:
         images: (B, C, H, W), uint8 from a loader, float and normalised for a model.
@@ -21,7 +21,7 @@ class Batch:
     broken: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> "Batch":
-        """On another device; from pinned memory without waiting."""
+        """On another device; asynchronously from pinned memory."""
         images, targets = (tensor.to(device, non_blocking=True) for tensor in (self.images, self.targets))
         return replace(self, images=images, targets=targets)
 

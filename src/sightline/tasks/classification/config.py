@@ -22,7 +22,7 @@ class Data:
     )
     train_split: str | None = entry(None, "split to train on; by default train")
     val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
-    class_map: str | None = entry(None, "text file with a class a line, in the order of the labels")
+    class_map: str | None = entry(None, "text file with one class per line, in the order of the labels")
     size: int | tuple[int, int] | None = entry(
         None, "pixels: 224, or [384, 640] for height, width; by default the model's", least=1
     )
@@ -75,30 +75,30 @@ class Augment:
     ratio: tuple[float, float] = entry((0.75, 4 / 3), "width to height of a random resized crop", least=0.01)
     hflip: float = entry(0.5, "probability of a mirror image", least=0, most=1)
     vflip: float = entry(0.0, "probability of turning upside down", least=0, most=1)
-    color_jitter: float = entry(0.0, "brightness, contrast and saturation; not beside auto", least=0)
+    color_jitter: float = entry(0.0, "brightness, contrast and saturation; not together with auto", least=0)
     auto: str | None = entry(None, "RandAugment and relatives in timm's notation, such as rand-m9-mstd0.5-inc1")
     erase: float = entry(0.0, "probability of erasing a rectangle", least=0, most=1)
     erase_mode: Literal["pixel", "rand", "const"] = entry("pixel", "what an erased rectangle is filled with")
     mixup: float = entry(0.0, "alpha of mixup, 0 for none", least=0)
     cutmix: float = entry(0.0, "alpha of cutmix, 0 for none", least=0)
     mix_prob: float = entry(1.0, "probability of mixing a batch", least=0, most=1)
-    mix_switch: float = entry(0.5, "probability of cutmix where both are on", least=0, most=1)
-    mix_mode: Literal["batch", "pair", "elem"] = entry("batch", "mix with one ratio a batch, a pair or an image")
-    mix_off_epoch: int | None = entry(None, "epoch from which nothing is mixed any more", least=0)
-    repeats: int = entry(1, "repeated augmentation: an image comes this often in a row of batches", least=1)
+    mix_switch: float = entry(0.5, "probability of cutmix if both are on", least=0, most=1)
+    mix_mode: Literal["batch", "pair", "elem"] = entry("batch", "mix with one ratio per batch, pair or image")
+    mix_off_epoch: int | None = entry(None, "epoch from which images are no longer mixed", least=0)
+    repeats: int = entry(1, "repeated augmentation: an image comes this often in a row", least=1)
 
 
 @dataclass(frozen=True)
 class Loss:
     """What is minimised."""
 
-    name: Literal["cross_entropy", "bce"] = entry("cross_entropy", "softmax cross entropy, or binary a class")
+    name: Literal["cross_entropy", "bce"] = entry("cross_entropy", "softmax cross entropy, or binary per class")
     smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
 
 
 @dataclass(frozen=True)
 class Distill:
-    """A teacher's logits beside the labels."""
+    """A teacher's logits next to the labels."""
 
     teacher: str | None = entry(None, "any model of timm or sightline; none by default")
     args: Mapping[str, object] = entry({}, "arguments of the teacher")

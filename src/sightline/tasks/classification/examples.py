@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import cast
 
 import torch
-from torch import Tensor
 
 from sightline.data.splits import Split
 from sightline.tasks.base import Example, Loaded
@@ -24,7 +23,7 @@ def examples(loaded: Loaded, section: Data) -> Iterator[Example]:
     card = cast(ModelCard, loaded.card)
     split, transform = open_split(section, "val", card.classes), make_transform(card)
     for index in _spread(split):
-        image = cast(Tensor, transform(split.image(index, card.input_size[0])))
+        image = transform(split.image(index, card.input_size[0]))
         with torch.no_grad():
             predicted = int(loaded.model(image.unsqueeze(0)).argmax())
         title = f"{card.classes[split.targets[index]]}, predicted {card.classes[predicted]}"

@@ -17,7 +17,7 @@ from sightline.tasks.create import create
 
 
 def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Module, ModelCard]:
-    """The model with its starting weights, and the card that says how to use it.
+    """The model with its starting weights, and its card.
 
     Raises:
         ValueError: there is no such model or argument, or the weights do not fit.
@@ -84,7 +84,7 @@ def load_weights(model: nn.Module, path: str) -> None:
 
 
 def card_of(name: str, kwargs: Mapping[str, Any], model: nn.Module, data: Data, classes: tuple[str, ...]) -> ModelCard:
-    """What the model takes: the configuration where it says so, else what the model was published with."""
+    """The input of the model: as configured, else as it was published with."""
     usual = resolve_model_data_config(model)
     channels = int(kwargs.get("in_chans", usual["input_size"][0]))
     size = data.size or kwargs.get("img_size") or usual["input_size"][1:]
@@ -111,7 +111,7 @@ def _channels(what: str, given: tuple[float, ...] | None, usual: tuple[float, ..
 
 
 def build_teacher(config: Distill, classes: int, channels: int, device: torch.device) -> nn.Module | None:
-    """The teacher in evaluation mode, without gradients; None where there is none."""
+    """The teacher in evaluation mode, without gradients; None if there is none."""
     if config.teacher is None:
         return None
     kwargs = {"num_classes": classes, "in_chans": channels, **config.args}

@@ -1,4 +1,4 @@
-"""Small data sets decoded once: all images as uint8 in the memory of the device."""
+"""Small data sets decoded once and kept as uint8 in the memory of the device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ CHUNK = 256  # images decoded at a time
 
 @dataclass(frozen=True)
 class Preloaded:
-    """Images (N, C, H, W), uint8, and classes (N,) of those that could be read; `broken` says which could not."""
+    """Images (N, C, H, W), uint8, and classes (N,) of those that could be read; `broken` names the others."""
 
     images: Tensor
     targets: Tensor
@@ -34,7 +34,7 @@ class Preloaded:
 def preload(
     samples: Samples, workers: int, device: torch.device, note: Callable[[int, int], None] = lambda done, all: None
 ) -> Preloaded:
-    """Decode all `samples`; `note` hears how many of how many are done."""
+    """Decode all `samples`; `note` gets the number done and the total."""
     keys = Keys()
     keys.keys = lambda: _chunks(len(samples))
     images, targets, broken = [], [], []

@@ -18,7 +18,7 @@ def at_size(card: ModelCard, size: Size) -> ModelCard:
 
 
 def make_transform(card: ModelCard) -> Callable[[Image.Image], Tensor]:
-    """PIL image -> (channels, height, width) as `card` says, without any augmentation."""
+    """PIL image -> (channels, height, width) as the card describes, without augmentation."""
     from timm.data import create_transform
 
     transform: Callable[[Image.Image], Tensor] = create_transform(

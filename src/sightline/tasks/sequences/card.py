@@ -1,4 +1,4 @@
-"""What a file of weights must say of itself so that sequences can be classified with it."""
+"""What a file of weights records, so that sequences can be classified with it."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sightline import __version__
 from sightline.tasks.sequences.data import KINDS
-from sightline.tasks.sequences.errors import DataError
+from sightline.util.errors import FileError
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class SequenceCard:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> "SequenceCard | None":
-        """The card in the metadata of a file; None where it is not of a model of sequences.
+        """The card in the metadata of a file; None if it is not of a model of sequences.
 
         Raises:
-            DataError: there is one, and it is damaged.
+            FileError: there is one, and it is damaged.
         """
         if "sequences" not in metadata:
             return None
@@ -64,4 +64,4 @@ class SequenceCard:
                 raise ValueError("values that do not fit")
             return cls(metadata["model"], arguments, tuple(classes), task, length)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise DataError("its card is damaged; write the weights again") from error
+            raise FileError("its card is damaged; write the weights again") from error

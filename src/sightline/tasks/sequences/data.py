@@ -10,12 +10,12 @@ import numpy as np
 
 from sightline.tasks.sequences import images, listops, pathfinder, texts
 from sightline.tasks.sequences.config import Data
-from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.store import cached, default_cache
 from sightline.tasks.sequences.tokens import TokenSet
+from sightline.util.errors import FileError
 
 Note = Callable[[str, int, int], None]
-PAUSE = 5.0  # seconds between lines about something that takes long
+PAUSE = 5.0  # seconds between progress lines
 SPLITS = ("train", "val", "test")
 VERSION = 1  # of the generators: another one makes other data
 
@@ -61,25 +61,25 @@ def open_splits(config: Data, path: str | None, note: Note, splits: tuple[str, .
 
     Args:
         path: files of the user; without it the data are generated, where they can be.
-        note: hears of progress.
+        note: reports progress.
 
     Raises:
-        DataError: there is no such data, or it is damaged.
+        FileError: there is no such data, or it is damaged.
     """
     kind = KINDS[config.name]
     if path is not None and not path.strip():
-        raise DataError(f"--data: the path is empty; {config.name} takes {kind.files}")
+        raise FileError(f"--data: the path is empty; {config.name} takes {kind.files}")
     if path is None:
         if kind.sizes is None:
-            raise DataError(f"{config.name} is not generated; give --data PATH: {kind.files}")
+            raise FileError(f"{config.name} is not generated; give --data PATH: {kind.files}")
         made = _generated(config, kind, note, splits)
     elif Path(path).is_dir():
         made = READERS[config.name](Path(path), config, config.length or kind.length, note, splits)
     else:
-        raise DataError(f"--data: {path} is not a folder; {config.name} takes {kind.files}")
+        raise FileError(f"--data: {path} is not a folder; {config.name} takes {kind.files}")
     for split, tokens in made.items():
         if not len(tokens):
-            raise DataError(f"{path}: no examples in {split}; {config.name} takes {kind.files}")
+            raise FileError(f"{path}: no examples in {split}; {config.name} takes {kind.files}")
     return made
 
 
@@ -100,7 +100,7 @@ class ProgressPrinter:
 
 
 def cut(config: Data, tokens: TokenSet) -> int:
-    """Sequences that lose their end: where they were read, or where they become a batch."""
+    """Sequences that are cut, when they are read or batched."""
     return tokens.cut + int((tokens.lengths > (config.length or KINDS[config.name].length)).sum())
 
 
@@ -119,13 +119,13 @@ def _generated(config: Data, kind: Kind, note: Note, splits: tuple[str, ...]) ->
 
 
 def _check(kind: Kind, count: int, tokens: TokenSet) -> None:
-    """Refuse a set that is of other sizes, or has tokens or labels that the task does not have."""
+    """Reject a set that is of other sizes, or has tokens or labels that the task does not have."""
     if len(tokens) != count:
-        raise DataError(f"{len(tokens):,} examples instead of {count:,}")
+        raise FileError(f"{len(tokens):,} examples instead of {count:,}")
     if len(tokens.values) and int(tokens.values.max()) >= kind.tokens:
-        raise DataError(f"token {int(tokens.values.max())} is not one of 0 to {kind.tokens - 1}")
+        raise FileError(f"token {int(tokens.values.max())} is not one of 0 to {kind.tokens - 1}")
     if wrong := set(np.unique(tokens.labels).tolist()) - set(range(len(kind.classes))):
-        raise DataError(f"label {min(wrong)} is not one of 0 to {len(kind.classes) - 1}")
+        raise FileError(f"label {min(wrong)} is not one of 0 to {len(kind.classes) - 1}")
 
 
 def _listops(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
@@ -145,7 +145,7 @@ def _retrieval(folder: Path, config: Data, length: int, note: Note, splits: tupl
 def _image(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
     """As published, the last tenth of the training images is for validation."""
     if (folder / "data_batch_1").is_file():
-        raise DataError(f"{folder}: CIFAR-10's python version is pickled code; give its binary version (.bin files)")
+        raise FileError(f"{folder}: CIFAR-10's python version is pickled code; give its binary version (.bin files)")
     folders = (folder / "train").is_dir()
     train = images.read_folder(folder / "train", images.CLASSES)[0] if folders else images.read_cifar(folder, "train")
     if folders:  # classes come one after the other there
@@ -172,7 +172,7 @@ def _pathfinder(folder: Path, config: Data, length: int, note: Note, splits: tup
 
 def _file(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
-        raise DataError(f"{folder}: {name} is not there; give the folder of the files as published")
+        raise FileError(f"{folder}: {name} is not there; give the folder of the files as published")
     return folder / name
 
 

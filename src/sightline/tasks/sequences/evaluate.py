@@ -8,7 +8,7 @@ from sightline.tasks.evaluation import evaluate as evaluate_batches
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data
 from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
-from sightline.tasks.sequences.passes import one_pass
+from sightline.tasks.sequences.tokens import one_pass
 from sightline.util.errors import InputError
 
 

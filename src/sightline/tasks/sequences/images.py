@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.images import EXTENSIONS, load_image
-from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
+from sightline.util.errors import FileError
 
 SIDE = 32
 RECORD = 1 + 3 * SIDE * SIDE  # a label and three planes
@@ -25,13 +25,13 @@ def read_cifar(folder: Path, split: str) -> TokenSet:
     for name in FILES[split]:
         path = folder / name
         if not path.is_file():
-            raise DataError(f"{folder}: {name} is not there; give the folder of CIFAR-10's binary version")
+            raise FileError(f"{folder}: {name} is not there; give the folder of CIFAR-10's binary version")
         data = np.fromfile(path, dtype=np.uint8)
         if not len(data) or len(data) % RECORD:
-            raise DataError(f"{path}: {len(data):,} bytes are not records of {RECORD}; download it again")
+            raise FileError(f"{path}: {len(data):,} bytes are not records of {RECORD}; download it again")
         records = data.reshape(-1, RECORD)
         if (wrong := int(records[:, 0].max())) > 9:
-            raise DataError(f"{path}: label {wrong} is not one of 0 to 9; download it again")
+            raise FileError(f"{path}: label {wrong} is not one of 0 to 9; download it again")
         planes = records[:, 1:].reshape(-1, 3, SIDE * SIDE)
         pictures.append(np.rint(np.einsum("ncp,c->np", planes, GREY)).astype(np.uint8))
         labels.append(records[:, 0].astype(np.int64))
@@ -45,7 +45,7 @@ def read_folder(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[T
     found = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
     classes = classes or found
     if not found or not set(found) <= set(classes):
-        raise DataError(
+        raise FileError(
             f"{folder}: classes {', '.join(found) or 'missing'}; expected {', '.join(classes) or 'folders'}"
         )
     pictures, labels = [], []
@@ -55,7 +55,7 @@ def read_folder(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[T
                 pictures.append(grey(path, SIDE).tobytes())
                 labels.append(classes.index(name))
     if not pictures:
-        raise DataError(f"{folder}: no images in the folders of its classes")
+        raise FileError(f"{folder}: no images in the folders of its classes")
     return TokenSet.pack(pictures, labels, SIDE * SIDE), classes
 
 
@@ -63,5 +63,5 @@ def grey(path: Path, side: int) -> np.ndarray:
     """The grey pixels of an image file of side x side, (side * side,) uint8."""
     image = load_image(path)
     if image.size != (side, side):
-        raise DataError(f"{path}: {image.size[0]}x{image.size[1]} pixels; this task takes {side}x{side}")
+        raise FileError(f"{path}: {image.size[0]}x{image.size[1]} pixels; this task takes {side}x{side}")
     return np.rint(np.asarray(image) @ GREY).astype(np.uint8).ravel()

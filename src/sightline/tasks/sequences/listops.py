@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.order import derive
-from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
+from sightline.util.errors import FileError
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 SYMBOLS = (*map(str, range(10)), *OPERATORS, "]")  # the tokens, in the order of their numbers
@@ -47,7 +47,7 @@ def generate(count: int, seed: int, note: Callable[[int, int], None] | None = No
     """`count` different expressions with their values; the same for a seed on every machine.
 
     Args:
-        note: hears how many of how many are there.
+        note: gets the number done and the total.
     """
     seen: set[bytes] = set()
     values: list[bytes] = []
@@ -138,19 +138,19 @@ def read(path: Path, length: int) -> TokenSet:
     try:
         with path.open(encoding="utf-8-sig", errors="strict") as file:
             if file.readline().rstrip("\n").split("\t") != ["Source", "Target"]:
-                raise DataError(f"{path}: the first line is not 'Source<TAB>Target'; give the files as published")
+                raise FileError(f"{path}: the first line is not 'Source<TAB>Target'; give the files as published")
             for number, line in enumerate(file, 2):
                 if not line.strip("\n"):
                     continue
                 source, tab, target = line.rstrip("\n").partition("\t")
                 if not tab or target not in numbers or len(target) != 1:
-                    raise DataError(f"{path}, line {number}: the label {target!r} is not a digit")
+                    raise FileError(f"{path}, line {number}: the label {target!r} is not a digit")
                 words = [word for word in source.split() if word not in "()"]
                 try:
                     sequences.append(bytes(numbers[word] for word in words))
                 except KeyError as error:
-                    raise DataError(f"{path}, line {number}: {error.args[0]!r} is not a token of ListOps") from error
+                    raise FileError(f"{path}, line {number}: {error.args[0]!r} is not a token of ListOps") from error
                 labels.append(int(target))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text file; give the files as published") from error
+        raise FileError(f"{path}: not a text file; give the files as published") from error
     return TokenSet.pack(sequences, labels, length)

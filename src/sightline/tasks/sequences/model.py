@@ -12,13 +12,13 @@ from sightline.models.weights.reader import read_metadata, read_state
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
 from sightline.tasks.sequences.data import KINDS
-from sightline.tasks.sequences.errors import DataError
+from sightline.util.errors import FileError
 
 OWN = ("num_tokens", "num_classes", "towers")  # of the task, not of the user
 
 
 def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
-    """The model with its starting weights, and the card that says how to use it.
+    """The model with its starting weights, and its card.
 
     Raises:
         ValueError: there is no such model or argument, it is not of this task, or the weights do not fit.
@@ -58,11 +58,11 @@ def open_file(
     """
     try:
         card = SequenceCard.from_metadata(metadata)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
     state = read()
     if card is None:
-        raise DataError(f"{path}: not the weights of a model of sequences; give a run folder of `sightline lra`")
+        raise FileError(f"{path}: not the weights of a model of sequences; give a run folder of `sightline lra`")
     with torch.device("meta"):  # before memory is taken: a forged card ends here
         _check(path, create_sequence_model(card.name, **card.arguments), state)
     model = create_sequence_model(card.name, **card.arguments)

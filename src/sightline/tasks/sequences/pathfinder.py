@@ -19,9 +19,9 @@ import numpy as np
 from sightline.data.images import ImageError
 from sightline.data.loader import start_worker
 from sightline.data.order import derive
-from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.images import grey
 from sightline.tasks.sequences.tokens import TokenSet
+from sightline.util.errors import FileError
 
 SIDE = 32
 LINK = 3  # largest distance, along rows or columns, between neighbouring dashes of a path
@@ -39,8 +39,8 @@ def generate(
     """`count` images with labels, half of them connected (one more is not); the same for a seed on every machine.
 
     Args:
-        note: hears how many of how many are there.
-        workers: processes that draw; by default as many as there are processors, where it takes long.
+        note: gets the number done and the total.
+        workers: processes that draw; by default one per processor for large sets.
     """
     pictures: list[np.ndarray] = []
     labels: list[np.ndarray] = []
@@ -72,7 +72,7 @@ def _drawn(seed: int, numbers: range, workers: int | None) -> Iterator[tuple[np.
 
 
 def _follow() -> None:
-    """A process that draws ends with the one that started it, however that ends, and not by signals of its own."""
+    """A worker ends with the process that started it, however that ends, and ignores signals."""
     start_worker(0)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -201,36 +201,36 @@ def read(folder: Path, note: Callable[[int, int], None] | None = None) -> tuple[
     `metadata/*.npy` are lines of text: folder, file, number, label, and more. Blank ones are left alone.
 
     Raises:
-        DataError: a list or an image cannot be used; it names the list and the line.
+        FileError: a list or an image cannot be used; it names the list and the line.
     """
     lists = sorted((folder / "metadata").glob("*.npy"), key=lambda path: (len(path.stem), path.stem))
     if not lists:
-        raise DataError(f"{folder}: no metadata/*.npy; give a folder such as pathfinder32/curv_contour_length_14")
+        raise FileError(f"{folder}: no metadata/*.npy; give a folder such as pathfinder32/curv_contour_length_14")
     pictures, labels, empty = [], [], 0
     for number, path in enumerate(lists, 1):
         try:
             lines = path.read_text(encoding="ascii").splitlines()
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not the text that was published; download it again") from error
+            raise FileError(f"{path}: not the text that was published; download it again") from error
         for place, line in enumerate(lines, 1):
             words = line.split()
             if not words:
                 continue
             if len(words) < 4 or words[3] not in ("0", "1") or any(map(_leaves, words[:2])):
-                raise DataError(f"{path}, line {place}: {line[:60]!r} does not name an image and its label, 0 or 1")
+                raise FileError(f"{path}, line {place}: {line[:60]!r} does not name an image and its label, 0 or 1")
             image = folder / words[0] / words[1]
             if os.path.isfile(image) and os.path.getsize(image) == 0:  # one was published so
                 empty += 1
                 continue
             try:
                 pictures.append(grey(image, SIDE).tobytes())
-            except (DataError, ImageError) as error:
-                raise DataError(f"{path}, line {place}: {error}") from error
+            except (FileError, ImageError) as error:
+                raise FileError(f"{path}, line {place}: {error}") from error
             labels.append(int(words[3]))
         if note is not None:
             note(number, len(lists))
     if not pictures:
-        raise DataError(f"{folder}: no images in metadata/*.npy; download it again")
+        raise FileError(f"{folder}: no images in metadata/*.npy; download it again")
     return TokenSet.pack(pictures, labels, SIDE * SIDE), empty
 
 

@@ -9,8 +9,8 @@ import safetensors
 from safetensors.numpy import load_file
 from safetensors.numpy import save as to_bytes
 
-from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
+from sightline.util.errors import FileError
 from sightline.util.files import write_bytes
 
 KEYS = ("values", "ends", "labels")
@@ -23,9 +23,9 @@ def default_cache() -> Path:
 
 
 def cached(path: Path, make: Callable[[], TokenSet], check: Check | None = None) -> TokenSet:
-    """The set in a file; where there is none, or a damaged one, it is made and written.
+    """The set in a file; if it is missing or damaged, it is made and written.
 
-    A cache that cannot be written is said, and the set used all the same.
+    A cache that cannot be written gives a message, and the set is used all the same.
 
     Args:
         check: raises ValueError where a set that was read is not what `make` would give.
@@ -33,7 +33,7 @@ def cached(path: Path, make: Callable[[], TokenSet], check: Check | None = None)
     if path.is_file():
         try:
             return load(path, check)
-        except DataError as error:
+        except FileError as error:
             print(f"{error}; made again", flush=True)
     made = make()
     try:
@@ -52,7 +52,7 @@ def load(path: Path, check: Check | None = None) -> TokenSet:
     """Read a set of one tower.
 
     Raises:
-        DataError: it is damaged.
+        FileError: it is damaged.
     """
     try:
         found = load_file(path)
@@ -66,4 +66,4 @@ def load(path: Path, check: Check | None = None) -> TokenSet:
             check(tokens)
         return tokens
     except (OSError, KeyError, TypeError, ValueError, IndexError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path}: damaged ({' '.join(str(error).split())[:80]})") from error
+        raise FileError(f"{path}: damaged ({' '.join(str(error).split())[:80]})") from error

@@ -55,7 +55,7 @@ class Sequences:
 
     Attributes:
         model: in training mode on the device, not yet compiled or wrapped.
-        card: what a file of its weights says of itself.
+        card: what a file of its weights records.
         order: of the training examples.
         notes: lines about the data, such as how many sequences were cut.
         broken: nothing; sequences that cannot be read end a run.
@@ -131,4 +131,4 @@ class Sequences:
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """Other processes leave it to the first to say how far they are."""
+    """Only the first process reports progress."""

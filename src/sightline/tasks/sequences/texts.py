@@ -3,8 +3,8 @@
 from codecs import BOM_UTF8
 from pathlib import Path
 
-from sightline.tasks.sequences.errors import DataError
 from sightline.tasks.sequences.tokens import TokenSet
+from sightline.util.errors import FileError
 
 REVIEWS = ("neg", "pos")
 PAIRS = ("unrelated", "related")
@@ -17,7 +17,7 @@ def read_imdb(folder: Path, split: str, length: int) -> TokenSet:
         source = folder / split / name
         files = sorted(source.glob("*.txt")) if source.is_dir() else []
         if not files:
-            raise DataError(
+            raise FileError(
                 f"{source}: no reviews; give the folder aclImdb, which has train/ and test/ of neg/ and pos/"
             )
         for path in files:
@@ -40,11 +40,11 @@ def read_pairs(path: Path, length: int) -> TokenSet:
                 continue
             fields = line.split(b"\t")
             if len(fields) != 5:
-                raise DataError(f"{path}, line {number}: {len(fields)} fields; expected label, two names, two texts")
+                raise FileError(f"{path}, line {number}: {len(fields)} fields; expected label, two names, two texts")
             if fields[0] not in (b"0", b"1", b"0.0", b"1.0"):
-                raise DataError(f"{path}, line {number}: the label {fields[0][:20]!r} is neither 0 nor 1")
+                raise FileError(f"{path}, line {number}: the label {fields[0][:20]!r} is neither 0 nor 1")
             sequences += [text[: length + 1] for text in fields[3:]]
             labels.append(int(fields[0][:1]))
     if not labels:
-        raise DataError(f"{path}: empty; download it again")
+        raise FileError(f"{path}: empty; download it again")
     return TokenSet.pack(sequences, labels, length, towers=2)

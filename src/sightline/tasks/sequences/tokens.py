@@ -1,6 +1,6 @@
 """Labelled sequences of bytes in memory, and how they become a batch of ids."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,3 +95,10 @@ class TokenSet:
         ids[inside] = self.values[(starts[:, None] + places)[inside]]
         ids[inside] += 1
         return torch.from_numpy(ids.reshape(shape)), labels
+
+
+def one_pass(tokens: TokenSet, batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches (ids, labels), each example once; `length` is where sequences are cut."""
+    for start in range(0, len(tokens), batch):
+        ids, labels = tokens.batch(np.arange(start, min(start + batch, len(tokens))), length)
+        yield ids.int(), labels
