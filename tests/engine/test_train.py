@@ -1,10 +1,12 @@
 """Training from a configuration to a run folder, in this process."""
 
+import doctest
 import errno
 import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +78,16 @@ def test_train_as_a_library_function(images: Path, tmp_path: Path) -> None:
     assert (config.batch.size, config.schedule.warmup_epochs, config.run.device) == (12, 1, "cpu")
     again = sightline_train(config, out=tmp_path / "again", model={"drop_path": 0.0})
     assert resolve(load_recipe(str(again.folder / "config.yaml"))).model.drop_path == 0
+
+
+def test_the_example(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the docstring, on 36 images in a folder `pictures`."""
+    (tmp_path / "pictures").symlink_to(images)
+    monkeypatch.chdir(tmp_path)
+    finder = doctest.DocTestFinder(recurse=False)
+    (example,) = finder.find(sightline_train, globs={"sightline": SimpleNamespace(train=sightline_train)})
+    assert example.examples
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,10 @@ def train(
         RunError: the run could not continue, or was asked to stop; what it saved is intact.
 
     Example:
-        >>> run = train("quick", data=folder, out="runs/mine", schedule={"epochs": 1}, **{"batch.size": 8})
-        >>> run.best, run.history[-1]["train_loss"]  # doctest: +SKIP
-        (83.1, 0.42)
+        >>> run = sightline.train("quick", "pictures", out="runs/mine", schedule={"epochs": 1}, **{"batch.size": 8})
+        training images decoded: 36...
+        >>> run.folder.name, run.metric, len(run.history)
+        ('mine', 'top1', 1)
     """
     given = dict(overrides)
     if model is not None:
