@@ -92,7 +92,7 @@ def check(model: nn.Module, found: AttentionMap, seen: tuple[Tensor, tuple[int, 
         v = v.flatten(1).unsqueeze(-1)
     mixed = torch.einsum("hn,nhd->hd", weights, v).flatten()
     prefix = found.prefix.shape[1]
-    token = 0 if found.place is None else prefix + found.place[0] * grid[1] + found.place[1]
+    token = 0 if found.position is None else prefix + found.position[0] * grid[1] + found.position[1]
     torch.testing.assert_close(mixed, out[0, token], rtol=1e-3, atol=1e-4 * float(out.abs().max()))
 
 
@@ -139,7 +139,7 @@ def test_class_token(family: str) -> None:
     maps = attention_maps(model, x[0], None)
     assert maps
     for found in maps:
-        assert found.place is None
+        assert found.position is None
         check(model, found, seen[found.block])
 
 
@@ -188,7 +188,7 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_chosen_blocks_and_places() -> None:
     model, x = tiny("deit"), image(64, 80, batch=1)[0]
     (found,) = attention_maps(model, x, (0.99, 0.0), blocks=["blocks.1.attn"])
-    assert (found.block, found.mechanism, found.grid, found.place) == ("blocks.1.attn", "inline", (4, 5), (3, 0))
+    assert (found.block, found.mechanism, found.grid, found.position) == ("blocks.1.attn", "inline", (4, 5), (3, 0))
     with pytest.raises(ValueError, match=r"blocks\.9"):
         attention_maps(model, x, blocks=["blocks.9"])
     with pytest.raises(ValueError, match="query"):
@@ -215,7 +215,7 @@ def test_pictures_and_patches(tmp_path: Path) -> None:
             torch.testing.assert_close(one.weights, other.weights)
     height = want[0].grid[0]
     (found,) = attention_maps(model, x, Patch(height - 1, 0), ["blocks.0.attn"])
-    assert found.place == (height - 1, 0)
+    assert found.position == (height - 1, 0)
     with pytest.raises(ValueError, match=f"{height},0"):
         attention_maps(model, x, Patch(height, 0))
 

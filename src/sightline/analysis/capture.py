@@ -156,14 +156,14 @@ class BlockCall:
         found = []
         for part in self.parts:
             windows, inside = part.locate(torch.as_tensor(tokens))
-            seen = torch.zeros(len(windows), self.keys + 1, dtype=torch.bool, device=windows.device)
+            visible = torch.zeros(len(windows), self.keys + 1, dtype=torch.bool, device=windows.device)
             bias = part.place.bias
             for row, (window, query) in enumerate(zip(windows.tolist(), inside.tolist(), strict=True)):
                 keys = self._key_positions(part, window)
                 if bias is not None and bias.ndim == 4:  # regions of a shifted window are kept apart by -inf
                     keys = keys[torch.isfinite(bias[window, 0, query])]
-                seen[row, keys] = True
-            found.append(seen[:, 1:])
+                visible[row, keys] = True
+            found.append(visible[:, 1:])
         return torch.stack(found)
 
 

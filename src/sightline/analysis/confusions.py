@@ -1,9 +1,9 @@
 """Confusions: pairs of clearly different queries that a block gives nearly the same scores (the InLine paper's Fig. 2).
 
-The published figure does not state its thresholds. Here two queries of a head are clearly different where their
-distance is more than `query` times the longer one's length, and two rows of scores nearly the same where their distance
-is at most `score` times the longer row's length. Attention that is nearly even gives all queries nearly the same
-scores; so confusions are also counted with even attention taken off the rows, where only what tells keys apart is left.
+The published figure does not state its thresholds. Here two queries of a head are clearly different if their distance
+is more than `query` times the longer one's length, and two rows of scores nearly the same if their distance is at most
+`score` times the longer row's length. Attention that is nearly even gives all queries nearly the same
+scores; so confusions are also counted with even attention subtracted from the rows, which leaves what tells keys apart.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ USUAL = Thresholds()
 
 @dataclass(frozen=True)
 class Confusions:
-    """Of one block and one image, over all heads.
+    """One block on one image, over all heads.
 
     Args:
         confused: pairs of clearly different queries with nearly the same scores.
-        centred: the same where even attention is taken off the scores.
+        centred: the same with even attention subtracted from the scores.
         different: pairs of clearly different queries.
     """
 
@@ -43,16 +43,16 @@ class Confusions:
 
 
 def count_confusions(blocks: Sequence[BlockCall], thresholds: Thresholds = USUAL, limit: int = 128) -> list[Confusions]:
-    """Count the confusions of every block, among at most `limit` places of the map, evenly spread.
+    """Count the confusions of every block, among at most `limit` positions of the map, evenly spread.
 
-    Costs O(limit N) a head: only the rows of those queries are computed.
+    Costs O(limit N) per head: only the rows of those queries are computed.
     """
     found = []
     for block in blocks:
         tokens = spread_tokens(block, limit)
         rows = block.rows(tokens)
-        seen = block.visible(tokens).to(rows).repeat_interleave(len(rows) // len(block.parts), 0)
-        centred = rows - rows.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) * seen
+        visible = block.visible(tokens).to(rows).repeat_interleave(len(rows) // len(block.parts), 0)
+        centred = rows - rows.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True) * visible
         counts = [pairs(*matched(block.queries(tokens), each), thresholds) for each in (rows, centred)]
         literal, less = (int(confused.sum()) for confused, _ in counts)
         found.append(Confusions(block.name, literal, less, int(counts[0][1].sum())))
@@ -60,17 +60,17 @@ def count_confusions(blocks: Sequence[BlockCall], thresholds: Thresholds = USUAL
 
 
 def spread_tokens(block: BlockCall, limit: int) -> Tensor:
-    """At most `limit` tokens that have a place, evenly spread."""
-    places = block.tokens - block.prefix
-    count = min(limit, places)
-    return block.prefix + (torch.arange(count) * places) // count
+    """At most `limit` tokens after the prefix, evenly spread."""
+    total = block.tokens - block.prefix
+    count = min(limit, total)
+    return block.prefix + (torch.arange(count) * total) // count
 
 
 def matched(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Queries (H, Q, D) and rows (heads, Q, M) with the same heads.
 
-    Where every channel is a head (hydra), the queries are cut likewise; of heads at several scales (enhanced), the
-    first ones belong to the queries themselves.
+    If every channel is a head (hydra), the queries are cut likewise; of heads at several scales (enhanced), the first
+    ones belong to the queries themselves.
     """
     heads, _, dim = queries.shape
     if len(rows) == heads * dim and dim > 1:

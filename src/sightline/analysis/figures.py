@@ -55,11 +55,11 @@ def attention_figure(rows: "Sequence[tuple[str, Image.Image, Sequence[AttentionM
 def _draw_image(axis: Any, title: str, image: Image.Image, maps: "Sequence[AttentionMap]") -> None:
     axis.imshow(image.convert("RGB"))
     axis.set_title(fill(title, TITLE), fontsize=8, parse_math=False)
-    if maps and maps[-1].place is not None:
+    if maps and maps[-1].position is not None:
         # The middle of the token, in the finest grid that is shown.
         finest = max(maps, key=lambda found: found.grid[0])
-        assert finest.place is not None
-        down, across = ((p + 0.5) / n for p, n in zip(finest.place, finest.grid, strict=True))
+        assert finest.position is not None
+        down, across = ((p + 0.5) / n for p, n in zip(finest.position, finest.grid, strict=True))
         axis.plot(across * image.width - 0.5, down * image.height - 0.5, "o", mfc="none", mec="lime", ms=9, mew=2)
 
 

@@ -39,8 +39,8 @@ def measure_locality(blocks: Sequence[BlockCall], size: int = 3, limit: int = 25
 def _measure(block: BlockCall, size: int, limit: int) -> Locality:
     tokens = inner_tokens(block, size, limit)
     near = neighbourhood(block, tokens, size)  # Q keys
-    seen = block.visible(tokens).cpu()  # parts Q keys
-    even = float(((near & seen).sum(-1) / seen.sum(-1)).mean())
+    visible = block.visible(tokens).cpu()  # parts Q keys
+    even = float(((near & visible).sum(-1) / visible.sum(-1)).mean())
     mass = (block.rows(tokens).cpu() * near).sum(-1).mean(-1)  # heads
     return Locality(block.name, block.mechanism, mass.tolist(), even, _residual(block))
 

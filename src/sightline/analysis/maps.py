@@ -22,7 +22,7 @@ from sightline.layers.core import Grid
 
 __all__ = [
     "AttentionMap", "Patch", "Query", "attention_blocks", "attention_maps", "block_grids", "in_shares", "map_of",
-    "place_of", "token_of",
+    "position_of", "token_of",
 ]  # fmt: skip
 
 Query = tuple[float, float] | None  # (down, across) as shares of the image; None for the class token
@@ -46,7 +46,7 @@ class AttentionMap:
         weights: (H, h, w), signed if the mechanism's are; zero outside the query's window. The grid is that of the
             keys, which spatial reduction makes coarser than the queries'.
         prefix: (H, p), the weights of class tokens.
-        place: (row, column) of the query on the grid of the queries; None for the class token.
+        position: (row, column) of the query on the grid of the queries; None for the class token.
         grid: (height, width) of the queries in this block.
     """
 
@@ -54,7 +54,7 @@ class AttentionMap:
     mechanism: str
     weights: Tensor
     prefix: Tensor
-    place: tuple[int, int] | None
+    position: tuple[int, int] | None
     grid: Grid
 
 
@@ -147,13 +147,13 @@ def map_of(block: BlockCall, query: Query) -> AttentionMap | None:
     """The weights of one query in a block; None for the class token if there is none."""
     if query is None and not block.prefix:
         return None
-    place = None if query is None else place_of(query, block.grid)
+    position = None if query is None else position_of(query, block.grid)
     row = block.rows([token_of(block, query)])[:, 0].cpu()
     weights = row[:, block.prefix :].unflatten(1, block.key_grid)
-    return AttentionMap(block.name, block.mechanism, weights, row[:, : block.prefix], place, block.grid)
+    return AttentionMap(block.name, block.mechanism, weights, row[:, : block.prefix], position, block.grid)
 
 
-def place_of(query: tuple[float, float], grid: Grid) -> tuple[int, int]:
+def position_of(query: tuple[float, float], grid: Grid) -> tuple[int, int]:
     """The (row, column) of a grid that shares of height and width lie in."""
     return min(int(query[0] * grid[0]), grid[0] - 1), min(int(query[1] * grid[1]), grid[1] - 1)
 
@@ -162,5 +162,5 @@ def token_of(block: BlockCall, query: Query) -> int:
     """The number of a query among the tokens of a block."""
     if query is None:
         return 0
-    down, across = place_of(query, block.grid)
+    down, across = position_of(query, block.grid)
     return block.prefix + down * block.grid[1] + across

@@ -133,8 +133,8 @@ def _patches(x: Tensor, weight: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # rounded before there are nine of each
     (down, across), spare = conv.stride, PATCH - 9 * conv.in_channels
-    seen = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, down).unfold(3, 3, across)  # B C h w 3 3
-    return F.pad(seen.permute(0, 2, 3, 1, 4, 5).flatten(3), (0, spare)), F.pad(weight.flatten(1), (0, spare))
+    inputs = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, down).unfold(3, 3, across)  # B C h w 3 3
+    return F.pad(inputs.permute(0, 2, 3, 1, 4, 5).flatten(3), (0, spare)), F.pad(weight.flatten(1), (0, spare))
 
 
 @register_notrace_module

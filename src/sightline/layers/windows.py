@@ -1,4 +1,4 @@
-"""Windows of a token map: cut, padded where the size does not divide, and joined again."""
+"""Windows of a token map: cut, padded if the size does not divide, and joined again."""
 
 from dataclasses import dataclass
 

@@ -160,7 +160,7 @@ def _title(title: str, query: Query) -> str:
 def _fact(title: str, query: Query, found: AttentionMap) -> dict[str, Any]:
     return {
         "subject": title, "query": "class" if query is None else list(query), "block": found.block,
-        "mechanism": found.mechanism, "place": found.place, "grid": found.grid,
+        "mechanism": found.mechanism, "place": found.position, "grid": found.grid,
         "prefix": found.prefix.tolist(), "weights": found.weights.tolist(),
     }  # fmt: skip
 
