@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sightline.layers.attention import Attention
 from sightline.layers.core import Core, Factors, Grid, Place
 from sightline.layers.stripe_attention import StripeAttention
+from sightline.util.errors import InputError
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -194,13 +195,13 @@ def capture(model: nn.Module, image: Tensor, blocks: Sequence[str] | None = None
     """Run a model on one image (channels, height, width) and record what its blocks are called with, all by default.
 
     Raises:
-        ValueError: the model has no such block.
+        InputError: the model has no such block.
     """
     names = attention_blocks(model) if blocks is None else list(blocks)
     modules = dict(model.named_modules())
     for name in names:
         if not isinstance(modules.get(name), Attention | StripeAttention):
-            raise ValueError(f"no attention block {name!r}; there are {', '.join(attention_blocks(model)) or 'none'}")
+            raise InputError(f"no attention block {name!r}; there are {', '.join(attention_blocks(model)) or 'none'}")
     with ExitStack() as stack:
         records = {name: stack.enter_context(recorded(modules[name])) for name in names}
         model(image.unsqueeze(0))

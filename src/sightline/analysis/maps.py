@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sightline.analysis.capture import BlockCall, attention_blocks, call_arguments, capture
 from sightline.data.images import load_image
 from sightline.layers.core import Grid
+from sightline.util.errors import InputError
 
 __all__ = [
     "AttentionMap", "Patch", "Query", "attention_blocks", "attention_maps", "block_grids", "in_shares", "map_of",
@@ -76,7 +77,7 @@ def attention_maps(
         blocks: names of attention modules, as `attention_blocks(model)` lists them; all by default.
 
     Raises:
-        ValueError: the model has no such block, or the query lies outside the image.
+        InputError: the model has no such block, or the query lies outside the image.
 
     Example:
         >>> model = timm.create_model("inline_deit_tiny").eval()
@@ -88,7 +89,7 @@ def attention_maps(
     x = to_input(model, image)
     where = in_shares(query, model, x)
     if where is not None and not all(0 <= share <= 1 for share in where):
-        raise ValueError(f"query={query}: give shares of height and width, 0 to 1")
+        raise InputError(f"query={query}: give shares of height and width, 0 to 1")
     found = [map_of(block, where) for block in capture(model, x, blocks)]
     return [item for item in found if item is not None]
 
@@ -130,13 +131,13 @@ def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
     """A query as shares of the image (channels, height, width): of a patch, its middle.
 
     Raises:
-        ValueError: the model makes no such patch of the image.
+        InputError: the model makes no such patch of the image.
     """
     if not isinstance(query, Patch):
         return query
     height, width = max(block_grids(model, image).values(), key=lambda grid: grid[0] * grid[1])
     if query.row >= height or query.column >= width:
-        raise ValueError(
+        raise InputError(
             f"no patch {query.row},{query.column}: there are {height} x {width}, from 0,0 to {height - 1},{width - 1}; "
             f"shares of the image have a decimal point, as 0.5,0.25"
         )

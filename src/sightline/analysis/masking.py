@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from sightline.analysis.capture import attention_blocks, call_arguments, token_positions
 from sightline.analysis.locality import near_keys
 from sightline.layers.core import Core, Grid, Place
+from sightline.util.errors import InputError
 
 CHUNK = 1 << 24  # weights in memory at a time
 TOLERANCE = 1e-3  # of row sums that are one by division
@@ -141,5 +142,5 @@ def apply_weights(weights: Tensor, v: Tensor) -> Tensor:
     if weights.shape[1] == heads * dim and dim > 1:
         return torch.einsum("bcqm,bmc->bqc", weights, v.flatten(2)).unflatten(2, (heads, dim))
     if weights.shape[1] != heads:
-        raise ValueError(f"a mechanism with {weights.shape[1]} heads of its own cannot be masked; choose another one")
+        raise InputError(f"a mechanism with {weights.shape[1]} heads of its own cannot be masked; choose another one")
     return torch.einsum("bhqm,bmhd->bqhd", weights, v)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sightline.analysis.capture import BlockCall
 from sightline.layers.core import Core
 from sightline.ops.soft.newton import convergence
+from sightline.util.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def measure_newton(blocks: Sequence[BlockCall], iterations: int = 20) -> list[Ne
     """The iteration of every SOFT block on the matrix that it inverts, in float32 as the model runs it.
 
     Raises:
-        ValueError: there is no SOFT block.
+        InputError: there is no SOFT block.
     """
     found = []
     for block in blocks:
@@ -37,7 +38,7 @@ def measure_newton(blocks: Sequence[BlockCall], iterations: int = 20) -> list[Ne
                 errors = newton_errors(matrix, step, iterations)
                 found.append(Newton(block.name, matrix.shape[-1], errors.cpu(), condition_number(matrix).cpu()))
     if not found:
-        raise ValueError("this model has no SOFT blocks; choose one, such as --model soft_tiny, or --attention soft")
+        raise InputError("this model has no SOFT blocks; choose one, such as --model soft_tiny, or --attention soft")
     return found
 
 

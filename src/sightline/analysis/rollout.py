@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sightline.analysis.capture import BlockCall
 from sightline.analysis.maps import AttentionMap, Query, position_of, token_of
+from sightline.util.errors import InputError
 
 CHUNK = 1 << 24  # weights in memory at a time
 
@@ -20,14 +21,14 @@ def roll_up(blocks: Sequence[BlockCall], query: Query) -> AttentionMap:
     """The rolled-up weights of a query over the last blocks that share one map of more than one position.
 
     Raises:
-        ValueError: the keys of those blocks lie on another grid than the queries, or there is no class token.
+        InputError: the keys of those blocks lie on another grid than the queries, or there is no class token.
     """
     chosen = last_run(blocks)
     last = chosen[-1]
     if query is None and not last.prefix:
-        raise ValueError(f"{last.name} has no class token; give a position such as 0.5,0.5")
+        raise InputError(f"{last.name} has no class token; give a position such as 0.5,0.5")
     if any(block.key_grid != block.grid for block in chosen):
-        raise ValueError(f"{last.name} has its keys on a reduced map, which cannot be rolled up; choose another view")
+        raise InputError(f"{last.name} has its keys on a reduced map, which cannot be rolled up; choose another view")
     share = torch.zeros(last.tokens)
     share[token_of(last, query)] = 1
     for block in reversed(chosen):

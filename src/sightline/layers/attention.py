@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from sightline.layers.core import Grid, Place, hooked
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
 from sightline.layers.spec import Spec
+from sightline.util.errors import InputError
 
 
 def project(qkv: nn.Linear, num_heads: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,7 +56,7 @@ class Attention(nn.Module):
         self.sr: nn.Conv2d | None = None
         if sr_ratio > 1:
             if self.core.shared_qk:
-                raise ValueError(f"{self.mechanism} takes its keys from the queries' tokens; leave sr_ratios at 1")
+                raise InputError(f"{self.mechanism} takes its keys from the queries' tokens; leave sr_ratios at 1")
             self.sr = nn.Conv2d(dim, dim, sr_ratio, sr_ratio)
             self.sr_norm = nn.LayerNorm(dim)
 
@@ -87,7 +88,7 @@ class Attention(nn.Module):
     def _reduced(self, x: Tensor, place: Place, sr: nn.Conv2d) -> Tensor:
         """q on the full map, k and v on the reduced one, and v on the full one for local terms."""
         if place.prefix or place.key_mask is not None:
-            raise ValueError("spatial reduction takes no prefix tokens and no key_mask; leave sr_ratios at 1")
+            raise InputError("spatial reduction takes no prefix tokens and no key_mask; leave sr_ratios at 1")
         reduced, key_grid = to_tokens(sr(pad_to_multiple(to_map(x, place.grid), sr.stride)))
         _, k, v = project(self.qkv, self.core.num_heads, self.sr_norm(reduced))
         q, _, local = project(self.qkv, self.core.num_heads, x)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sightline.ops.checks import Grid
 from sightline.ops.headwise_conv import headwise_conv
+from sightline.util.errors import InputError
 
 
 class HeadwiseConv(nn.Module):
@@ -61,5 +62,5 @@ def check_kernel(mechanism: str, kernel: int, least: int = 0) -> int:
     """The side of a convolution: odd, or 0 if a mechanism can do without."""
     if kernel < least or (kernel % 2 == 0 and kernel != 0):
         none = "" if least else ", or 0 for no convolution"
-        raise ValueError(f"{mechanism}(kernel={kernel}): give an odd side such as 3{none}")
+        raise InputError(f"{mechanism}(kernel={kernel}): give an odd side such as 3{none}")
     return kernel

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sightline.layers.feature_map import FeatureMap
 from sightline.ops.checks import Grid
 from sightline.ops.feature_maps import hide
+from sightline.util.errors import InputError
 
 __all__ = ["Core", "Factors", "Grid", "Place", "hooked", "products"]
 
@@ -99,7 +100,7 @@ class Core(nn.Module):
     def __init__(self, dim: int, num_heads: int, stride: int = 16, length: int | None = None) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"num_heads={num_heads} does not divide dim={dim}; choose heads that do")
+            raise InputError(f"num_heads={num_heads} does not divide dim={dim}; choose heads that do")
         self.dim = dim
         self.num_heads = num_heads
         self.head_dim = dim // num_heads

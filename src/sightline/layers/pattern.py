@@ -9,6 +9,7 @@
 from collections.abc import Sequence
 
 from sightline.layers.spec import Spec
+from sightline.util.errors import InputError
 
 Pattern = str | Sequence[str | Sequence[str]]
 
@@ -26,7 +27,7 @@ def parse_pattern(attention: Pattern, depths: Sequence[int]) -> list[list[Spec]]
         specs = iter([Spec.parse(str(e)) for e in entries])
         return [[next(specs) for _ in range(depth)] for depth in depths]
     if len(entries) != len(depths):
-        raise ValueError(
+        raise InputError(
             f"attention={attention!r} has {len(entries)} parts; give one for the model, "
             f"{len(depths)} (one per stage) or {sum(depths)} (one per block)"
         )
@@ -44,7 +45,7 @@ def _check_names(attention: object) -> None:
     for entry in [attention] if isinstance(attention, str) or not isinstance(attention, Sequence) else attention:
         names = [entry] if isinstance(entry, str) or not isinstance(entry, Sequence) else entry
         if not all(isinstance(name, str) for name in names):
-            raise ValueError(f"attention={attention!r}: give names of mechanisms, as in 'inline,softmax'")
+            raise InputError(f"attention={attention!r}: give names of mechanisms, as in 'inline,softmax'")
 
 
 def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[Spec]:
@@ -55,14 +56,14 @@ def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[S
     for part in parts:
         name, star, count = part.rpartition("*")
         if star and not count.strip().isdigit():
-            raise ValueError(f"attention={attention!r}: {part!r} needs a whole number after *")
+            raise InputError(f"attention={attention!r}: {part!r} needs a whole number after *")
         counts.append(int(count) if star else None if isinstance(entry, str) else 1)
         specs.append(Spec.parse(name if star else part))
     fixed = sum(c for c in counts if c is not None)
     open_parts = counts.count(None)
     rest = depth - fixed
     if open_parts > 1 or rest < 0 or (open_parts == 0 and rest != 0):
-        raise ValueError(
+        raise InputError(
             f"attention={attention!r}: {entry!r} does not make the {depth} blocks of its stage; "
             f"write counts that add up, as in 'inline*2+softmax*{max(depth - 2, 1)}'"
         )

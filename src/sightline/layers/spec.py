@@ -25,6 +25,7 @@ from sightline.layers.mechanisms.linear import LinearCore
 from sightline.layers.mechanisms.none import NoCore
 from sightline.layers.mechanisms.soft import SoftCore, SoftNormCore
 from sightline.layers.mechanisms.softmax import SoftmaxCore
+from sightline.util.errors import InputError
 
 Option = bool | int | float | str
 
@@ -182,9 +183,9 @@ class Spec:
         if name not in MECHANISMS:
             near = get_close_matches(name, MECHANISMS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise ValueError(f"attention={text!r}: no mechanism {name!r}{hint} There are: {', '.join(MECHANISMS)}")
+            raise InputError(f"attention={text!r}: no mechanism {name!r}{hint} There are: {', '.join(MECHANISMS)}")
         if bracket and not rest.rstrip().endswith(")"):
-            raise ValueError(f"attention={text!r}: the bracket is not closed")
+            raise InputError(f"attention={text!r}: the bracket is not closed")
         body = rest.rstrip().removesuffix(")")
         pairs = [part.partition("=") for part in body.split(",") if part.strip()]
         spec = cls(name, tuple((key.strip(), _value(value.strip())) for key, _, value in pairs))
@@ -196,13 +197,13 @@ class Spec:
         known = MECHANISMS[self.name].options
         for i, (key, value) in enumerate(self.options):
             if key in dict(self.options[:i]):
-                raise ValueError(f"attention={self}: {key} is given twice")
+                raise InputError(f"attention={self}: {key} is given twice")
             if key not in known:
-                raise ValueError(
+                raise InputError(
                     f"attention={self}: {self.name} has no option {key!r}; it has {', '.join(known) or 'none'}"
                 )
             if type(value) is not type(known[key]):
-                raise ValueError(
+                raise InputError(
                     f"attention={self}: {key}={value!r} should be {type(known[key]).__name__}, such as {known[key]!r}"
                 )
 

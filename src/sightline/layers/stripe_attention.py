@@ -9,6 +9,7 @@ from sightline.layers.conv import depthwise_conv
 from sightline.layers.core import Grid, Place
 from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
+from sightline.util.errors import InputError
 
 
 @register_notrace_module
@@ -32,7 +33,7 @@ class StripeAttention(nn.Module):
         super().__init__()
         count = 2 if stripe else 1
         if num_heads % count:
-            raise ValueError(
+            raise InputError(
                 f"num_heads={num_heads} cannot be shared by the two directions of the stripes; choose an even number"
             )
         self.mechanism = Spec.parse(mechanism)
@@ -54,7 +55,7 @@ class StripeAttention(nn.Module):
     ) -> Tensor:
         """(B, N, C) -> (B, N, C); data-dependent weights are made from `context`, x by default."""
         if prefix or key_mask is not None:
-            raise ValueError("stripe attention takes no prefix tokens and no key_mask")
+            raise InputError("stripe attention takes no prefix tokens and no key_mask")
         count = len(self.branches)
         contexts = (x if context is None else context).chunk(count, -1)
         heads = [part.chunk(count, 2) for part in project(self.qkv, self.num_heads, x)]

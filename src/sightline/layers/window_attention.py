@@ -9,6 +9,7 @@ from sightline.layers.core import Grid, Place
 from sightline.layers.position import resample_grid
 from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
+from sightline.util.errors import InputError
 
 
 @register_notrace_module
@@ -49,7 +50,7 @@ class WindowAttention(Attention):
         context: Tensor | None = None,
     ) -> Tensor:
         if prefix or key_mask is not None or context is not None:
-            raise ValueError("window attention takes no prefix tokens, no key_mask and no context")
+            raise InputError("window attention takes no prefix tokens, no key_mask and no context")
         if self.position_bias is not None:
             return self._softmax(x, grid, self.position_bias)
         if not self.window or max(grid) <= self.window:

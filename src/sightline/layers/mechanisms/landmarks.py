@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sightline.layers.core import Grid
 from sightline.layers.patch import pad_to_multiple
+from sightline.util.errors import InputError
 
 KINDS = ("conv", "pool", "random", "first")
 FAR = 64.0  # from any query: exp(-FAR^2 / 2) is zero in float32
@@ -44,7 +45,7 @@ class Landmarks(nn.Module):
             points = points * scale
         else:
             if down * across > q.shape[1]:
-                raise ValueError(
+                raise InputError(
                     f"soft(landmark={self.kind},landmarks={down * across}): the image has {q.shape[1]} tokens only; "
                     f"ask for fewer landmarks, or for landmark=pool"
                 )

@@ -13,6 +13,7 @@ from sightline.layers.core import Core, Factors, Place, convolve
 from sightline.layers.mechanisms.landmarks import KINDS, Landmarks, SequenceLandmarks
 from sightline.ops import soft_attention
 from sightline.ops.soft.reference import gaussian, landmark_inverse, landmark_matrix
+from sightline.util.errors import InputError
 
 KERNELS = {8: 9, 4: 5, 2: 3, 1: 3}  # landmark ratio -> side of the depthwise convolution of v
 LANDMARKS = 128  # of the longest sequence, without a ratio
@@ -47,14 +48,14 @@ class SoftCore(Core):
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
         if landmarks < 0 or (length is None and math.isqrt(landmarks) ** 2 != landmarks):
-            raise ValueError(f"soft(landmarks={landmarks}): give a square number such as 49, or 0 to follow the ratio")
+            raise InputError(f"soft(landmarks={landmarks}): give a square number such as 49, or 0 to follow the ratio")
         if ratio < 0 or iterations < 1:
-            raise ValueError(
+            raise InputError(
                 f"soft(ratio={ratio},iterations={iterations}): give a ratio of at least 1, or 0 for "
                 f"landmarks 32 pixels apart, and at least one step"
             )
         if landmark not in KINDS:
-            raise ValueError(f"soft(landmark={landmark}): give one of {', '.join(KINDS)}")
+            raise InputError(f"soft(landmark={landmark}): give one of {', '.join(KINDS)}")
         self.iterations = iterations
         self.scale = self.head_dim**-0.25
         self.landmarks: Landmarks | SequenceLandmarks
@@ -69,7 +70,7 @@ class SoftCore(Core):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         if place.local is not None:
-            raise ValueError("soft attention takes its keys from the queries' tokens; leave sr_ratios at 1")
+            raise InputError("soft attention takes its keys from the queries' tokens; leave sr_ratios at 1")
         out = soft_attention(
             q, v, self.points(q, place), normalized=self.normalized, iterations=self.iterations, scale=self.scale,
             key_mask=place.key_mask,

@@ -18,6 +18,7 @@ from sightline.layers.feature_map import quotient
 from sightline.ops import linear_attention
 from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
+from sightline.util.errors import InputError
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -42,7 +43,7 @@ class EnhancedCore(Core):
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
         if scales < 0:
-            raise ValueError(f"enhanced(scales={scales}): give the number of aggregated scales, at least 0")
+            raise InputError(f"enhanced(scales={scales}): give the number of aggregated scales, at least 0")
         check_kernel("enhanced", kernel, 1)
         made = [Scale(dim, num_heads, kernel + 2 * i, length is not None) for i in range(scales)]
         self.scales: Iterable[Scale] = nn.ModuleList(made)  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from sightline.layers.core import Core, Factors, Grid, Place, products
 from sightline.ops import softmax_attention
 from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
+from sightline.util.errors import InputError
 
 
 class LinformerCore(Core):
@@ -41,12 +42,12 @@ class LinformerCore(Core):
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
         if rank < 1 or side < 0:
-            raise ValueError(
+            raise InputError(
                 f"linformer(rank={rank},side={side}): give at least one projected key, and a side in tokens, or 0 for "
                 f"that of 224 px"
             )
         if side and length is not None:
-            raise ValueError(f"linformer(side={side}): a sequence has no side; leave it out")
+            raise InputError(f"linformer(side={side}): a sequence has no side; leave it out")
         side = side or max(1, 224 // stride)
         grid = (side, side) if length is None else (1, length)
         self.length = length
@@ -81,7 +82,7 @@ class LinformerCore(Core):
             return _resample(table, grid)
         tokens = grid[0] * grid[1]
         if tokens > self.length:
-            raise ValueError(f"linformer: {tokens} tokens for tables of {self.length}; build it with a larger length")
+            raise InputError(f"linformer: {tokens} tokens for tables of {self.length}; build it with a larger length")
         return table[:, 0, :tokens]
 
     def _mask(self, place: Place) -> Tensor | None:

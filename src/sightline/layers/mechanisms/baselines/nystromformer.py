@@ -15,6 +15,7 @@ from sightline.layers.core import Core, Factors, Place
 from sightline.layers.mechanisms.landmarks import segment_means
 from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
+from sightline.util.errors import InputError
 
 
 class NystromformerCore(Core):
@@ -39,7 +40,7 @@ class NystromformerCore(Core):
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
         if landmarks < 1 or iterations < 1:
-            raise ValueError(f"nystromformer(landmarks={landmarks},iterations={iterations}): give at least one of each")
+            raise InputError(f"nystromformer(landmarks={landmarks},iterations={iterations}): give at least one of each")
         check_kernel("nystromformer", kernel)
         self.landmarks = landmarks
         self.iterations = iterations
