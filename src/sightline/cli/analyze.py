@@ -144,8 +144,8 @@ class Newton(Images):
 class Rank(Images):
     """Measure the effective rank of attention by layer: the exponential of the entropy of its singular values.
 
-    Linear attention, InLine and SOFT go through their thin factors, without an N x N matrix; others through their rows,
-    at most --rows per window.
+    Mechanisms with thin factors need no N x N matrix; softmax is measured through at most --rows rows per
+    window.
     """
 
     rows: int = option("rows per window if there are no factors; by default 1024", default=1024, metavar="N")

@@ -35,7 +35,7 @@ def study_rank(subjects: Sequence[Subject], limit: int = 1024, tick: Tick = no_t
     return Study(
         "rank", "Effective rank of attention", facts, {"rank": figure},
         ("model", "layer", "mechanism", "effective rank", "at most", "tokens", "from"), rows,
-        ["The exponential of the entropy of the singular values: r equal ones give r. From the thin factors of linear "
-         "attention, InLine and SOFT without ever forming an N x N matrix; from stacked rows for others, at most "
-         f"{limit} of them a window: sampled rows have at most the rank of the whole."],
+        ["The exponential of the entropy of the singular values: r equal ones give r. From the thin factors of "
+         "the mechanism, without an N x N matrix; from stacked rows if it has none, at most "
+         f"{limit} per window: sampled rows have at most the rank of the whole."],
     )  # fmt: skip
