@@ -121,17 +121,17 @@ def test_residual_of_a_row_uses_the_middle_row_of_its_weights() -> None:
         assert_close(found.reshape(9, 12), row.T)
 
 
-def test_inline_has_three_taps() -> None:
+def test_inline_has_three_weights_per_channel() -> None:
     made, x = layer("inline"), tokens(9, batch=2)
     assert made.core.residual.fc2.weight.shape == (3 * DIM, DIM // HEADS, 1)
-    taps = made.core.residual.fc2(torch.nn.functional.gelu(made.core.residual.fc1(x.mean(1).unsqueeze(-1))))
-    taps = taps.view(2, DIM, 3)
+    weights = made.core.residual.fc2(torch.nn.functional.gelu(made.core.residual.fc1(x.mean(1).unsqueeze(-1))))
+    weights = weights.view(2, DIM, 3)
     bare = layer("inline(residual=false)")
     bare.load_state_dict({k: v for k, v in made.state_dict().items() if "residual" not in k})
     for side in (made, bare):
         side.proj = nn.Identity()
     v = torch.nn.functional.pad(bare.qkv(x)[..., 2 * DIM :], (0, 0, 1, 1))
-    local = sum(taps[:, None, :, t] * v[:, t : t + 9] for t in range(3))
+    local = sum(weights[:, None, :, t] * v[:, t : t + 9] for t in range(3))
     assert_close(made(x, (1, 9)), bare(x, (1, 9)) + local, 1e-9)
 
 

@@ -17,7 +17,7 @@ from sightline.ops.checks import Grid
 from sightline.ops.feature_maps import hide
 from sightline.util.errors import InputError
 
-__all__ = ["Core", "Factors", "Grid", "Place", "hooked", "products"]
+__all__ = ["Core", "Factors", "Grid", "Place", "convolve", "hooked", "products"]
 
 Factors = tuple[Tensor, Tensor]  # L (B, H, N, r) and R (B, H, M, r) of the weights L R^T
 
