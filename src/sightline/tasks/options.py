@@ -1,18 +1,20 @@
 """Keys of a typed configuration: a default, limits and a line of help in the metadata of a dataclass field."""
 
 from dataclasses import field
-from typing import Any
+from typing import TypeVar, cast
+
+V = TypeVar("V")
 
 
 def entry(
-    default: Any,
+    default: V,
     help: str,
     *,
     least: float | None = None,
     most: float | None = None,
     above: float | None = None,
     below: float | None = None,
-) -> Any:
+) -> V:
     """A key of the configuration with its default and its limits, of a number or of every number of a tuple.
 
     Args:
@@ -21,5 +23,5 @@ def entry(
     """
     metadata = {"help": help, "least": least, "most": most, "above": above, "below": below}
     if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
+        return cast(V, field(default_factory=lambda: dict(default), metadata=metadata))
     return field(default=default, metadata=metadata)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from sightline.tasks.sequences import images, store, texts
 from sightline.tasks.sequences.config import Data
-from sightline.tasks.sequences.data import KINDS, cut, open_splits
+from sightline.tasks.sequences.data import SEQUENCE_TASKS, cut, open_splits
 from sightline.tasks.sequences.tokens import TokenSet
 from sightline.util.errors import FileError
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_generated(name: str) -> None:
         open_splits(Data(name=name), None, quiet)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SEQUENCE_TASKS)
 def test_folders_that_hold_something_else(tmp_path: Path, name: str) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileError, match=r"give|takes"):

@@ -17,7 +17,7 @@ from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dic
 from sightline.models.sequence import SEQUENCE_MODELS
 from sightline.tasks.sequences import arena
 from sightline.tasks.sequences.card import SequenceCard
-from sightline.tasks.sequences.data import KINDS
+from sightline.tasks.sequences.data import SEQUENCE_TASKS
 from sightline.tasks.sequences.model import build, load
 from sightline.tasks.sequences.published import MECHANISMS, PUBLISHED
 from sightline.tasks.sequences.task import Sequences, StepEpochs
@@ -331,7 +331,7 @@ STEPS = {"listops": 5000, "text": 20_000, "retrieval": 30_000, "image": 35_000, 
 WARMUP = {"listops": 1000, "text": 8000, "retrieval": 800, "image": 175, "pathfinder": 312}
 
 
-@pytest.mark.parametrize("task", KINDS)
+@pytest.mark.parametrize("task", SEQUENCE_TASKS)
 def test_recipes_are_the_published_ones(task: str) -> None:
     config = resolve(load_recipe(f"lra_{task}"))
     values = to_dict(config)
@@ -342,13 +342,13 @@ def test_recipes_are_the_published_ones(task: str) -> None:
     assert (values["optim"]["lr"], values["optim"]["weight_decay"], config.model.drop) == (1e-4, 0.0, 0.1)
     assert (config.data.name, config.model.name, config.data.path) == (task, f"lra_{task}", None)
     model, card = build(config.model, config.data)
-    assert model.num_tokens == KINDS[task].tokens
+    assert model.num_tokens == SEQUENCE_TASKS[task].tokens
     assert model.num_classes == len(card.classes)
 
 
 def test_every_task_has_recipe_model_and_published_rows() -> None:
-    assert set(SEQUENCE_MODELS) == {f"lra_{name}" for name in KINDS} <= set(recipe_names())
-    assert all(set(scores) == set(KINDS) for scores in PUBLISHED.values())
+    assert set(SEQUENCE_MODELS) == {f"lra_{name}" for name in SEQUENCE_TASKS} <= set(recipe_names())
+    assert all(set(scores) == set(SEQUENCE_TASKS) for scores in PUBLISHED.values())
     assert set(MECHANISMS) == set(PUBLISHED)
     means = {name: round(sum(scores.values()) / 5, 1) for name, scores in PUBLISHED.items()}
     assert means == {"Transformer": 58.8, "Linformer": 55.6, "Performer": 53.6, "Nystromformer": 59.0}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sightline import __version__
-from sightline.tasks.sequences.data import KINDS
+from sightline.tasks.sequences.data import SEQUENCE_TASKS
 from sightline.util.errors import FileError
 
 
@@ -60,7 +60,7 @@ class SequenceCard:
             arguments, classes, about = (json.loads(metadata[key]) for key in ("model_args", "classes", "sequences"))
             task, length = about["task"], about["length"]
             whole = isinstance(arguments, dict) and all(isinstance(name, str) for name in classes)
-            if not whole or task not in KINDS or not isinstance(length, int) or length < 1:
+            if not whole or task not in SEQUENCE_TASKS or not isinstance(length, int) or length < 1:
                 raise ValueError("values that do not fit")
             return cls(metadata["model"], arguments, tuple(classes), task, length)
         except (KeyError, TypeError, ValueError, RecursionError) as error:

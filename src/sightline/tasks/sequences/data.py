@@ -21,7 +21,7 @@ VERSION = 1  # of the generators: another one makes other data
 
 
 @dataclass(frozen=True)
-class Kind:
+class SequenceTask:
     """A task.
 
     Args:
@@ -39,17 +39,17 @@ class Kind:
     sizes: tuple[int, int, int] | None = None
 
 
-KINDS: dict[str, Kind] = {
-    "listops": Kind(
+SEQUENCE_TASKS: dict[str, SequenceTask] = {
+    "listops": SequenceTask(
         tuple(map(str, range(10))), 15, 2000, "a folder with basic_train.tsv, basic_val.tsv and basic_test.tsv",
         (96_000, 2_000, 2_000),
     ),
-    "text": Kind(texts.REVIEWS, 256, 4000, "the folder aclImdb"),
-    "retrieval": Kind(texts.PAIRS, 256, 4000, "a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv"),
-    "image": Kind(
+    "text": SequenceTask(texts.REVIEWS, 256, 4000, "the folder aclImdb"),
+    "retrieval": SequenceTask(texts.PAIRS, 256, 4000, "a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv"),
+    "image": SequenceTask(
         images.CLASSES, 256, 1024, "the folder cifar-10-batches-bin, or folders train/ and test/ of images by class"
     ),
-    "pathfinder": Kind(
+    "pathfinder": SequenceTask(
         pathfinder.CLASSES, 256, 1024, "a folder such as pathfinder32/curv_contour_length_14",
         (160_000, 20_000, 20_000),
     ),
@@ -66,20 +66,20 @@ def open_splits(config: Data, path: str | None, note: Note, splits: tuple[str, .
     Raises:
         FileError: there is no such data, or it is damaged.
     """
-    kind = KINDS[config.name]
+    task = SEQUENCE_TASKS[config.name]
     if path is not None and not path.strip():
-        raise FileError(f"--data: the path is empty; {config.name} takes {kind.files}")
+        raise FileError(f"--data: the path is empty; {config.name} takes {task.files}")
     if path is None:
-        if kind.sizes is None:
-            raise FileError(f"{config.name} is not generated; give --data PATH: {kind.files}")
-        made = _generated(config, kind, note, splits)
+        if task.sizes is None:
+            raise FileError(f"{config.name} is not generated; give --data PATH: {task.files}")
+        made = _generated(config, task, note, splits)
     elif Path(path).is_dir():
-        made = READERS[config.name](Path(path), config, config.length or kind.length, note, splits)
+        made = READERS[config.name](Path(path), config, config.length or task.length, note, splits)
     else:
-        raise FileError(f"--data: {path} is not a folder; {config.name} takes {kind.files}")
+        raise FileError(f"--data: {path} is not a folder; {config.name} takes {task.files}")
     for split, tokens in made.items():
         if not len(tokens):
-            raise FileError(f"{path}: no examples in {split}; {config.name} takes {kind.files}")
+            raise FileError(f"{path}: no examples in {split}; {config.name} takes {task.files}")
     return made
 
 
@@ -101,31 +101,31 @@ class ProgressPrinter:
 
 def cut(config: Data, tokens: TokenSet) -> int:
     """Sequences that are cut, when they are read or batched."""
-    return tokens.cut + int((tokens.lengths > (config.length or KINDS[config.name].length)).sum())
+    return tokens.cut + int((tokens.lengths > (config.length or SEQUENCE_TASKS[config.name].length)).sum())
 
 
-def _generated(config: Data, kind: Kind, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
-    assert kind.sizes is not None
-    sizes = [given or usual for given, usual in zip((config.train, config.val, config.test), kind.sizes, strict=True)]
+def _generated(config: Data, task: SequenceTask, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
+    assert task.sizes is not None
+    sizes = [given or usual for given, usual in zip((config.train, config.val, config.test), task.sizes, strict=True)]
     generate = {"listops": listops.generate, "pathfinder": pathfinder.generate}[config.name]
     name = f"{config.name}-{VERSION}-{config.seed}-{'-'.join(map(str, sizes))}.safetensors"
     folder = Path(config.cache) if config.cache else default_cache()
     tell = partial(note, f"{config.name}, examples generated")
-    check = partial(_check, kind, sum(sizes))
+    check = partial(_check, task, sum(sizes))
     whole = cached(folder / name, lambda: generate(sum(sizes), config.seed, tell), check)
     ends = np.cumsum([0, *sizes]).tolist()
     found = {split: whole.part(a, b) for split, a, b in zip(SPLITS, ends[:-1], ends[1:], strict=True)}
     return {split: found[split] for split in splits}
 
 
-def _check(kind: Kind, count: int, tokens: TokenSet) -> None:
+def _check(task: SequenceTask, count: int, tokens: TokenSet) -> None:
     """Reject a set that is of other sizes, or has tokens or labels that the task does not have."""
     if len(tokens) != count:
         raise FileError(f"{len(tokens):,} examples instead of {count:,}")
-    if len(tokens.values) and int(tokens.values.max()) >= kind.tokens:
-        raise FileError(f"token {int(tokens.values.max())} is not one of 0 to {kind.tokens - 1}")
-    if wrong := set(np.unique(tokens.labels).tolist()) - set(range(len(kind.classes))):
-        raise FileError(f"label {min(wrong)} is not one of 0 to {len(kind.classes) - 1}")
+    if len(tokens.values) and int(tokens.values.max()) >= task.tokens:
+        raise FileError(f"token {int(tokens.values.max())} is not one of 0 to {task.tokens - 1}")
+    if wrong := set(np.unique(tokens.labels).tolist()) - set(range(len(task.classes))):
+        raise FileError(f"label {min(wrong)} is not one of 0 to {len(task.classes) - 1}")
 
 
 def _listops(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:

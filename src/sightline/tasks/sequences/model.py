@@ -11,7 +11,7 @@ from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.reader import read_metadata, read_state
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
-from sightline.tasks.sequences.data import KINDS
+from sightline.tasks.sequences.data import SEQUENCE_TASKS
 from sightline.util.errors import FileError
 
 OWN = ("num_tokens", "num_classes", "towers")  # of the task, not of the user
@@ -23,7 +23,7 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     Raises:
         ValueError: there is no such model or argument, it is not of this task, or the weights do not fit.
     """
-    kind = KINDS[data.name]
+    task = SEQUENCE_TASKS[data.name]
     if config.name != f"lra_{data.name}":
         known = f"lra_{data.name}" if config.name in SEQUENCE_MODELS else ", ".join(SEQUENCE_MODELS)
         raise ValueError(f"model.name: {config.name!r} is not a model of {data.name}; give {known}")
@@ -33,7 +33,7 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
             raise ValueError(f"model.args: {key} follows from the task {data.name}; leave it out")
     if config.attention is not None:
         arguments["attention"] = config.attention
-    length = data.length or kind.length
+    length = data.length or task.length
     longest = arguments.get("max_length", SEQUENCE_MODELS[config.name]["max_length"])
     if not isinstance(longest, int) or length > longest:
         raise ValueError(
@@ -45,7 +45,7 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     if config.checkpoint is not None:
         fill(model, Path(config.checkpoint))
     model.set_grad_checkpointing(config.grad_checkpointing)
-    return model, SequenceCard(config.name, arguments, kind.classes, data.name, length)
+    return model, SequenceCard(config.name, arguments, task.classes, data.name, length)
 
 
 def open_file(
