@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from sightline.tasks.classification import colour
 from sightline.tasks.classification.config import Augment
+from sightline.util.errors import InputError
 
 LAYERS = 4  # operations in a row, at most
 COLUMNS = 8 + 4 * LAYERS
@@ -37,7 +38,7 @@ class RandAugment:
         parts = dict(re.findall(r"-([a-z]+)(\d*\.?\d+)", text))
         known = {"m", "mstd", "n", "p", "inc"}
         if not text.startswith("rand") or parts.keys() - known or int(float(parts.get("n", 2))) > LAYERS:
-            raise ValueError(
+            raise InputError(
                 f"augment.auto: {text!r} is not available with data.preload; give rand-mM-mstdS-nN-pP with N up to "
                 f"{LAYERS}, or leave data.preload out"
             )

@@ -14,13 +14,14 @@ from sightline.models.zoo import VARIANTS
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data, Distill, Model
 from sightline.tasks.create import create
+from sightline.util.errors import FileError, InputError
 
 
 def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Module, ModelCard]:
     """The model with its starting weights, and its card.
 
     Raises:
-        ValueError: there is no such model or argument, or the weights do not fit.
+        InputError, FileError: there is no such model or argument, or the weights do not fit.
     """
     check_arguments(config, data, len(classes))
     kwargs = dict(config.args)
@@ -40,29 +41,29 @@ def check_arguments(config: Model, data: Data, classes: int) -> None:
     """Reject arguments of the model that the data contradict.
 
     Raises:
-        ValueError: another number of classes or another size than the data's, or channels that images do not have.
+        InputError: another number of classes or another size than the data's, or channels that images do not have.
     """
     args = config.args
     if args.get("num_classes", classes) != classes:
-        raise ValueError(
+        raise InputError(
             f"model.args: num_classes={args['num_classes']}, but the data have {classes} classes; leave it out"
         )
     if args.get("in_chans", 3) not in MODES:
-        raise ValueError(f"model.args: in_chans={args['in_chans']}, but images are read with 3 channels or 1; give one")
+        raise InputError(f"model.args: in_chans={args['in_chans']}, but images are read with 3 channels or 1; give one")
     size = args.get("img_size")
     if data.size is not None and size is not None and _pair(size) != _pair(data.size):
-        raise ValueError(f"model.args: img_size={size}, but data.size={data.size}; leave img_size out")
+        raise InputError(f"model.args: img_size={size}, but data.size={data.size}; leave img_size out")
 
 
 def load_weights(model: nn.Module, path: str) -> None:
     """Read weights as data only; a classifier for other classes, and another attention mechanism, stay new.
 
     Raises:
-        ValueError: they do not fit, or are of a segmenter or detector.
+        FileError: they do not fit, or are of a segmenter or detector.
     """
     what = {"segmentation": "a segmenter", "detection": "a detector"}.get(read_metadata(path).get("task", ""))
     if what is not None:
-        raise ValueError(f"{path}: {what}, not a classifier; give the weights that its backbone started from")
+        raise FileError(f"{path}: {what}, not a classifier; give the weights that its backbone started from")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         state = read_state(path)
@@ -75,9 +76,9 @@ def load_weights(model: nn.Module, path: str) -> None:
         try:
             model.load_state_dict(state)
         except RuntimeError as error:
-            raise ValueError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+            raise FileError(f"{path}: {' '.join(str(error).split())[:300]}") from error
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise FileError(f"{path}: {error}") from error
     for warning in caught:
         if any(word in str(warning.message) for word in ("classifier", "attention mechanism")):
             print(f"{path}: {warning.message}", flush=True)
@@ -106,7 +107,7 @@ def _channels(what: str, given: tuple[float, ...] | None, usual: tuple[float, ..
     if len(values) != channels and (given is None or len(given) == 1):
         values = (sum(values) / len(values),) * channels
     if len(values) != channels:
-        raise ValueError(f"data.{what}: {list(values)} has {len(values)} values for {channels} channels")
+        raise InputError(f"data.{what}: {list(values)} has {len(values)} values for {channels} channels")
     return tuple(float(value) for value in values)
 
 

@@ -11,6 +11,7 @@ from sightline.data.order import Key
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.samples import Samples, eval_transform, make_loader
+from sightline.util.errors import FileError
 
 CHUNK = 256  # images decoded at a time
 
@@ -51,7 +52,7 @@ def preload(
     finally:
         close_loader(loader)
     if not images:
-        raise ValueError(f"{samples.split.title}: none of its {len(samples)} images can be read; {broken[0]}")
+        raise FileError(f"{samples.split.title}: none of its {len(samples)} images can be read; {broken[0]}")
     return Preloaded(torch.cat(images), torch.cat(targets).to(device), tuple(broken))
 
 

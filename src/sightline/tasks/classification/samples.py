@@ -17,6 +17,7 @@ from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.config import Augment
+from sightline.util.errors import InputError
 
 Transform = Callable[[Image.Image], np.ndarray]
 Sample = tuple[Tensor | None, int, str | None]  # pixels, class, what was wrong
@@ -118,7 +119,7 @@ def train_transform(card: ModelCard, augment: Augment) -> Transform:
             use_prefetcher=True,
         )
     except (AssertionError, ValueError, KeyError) as error:  # all else of it has been checked
-        raise ValueError(
+        raise InputError(
             f"augment.auto: timm does not know {augment.auto!r} ({error}); give one such as rand-m9-mstd0.5-inc1"
         ) from error
     height, width = card.input_size[1:]

@@ -17,6 +17,7 @@ from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.mix import erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
 from sightline.tasks.evaluation import Evaluation, evaluate
+from sightline.util.errors import InputError
 
 SYNTHETIC_CLASSES = 10
 
@@ -67,7 +68,7 @@ class Classification:
         self.order = self.loader.order
         self.images = len(splits[1]) if splits else self.order.local * placement.ranks
         if self.order.ranks > 1 and self.order.local % 2 and mixes(augment, 0):
-            raise ValueError(
+            raise InputError(
                 f"batch.size={placement.batch} gives {self.order.local} images per process and micro-batch, but mixing "
                 f"needs an even number; give a multiple of {2 * placement.ranks * placement.accumulate}"
             )

@@ -12,7 +12,7 @@ from sightline.models.weights.reader import read_metadata, read_state
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
 from sightline.tasks.sequences.data import SEQUENCE_TASKS
-from sightline.util.errors import FileError
+from sightline.util.errors import FileError, InputError
 
 OWN = ("num_tokens", "num_classes", "towers")  # of the task, not of the user
 
@@ -21,22 +21,22 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     """The model with its starting weights, and its card.
 
     Raises:
-        ValueError: there is no such model or argument, it is not of this task, or the weights do not fit.
+        InputError, FileError: there is no such model or argument, it is not of this task, or the weights do not fit.
     """
     task = SEQUENCE_TASKS[data.name]
     if config.name != f"lra_{data.name}":
         known = f"lra_{data.name}" if config.name in SEQUENCE_MODELS else ", ".join(SEQUENCE_MODELS)
-        raise ValueError(f"model.name: {config.name!r} is not a model of {data.name}; give {known}")
+        raise InputError(f"model.name: {config.name!r} is not a model of {data.name}; give {known}")
     arguments: dict[str, object] = dict(config.args)
     for key in arguments:
         if key in OWN:
-            raise ValueError(f"model.args: {key} follows from the task {data.name}; leave it out")
+            raise InputError(f"model.args: {key} follows from the task {data.name}; leave it out")
     if config.attention is not None:
         arguments["attention"] = config.attention
     length = data.length or task.length
     longest = arguments.get("max_length", SEQUENCE_MODELS[config.name]["max_length"])
     if not isinstance(longest, int) or length > longest:
-        raise ValueError(
+        raise InputError(
             f"data.length: {length} is more than the {longest} tokens of the model; "
             f"give model.args a max_length of at least {length}"
         )
