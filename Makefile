@@ -3,11 +3,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-gpu demo lint types pytest tables format clean
+.PHONY: test test-fast test-gpu demo lint types pytest tables format clean
 
 test: lint types pytest
 
-# The whole suite on a machine with a GPU, where the kernels run in full instead of through the interpreter.
+# A selection for every save: no slow tests, nothing that needs a GPU.
+test-fast: $(STAMP)
+	$(BIN)/pytest -n auto --dist loadgroup -m "not slow and not gpu"
+
+# The whole suite on a machine with a GPU, which runs the kernels instead of the interpreter.
 test-gpu: $(STAMP)
 	$(BIN)/pytest -n 8 --dist loadgroup
 

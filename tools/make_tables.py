@@ -1,8 +1,8 @@
 """Write the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
 
 These are the README's tables of models and speed; the tables of docs/mechanisms.md, docs/training.md, docs/dense.md and
-docs/sequences.md; all of docs/performance.md and docs/performance_tables.md. `--check` writes nothing and fails if
-something is out of date.
+docs/sequences.md; all of docs/performance.md and docs/performance_tables.md; the figures in docs/images. `--check`
+writes nothing and fails if a page is out of date or a figure is missing.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tables.bench import speed_section, tables_page
 from tables.dense import cost_section, runs_section
+from tables.figures import FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
 from tables.performance import performance_page
 from tables.registry import mechanism_table, model_table
@@ -62,11 +63,14 @@ def main() -> int:
     check = parser.parse_args().check
     made = pages()
     stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
+    images = ROOT / "docs" / "images"
+    stale += [path for path in (images / f"{name}.png" for name in FIGURES) if not path.exists()]
     for path in stale if check else ():
         print(f"{path.relative_to(ROOT)} is out of date; run `make tables`", file=sys.stderr)
     if not check:
         for path, text in made.items():
             path.write_text(text)
+        draw_figures(ROOT / "results", images)
     return 1 if check and stale else 0
 
 

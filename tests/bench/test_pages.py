@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from sightline.bench.results import REJECTED, Writer, file_stem
 
 from .test_results import ABOUT, full_report, op
@@ -10,7 +12,10 @@ from .test_results import ABOUT, full_report, op
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from tables.bench import NOTHING, load_reports, speed_section, tables_page
+from tables.figures import FIGURES, draw_figures
 from tables.performance import performance_page
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_pages_without_results(tmp_path: Path) -> None:
@@ -45,4 +50,18 @@ def test_speed_section(tmp_path: Path) -> None:
     assert "| 1024 px, batch 512 | 10,240 | 5,120 | 10,779 | 10,240 | 5,120 | 10,779 |" in text
     assert "One NVIDIA H200, torch 2.11.0+cu129, bfloat16" in text
     assert text.count("commit abc123") == 2
-    assert text in performance_page(tmp_path).replace("(performance_tables.md)", "(docs/performance.md)", 1)
+    assert speed_section(tmp_path, "performance_tables.md") in performance_page(tmp_path)
+
+
+@pytest.mark.slow
+def test_figures_of_the_recorded_results(tmp_path: Path) -> None:
+    drawn = draw_figures(RESULTS, tmp_path)
+    assert [path.stem for path in drawn] == list(FIGURES)
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
+
+
+def test_the_page_opens_with_sentences_and_figures() -> None:
+    page = performance_page(RESULTS)
+    opening = page[: page.index("## ")]
+    assert opening.count("](images/") == 3
+    assert "85 times at 16,385" in opening

@@ -71,8 +71,8 @@ def _markdown(found: Table) -> str:
     return table(titles, found.rows, found.text)
 
 
-def speed_section(folder: Path) -> str:
-    """The README's short tables, one row per shape and one per size, from the runs on CUDA."""
+def speed_section(folder: Path, more: str = "docs/performance.md") -> str:
+    """The README's short tables, one row per shape and one per size, from the runs on CUDA; `more` is linked."""
     found = [(report, row) for _, report in load_reports(folder) for row in report if row.device == "cuda"]
     rows = [row for _, row in found]
     ops = _best(rows, "op", False, lambda row: row.candidate == "inline triton")
@@ -82,7 +82,7 @@ def speed_section(folder: Path) -> str:
     origin = {id(row): report.about for report, row in found}
     about = origin[id((ops or models)[0])]
     parts = [f"One {about['card']}, torch {about['torch']}, {rows[0].dtype}. More, and training: "
-             "[docs/performance.md](docs/performance.md)."]  # fmt: skip
+             f"[{more}]({more})."]  # fmt: skip
     if ops:
         parts += [f"Operators, milliseconds by CUDA-graph replay, commit {_commit(origin[id(ops[0])]['commit'])}. "
                   "*x floor*: relative to moving the tensors through memory once.", _speed_ops(rows, ops)]  # fmt: skip

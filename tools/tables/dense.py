@@ -119,7 +119,5 @@ def _cells(row: dict[str, Any] | None) -> list[str]:
 
 def _growth(line: dict[tuple[int, int], dict[str, Any]], small: int, large: int) -> str:
     """Memory of a pixel at the large size over that at the small one: 1.00 where it grows linearly."""
-    ends = [line.get((side, side), {}).get("peak_mib") for side in (small, large)]
-    if not all(ends):
-        return NONE
-    return f"{ends[1] / ends[0] * (small / large) ** 2:.2f}"
+    first, last = (line.get((side, side), {}).get("peak_mib") for side in (small, large))
+    return f"{last / first * (small / large) ** 2:.2f}" if first and last else NONE

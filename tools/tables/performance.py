@@ -1,7 +1,11 @@
 """docs/performance.md: five sentences with three figures, then how the numbers are made."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from sightline.bench import Row
+from sightline.bench.goals import pick
+from sightline.bench.operators import SDPA
 from tables.bench import NOTHING, load_reports, speed_section
 
 METHOD = """## How the numbers are made
@@ -21,9 +25,59 @@ METHOD = """## How the numbers are made
 def performance_page(folder: Path) -> str:
     """The whole page."""
     parts = ["# Performance", "Generated from the files in `results/` by `make tables`; do not edit by hand."]
-    if not load_reports(folder):
+    reports = load_reports(folder)
+    if not reports:
         return "\n\n".join([*parts, NOTHING]) + "\n"
-    more = "All rows of all runs: [performance_tables.md](performance_tables.md). What was tried on the way to these " \
-           "kernels: [performance_log.md](performance_log.md)."  # fmt: skip
-    speed = speed_section(folder).replace("(docs/performance.md)", "(performance_tables.md)")
-    return "\n\n".join([*parts, METHOD.strip(), "## Speed", speed, more]) + "\n"
+    parts += opening([row for _, report in reports for row in report if row.device == "cuda" and row.ms])
+    more = (
+        "All rows of all runs, and the goals: [performance_tables.md](performance_tables.md). What was tried on the "
+        "way to these kernels: [performance_log.md](performance_log.md)."
+    )
+    speed = speed_section(folder, "performance_tables.md")
+    return "\n\n".join([*parts, more, METHOD.strip(), "## Speed", speed]) + "\n"
+
+
+def opening(rows: Sequence[Row]) -> list[str]:
+    """Five sentences and three figures, if the results have the rows that they are about."""
+    ops = sorted((r for r in rows if _is(r, "inline triton", "forward+backward") and (r.heads, r.dim) == (6, 32)),
+                 key=lambda r: r.tokens or 0)  # fmt: skip
+    models = [r for r in rows if _is(r, "inline_deit_tiny", "forward") and r.compiled and r.dtype == "bfloat16"]
+    steps = [r for r in rows if _is(r, "inline_deit_tiny", "train") and r.compiled and r.dtype == "bfloat16"]
+    soft = sorted((r for r in rows if _is(r, "soft triton", "forward+backward")), key=lambda r: r.tokens or 0)
+    if not (ops and models and steps and soft):
+        return []
+    first, last = models[0], models[-1]
+    train_first, train_last = steps[0], steps[-1]
+    return [
+        f"With backward, InLine attention is {_over(rows, ops[0]):.1f} times as fast as torch's SDPA at "
+        f"{ops[0].tokens:,} tokens and {_over(rows, ops[-1]):.0f} times at {ops[-1].tokens:,}; SOFT with "
+        f"49 landmarks is {_over(rows, soft[0]):.1f} times as fast at {soft[0].tokens:,} and "
+        f"{_over(rows, soft[-1]):.0f} times at {soft[-1].tokens:,}.",
+        "![Time of operators against tokens](images/operators.png)",
+        f"A compiled `inline_deit_tiny` is {_over(rows, first):.1f} times as fast as timm's DeiT-Tiny at "
+        f"{first.height} px and {_over(rows, last):.1f} times at {last.height} px by CUDA-graph replay, "
+        f"{_over(rows, first, calls=True):.1f} and {_over(rows, last, calls=True):.1f} times by plain calls. Its "
+        f"training step is {_over(rows, train_first):.1f} and {_over(rows, train_last):.1f} times as fast by graph "
+        f"replay; by plain calls, launches limit it to {_over(rows, train_first, calls=True):.2f} and "
+        f"{_over(rows, train_last, calls=True):.2f} times, so train with "
+        '`torch.compile(mode="reduce-overhead")`.',
+        "![Throughput of models against resolution](images/throughput.png)",
+        "Memory grows linearly with the tokens for all of them, softmax included, as SDPA never stores its matrix; "
+        "the kernels of SOFT need about a third of the memory of its reference. Launch overhead depends on the "
+        "machine, so measure on yours: `sightline bench models --plot`.",
+        "![Memory against size](images/memory.png)",
+    ]
+
+
+def _is(row: Row, candidate: str, mode: str) -> bool:
+    return row.candidate == candidate and row.mode == mode
+
+
+def _over(rows: Sequence[Row], row: Row, calls: bool = False) -> float:
+    """How many times as fast as softmax."""
+    other = pick(rows, row, lambda name: name == SDPA or name.startswith("timm "))
+    assert other is not None
+    mine, theirs = (row.call_ms, other.call_ms) if calls else (row.ms, other.ms)
+    assert mine
+    assert theirs
+    return theirs / mine

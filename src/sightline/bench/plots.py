@@ -1,5 +1,6 @@
 """Figures of a run: time, throughput and memory against size, throughput against the window."""
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Points = list[tuple[float, float]]
 Series = dict[str, Points]
+Styles = dict[str, tuple[str, str]]  # colour and marker by name
 # Okabe and Ito's colours, which people with colour vision deficiencies can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "os^Dvp*"
@@ -123,20 +125,20 @@ def series_of(
     return {label: sorted(points.items()) for label, points in found.items()}
 
 
-def draw(panels: Sequence[Panel], footer: str, path: Path, columns: int = 2) -> None:
+def draw(panels: Sequence[Panel], footer: str, path: Path, styles: Styles | None = None, columns: int = 2) -> None:
     """Draw panels side by side, each line labelled at its right end, in the same colour wherever its name occurs."""
     pyplot = require_matplotlib()
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)
     names = list(dict.fromkeys(name for panel in panels for name in panel.series))
-    styles = dict(zip(names, zip(cycle(COLOURS), cycle(MARKERS), strict=False), strict=False))
+    styles = styles or dict(zip(names, zip(cycle(COLOURS), cycle(MARKERS), strict=False), strict=False))
     with pyplot.rc_context({"font.size": FONT, "axes.spines.top": False, "axes.spines.right": False}):
         figure, axes = pyplot.subplots(lines, columns, figsize=(6.6 * columns, 4.3 * lines), squeeze=False)
         for axis, panel in zip(axes.flat, panels, strict=False):
             draw_panel(axis, panel, styles)
         for axis in list(axes.flat)[len(panels) :]:
             axis.set_visible(False)
-        figure.tight_layout(rect=(0, 0.04 / lines, 1, 1))
+        figure.tight_layout(rect=(0, 0.04 / lines, 1, 1), w_pad=1 + 0.6 * max(map(len, names)))  # room for the names
         figure.canvas.draw()  # labels are placed by the final size of the axes
         for axis, panel in zip(axes.flat, panels, strict=False):
             label_lines(axis, panel, styles)
@@ -145,7 +147,7 @@ def draw(panels: Sequence[Panel], footer: str, path: Path, columns: int = 2) -> 
         pyplot.close(figure)
 
 
-def draw_panel(axis: "Axes", panel: Panel, styles: dict[str, tuple[str, str]]) -> None:
+def draw_panel(axis: "Axes", panel: Panel, styles: Styles) -> None:
     """Lines and axes; a value axis that spans more than a factor of eight is logarithmic."""
     for name, points in panel.series.items():
         colour, marker = styles[name]
@@ -160,7 +162,7 @@ def draw_panel(axis: "Axes", panel: Panel, styles: dict[str, tuple[str, str]]) -
     else:
         axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    shown = positions if len(positions) < 8 else [*positions[:: len(positions) // 6 + 1], positions[-1]]
+    shown = apart(positions)
     axis.set_xticks(shown, [f"{position:,g}" for position in shown])
     axis.minorticks_off()
     axis.set_title(panel.title, fontsize=FONT + 1, loc="left")
@@ -168,7 +170,7 @@ def draw_panel(axis: "Axes", panel: Panel, styles: dict[str, tuple[str, str]]) -
     axis.set_axisbelow(True)
 
 
-def label_lines(axis: "Axes", panel: Panel, styles: dict[str, tuple[str, str]]) -> None:
+def label_lines(axis: "Axes", panel: Panel, styles: Styles) -> None:
     """Write the name of every line to the right of its end, moved apart where lines end close to each other."""
     ends = [(points[-1], name, styles[name][0]) for name, points in panel.series.items()]
     ends += [(panel.floor[-1], "floor", GREY)] if panel.floor else []
@@ -177,6 +179,22 @@ def label_lines(axis: "Axes", panel: Panel, styles: dict[str, tuple[str, str]]) 
     gap = 1.3 * (FONT - 1) / 72 * axis.figure.dpi / axis.get_window_extent().height
     for (_, name, colour), height in zip(ends, spread(heights, gap), strict=True):
         axis.annotate(name, (1.02, height), xycoords="axes fraction", color=colour, fontsize=FONT - 1, va="center")
+
+
+def apart(positions: Sequence[float]) -> list[float]:
+    """Those of some increasing positions whose labels do not touch on a logarithmic axis; first and last are kept.
+
+    >>> apart([1, 1.1, 10, 90, 100])
+    [1, 10, 100]
+    """
+    if len(positions) < 2:
+        return list(positions)
+    gap = 0.11 * math.log(positions[-1] / positions[0])
+    kept = [positions[0]]
+    for position in positions[1:-1]:
+        if math.log(position / kept[-1]) >= gap and math.log(positions[-1] / position) >= gap:
+            kept.append(position)
+    return [*kept, positions[-1]]
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

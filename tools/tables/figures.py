@@ -1,0 +1,141 @@
+"""The figures of docs/performance.md and the README, drawn from the files in `results/`."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sightline.analysis.toy import toy_scores
+from sightline.bench import Row
+from sightline.bench.operators import SDPA
+from sightline.bench.plots import (
+    COLOURS,
+    FONT,
+    GREY,
+    Panel,
+    draw,
+    draw_panel,
+    label_lines,
+    require_matplotlib,
+    series_of,
+    side,
+    time_per_image,
+)
+from tables.bench import load_reports
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FIGURES = ("operators", "throughput", "memory", "hero")
+NAMES = {"inline triton": "InLine", SDPA: "softmax", "soft triton": "SOFT", "soft reference": "SOFT, reference"}
+BLUE, VERMILLION, GREEN = COLOURS[:3]
+STYLES = {
+    "InLine": (BLUE, "o"),
+    "softmax": (VERMILLION, "s"),
+    "no attention": (GREY, "^"),
+    "SOFT": (GREEN, "D"),
+    "SOFT, reference": (COLOURS[3], "v"),
+}
+SHADES = ("#9ECAE1", "#4292C6", "#2171B5", "#08306B")  # queries, from short to long
+
+
+def draw_figures(results: Path, images: Path) -> list[Path]:
+    """Draw every figure; returns their paths."""
+    images.mkdir(parents=True, exist_ok=True)
+    rows = [row for _, report in load_reports(results) for row in report if row.device == "cuda"]
+    footer = "One NVIDIA H200, bfloat16, by CUDA-graph replay; commits and versions: docs/performance_tables.md"
+    panels_of = (operators(rows), throughput(rows), memory(rows))
+    for name, panels in zip(FIGURES, panels_of, strict=False):
+        draw(panels, footer, images / f"{name}.png", STYLES)
+    hero(throughput(rows)[0], images / "hero.png")
+    return [images / f"{name}.png" for name in FIGURES]
+
+
+def throughput(rows: Sequence[Row]) -> list[Panel]:
+    """Compiled DeiT-Tiny against resolution: inference and training by graph replay."""
+    mine = [r for r in rows if r.case.startswith("inline_deit_tiny ") and r.compiled and r.dtype == "bfloat16"]
+    titles = {"forward": "DeiT-Tiny, inference", "train": "DeiT-Tiny, training step"}
+    return [
+        Panel(title, "image side, pixels", "images per second",
+              series_of([r for r in mine if r.mode == mode], side, lambda r: r.images_per_s, _model))
+        for mode, title in titles.items()
+    ]  # fmt: skip
+
+
+def _model(row: Row) -> str:
+    if row.candidate.startswith("timm"):
+        return "softmax"
+    return "no attention" if " none" in row.candidate else "InLine"
+
+
+def operators(rows: Sequence[Row]) -> list[Panel]:
+    """InLine, SOFT and softmax against the number of tokens, forward and backward."""
+    both = [r for r in rows if r.kind == "op" and r.mode == "forward+backward" and r.candidate in NAMES]
+    inline = [r for r in both if (r.heads, r.dim) == (6, 32)]
+    soft = [r for r in both if r.case.startswith("soft_") and r.candidate != "soft reference"]
+    name: Callable[[Row], str] = lambda row: NAMES[row.candidate]  # noqa: E731
+    floor = {float(r.tokens): r.floor_ms / r.batch * 1e3 for r in inline if r.tokens and r.floor_ms}
+    return [
+        Panel("InLine, 6 heads of 32, forward + backward", "tokens", "µs per image",
+              series_of(inline, lambda r: r.tokens, time_per_image, name), sorted(floor.items())),
+        Panel("SOFT with 49 landmarks, 2 heads of 32, forward + backward", "tokens", "µs per image",
+              series_of(soft, lambda r: r.tokens, time_per_image, name)),
+    ]  # fmt: skip
+
+
+def memory(rows: Sequence[Row]) -> list[Panel]:
+    """Peak memory per image against size: the SOFT operator next to its reference, and a model in training."""
+    ops = [r for r in rows if r.case.startswith("soft_") and r.kind == "op" and r.mode == "forward+backward"]
+    ops = [r for r in ops if r.candidate in NAMES]
+    train = [r for r in rows if r.case.startswith("inline_deit_tiny ") and r.compiled and r.mode == "train"]
+    models = series_of(train, side, _mib, _model)
+    models = {name: models[name] for name in ("softmax", "InLine")}
+    operator = series_of(ops, lambda r: r.tokens, _mib, lambda r: NAMES[r.candidate])
+    return [
+        Panel("SOFT operator, forward + backward", "tokens", "MiB per image", operator),
+        Panel("DeiT-Tiny, training step", "image side, pixels", "MiB per image", models),
+    ]
+
+
+def _mib(row: Row) -> float | None:
+    return row.memory_mib and row.memory_mib / row.batch
+
+
+def hero(speed: Panel, path: Path) -> None:
+    """The README's picture: throughput against resolution, and scores of four collinear queries."""
+    pyplot = require_matplotlib()
+    with pyplot.rc_context({"font.size": FONT, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = pyplot.figure(figsize=(14, 4.4))
+        left, right = figure.add_gridspec(1, 2, width_ratios=(1, 1.3), wspace=0.4, bottom=0.15, top=0.82)
+        axis = figure.add_subplot(left)
+        draw_panel(axis, speed, STYLES)
+        axis.set_title("", loc="left")
+        _headline(axis, "Fast at high resolution", "DeiT-Tiny inference, compiled, one H200, bfloat16")
+        axes = [figure.add_subplot(cell) for cell in right.subgridspec(1, 3, wspace=0.12)]
+        for each, (name, scores) in zip(axes, toy_scores().items(), strict=True):
+            _scores(each, {"softmax": "softmax", "linear": "linear", "inline": "InLine"}[name], scores.tolist())
+        for each in axes[1:]:
+            each.tick_params(labelleft=False)
+        axes[0].set_ylabel("attention score")
+        _headline(axes[0], "InLine tells queries apart that linear attention confuses",
+                  "four queries that differ in length only, scores over four keys")  # fmt: skip
+        figure.canvas.draw()
+        label_lines(axis, speed, STYLES)
+        figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
+        pyplot.close(figure)
+
+
+def _headline(axis: "Axes", title: str, line: str) -> None:
+    axis.text(0, 1.21, title, transform=axis.transAxes, fontsize=FONT + 3, fontweight="bold")
+    axis.text(0, 1.13, line, transform=axis.transAxes, fontsize=FONT, color=GREY)
+
+
+def _scores(axis: "Axes", name: str, rows: Sequence[Sequence[float]]) -> None:
+    """The scores of each query over the keys; longer queries are darker."""
+    keys = range(1, len(rows[0]) + 1)
+    for i, row in enumerate(rows):
+        axis.plot(keys, row, color=SHADES[i], marker="o", markersize=5, linewidth=1.8, label=f"query {i + 1}")
+    axis.set(ylim=(0, 0.48), xlim=(0.7, len(rows[0]) + 0.3), xlabel="key", xticks=list(keys))
+    axis.set_title(name, fontsize=FONT + 1)
+    axis.grid(True, axis="y", color="0.92")
+    if name == "softmax":
+        axis.legend(frameon=False, fontsize=FONT - 2, loc="upper right", handlelength=1.2, borderaxespad=0)
