@@ -29,6 +29,7 @@ TRITON_OPERATORS = frozenset({"headwise_conv", "inline_attention", "linear_atten
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEAD_DIMS = (8, 128)
 LANDMARKS = 4096  # of soft_attention, at most
+BLOCK = 64  # landmarks that one program inverts
 FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
 
 CAPABILITY = (8, 0)  # of a GPU, at least: tensor cores for bfloat16 and TF32
@@ -84,12 +85,13 @@ def obstacle(
         return f"there are {landmarks} landmarks ({LANDMARKS} at most)"
     if filter_size not in FILTERS:
         return f"the filter is {filter_size} wide (one of {', '.join(map(str, FILTERS))})"
-    return device_obstacle(operator, q.device, q.dtype, q.shape[-1])
+    kernels = operator if landmarks <= BLOCK else f"{operator} in blocks"
+    return device_obstacle(kernels, q.device, q.dtype, q.shape[-1])
 
 
-def device_obstacle(operator: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why the kernels of `operator` cannot run on this device for tokens of this dtype and head dim, or None."""
-    if device.type != "cuda":
+def device_obstacle(kernels: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why these kernels, an entry of `SHARED_MEMORY`, cannot run on this device for such tokens, or None."""
+    if device.type != "cuda" or head_dim <= widest_head(kernels, device.index, dtype):
         return None
     limits = device_limits(device.index)
     if limits is None:
@@ -97,10 +99,23 @@ def device_obstacle(operator: str, device: torch.device, dtype: torch.dtype, hea
     major, minor, available = limits
     if (major, minor) < CAPABILITY:
         return f"the GPU has compute capability {major}.{minor} ({CAPABILITY[0]}.{CAPABILITY[1]} at least)"
-    needed = shared_memory(operator, dtype, head_dim)
-    if available < needed:
-        return f"the GPU has {available:,} bytes of shared memory per block ({needed:,} needed)"
-    return None
+    needed = shared_memory(kernels, dtype, head_dim)
+    return f"the GPU has {available:,} bytes of shared memory per block ({needed:,} needed)"
+
+
+@torch.compiler.assume_constant_result
+def widest_head(kernels: str, index: int | None, dtype: torch.dtype) -> int:
+    """The largest head dim for which the kernels run on a CUDA device, 0 if they do not; looked up at every call."""
+    key = (kernels, index, dtype)
+    if key not in _widest:
+        limits = device_limits(index)
+        capable = limits is not None and limits[:2] >= CAPABILITY
+        table = SHARED_MEMORY[kernels][dtype]
+        _widest[key] = max((d for d, need in table.items() if capable and limits and need <= limits[2]), default=0)
+    return _widest[key]
+
+
+_widest: dict[tuple[str, int | None, torch.dtype], int] = {}
 
 
 @torch.compiler.assume_constant_result
@@ -117,7 +132,7 @@ _limits: dict[int | None, Limits | None] = {}
 
 
 # Bytes of shared memory per block that the kernels of an operator need at most, forward and backward, by the largest
-# head dim they hold for: measured for compute capability 9.0, less for 8.0.
+# head dim they hold for. Measured by compiling for compute capability 9.0; where not measured, what an H200 has.
 SHARED_MEMORY: dict[str, dict[torch.dtype, dict[int, int]]] = {
     "inline_attention": {
         torch.bfloat16: {64: 81920, 128: 147456},
@@ -129,14 +144,23 @@ SHARED_MEMORY: dict[str, dict[torch.dtype, dict[int, int]]] = {
         torch.float16: {32: 24576, 128: 147456},
         torch.float32: {32: 57344, 64: 147456, 128: 393216},  # more than any GPU has: backward of wide heads
     },
-    "soft_attention": {dtype: {128: 232448} for dtype in DTYPES},
-    "headwise_conv": {dtype: {128: 232448} for dtype in DTYPES},
+    "soft_attention": {
+        torch.bfloat16: {32: 65536, 128: 232448},
+        torch.float16: {32: 98304, 128: 232448},
+        torch.float32: {32: 98304, 128: 232448},
+    },
+    "soft_attention in blocks": {dtype: {128: 232448} for dtype in DTYPES},  # more landmarks than BLOCK
+    "headwise_conv": {
+        torch.bfloat16: {32: 118784, 128: 180224},
+        torch.float16: {128: 232448},
+        torch.float32: {128: 232448},
+    },
 }
 
 
-def shared_memory(operator: str, dtype: torch.dtype, head_dim: int) -> int:
-    """Bytes of shared memory per block that the kernels need for tokens of this dtype and head dim."""
-    return next(need for most, need in SHARED_MEMORY[operator][dtype].items() if head_dim <= most)
+def shared_memory(kernels: str, dtype: torch.dtype, head_dim: int) -> int:
+    """Bytes of shared memory per block that an entry of `SHARED_MEMORY` needs for this dtype and head dim."""
+    return next(need for most, need in SHARED_MEMORY[kernels][dtype].items() if head_dim <= most)
 
 
 Arguments = ParamSpec("Arguments")

@@ -41,7 +41,7 @@ TAKEN: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(backend.VARIABLE, raising=False)
-    monkeypatch.setattr(backend, "device_limits", lambda index: H200)
+    _device(H200, monkeypatch)
 
 
 def test_every_shortened_path_is_known() -> None:
@@ -98,6 +98,7 @@ def test_no_kernel_of_ours_runs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def _device(limits: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "device_limits", lambda index: limits)
+    monkeypatch.setattr(backend, "_widest", {})
 
 
 @pytest.mark.parametrize("operator", sorted(backend.TRITON_OPERATORS))

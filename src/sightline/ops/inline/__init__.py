@@ -110,7 +110,9 @@ def inline_attention(
             check_grid(NAME, image_grid, size, prefix, what=f"grids[{i}]")
             images[i].update(residual=residual[i : i + 1], grid=image_grid)
     if chosen == "triton":
-        return triton.inline_packed_images(q, k, v, phi, scale, residual, prefix, affine, cu_seqlens, sizes, grids)
+        return triton.inline_attention(
+            q, k, v, phi, scale, residual, None, prefix, None, affine, cu_seqlens, sizes, grids
+        )  # fmt: skip
     return per_sequence(one, [sizes] * 3, (q, k, v), images)
 
 

@@ -22,38 +22,21 @@ def inline_attention(
     prefix: int,
     key_mask: Tensor | None,
     affine: Affine | None,
+    cu_seqlens: Tensor | None = None,
+    sizes: Sequence[int] = (0,),
+    grids: Sequence[Grid] | None = None,
 ) -> Tensor:
-    """(B, N, H, D), (B, M, H, D), (B, M, H, D) -> (B, N, H, D)."""
+    """(B, N, H, D), (B, M, H, D), (B, M, H, D) -> (B, N, H, D); packed images are (1, total, H, D)."""
     q, k, phi = kernel_features(q, k, phi, affine, key_mask)
-    save = needs_gradient(q, k, v, residual)
-    height, width = grid if grid is not None and residual is not None else (0, 0)
-    return attend(
-        q, k, v, residual, key_mask, None, None, 0, height, width, prefix, scale, 0.0, phi, False, save
-    )[0]  # fmt: skip
-
-
-def inline_packed_images(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    phi: str,
-    scale: float,
-    residual: Tensor | None,
-    prefix: int,
-    affine: Affine | None,
-    cu_seqlens: Tensor,
-    sizes: Sequence[int],
-    grids: Sequence[Grid] | None,
-) -> Tensor:
-    """Images of different sizes, packed as (1, total, H, D), in one launch."""
-    q, k, phi = kernel_features(q, k, phi, affine, None)
-    cu = cu_seqlens.to(q.device, torch.int32)
-    height = width = 0
+    cu = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32)
     table = None
-    if residual is not None and grids is not None:
+    height, width = grid or (0, 0)
+    if residual is None:
+        height = width = 0
+    elif grids is not None:
         height, width = max(g[0] for g in grids), max(g[1] for g in grids)
         table = torch.tensor(grids, dtype=torch.int32, device=q.device)
     save = needs_gradient(q, k, v, residual)
     return attend(
-        q, k, v, residual, None, cu, table, max(sizes), height, width, prefix, scale, 0.0, phi, False, save
+        q, k, v, residual, key_mask, cu, table, max(sizes), height, width, prefix, scale, 0.0, phi, False, save
     )[0]  # fmt: skip

@@ -91,8 +91,8 @@ def soft_attention(
         reject(NAME, f"cu_landmarks gives {counts} landmarks for {len(sizes)} images; give at least one per image")
     most = max(counts)
     if _choose(q, v, landmarks, most, backend) == "triton":
-        ends = (cu_seqlens, cu_landmarks, max(sizes), most)
-        return triton.soft_packed_images(q, v, landmarks, scale, normalized, iterations, *ends)
+        ends = (cu_seqlens, cu_landmarks)
+        return triton.soft_attention(q, v, landmarks, scale, normalized, iterations, None, ends, max(sizes), most)
 
     def one(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
         return reference.soft_attention(q, v, landmarks, scale, normalized, iterations, None)

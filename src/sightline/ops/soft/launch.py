@@ -9,13 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
-from sightline.backend import LANDMARKS
+from sightline.backend import BLOCK, LANDMARKS
 from sightline.ops.common.arguments import Tokens
 from sightline.ops.common.launching import (
     INTERPRETED,
-    Argument,
     Constants,
-    Kernel,
     Layout,
     Program,
     compile_all,
@@ -30,7 +28,6 @@ from sightline.ops.soft.newton import RIDGE, STEP, steps_in
 SHORT = 1024  # tokens up to which an image is one chunk
 CHUNK = 512  # tokens of a chunk at least
 PARTS = 64  # chunks at most
-BLOCK = 64  # landmarks of a block, up to which one program inverts
 NEWTON = {"P": 128, "K": BLOCK, "MOST": LANDMARKS, "num_warps": 8, "num_stages": 3}  # tiles of the products beyond
 
 
@@ -200,9 +197,6 @@ class _Work:
     def buffer(self, *shape: int) -> Layout:
         return self.program.buffer(shape, torch.float32)
 
-    def launch(self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Constants) -> None:
-        self.program.launch(kernel, grid, args, constants)
-
 
 def _saved(work: _Work, saved: Layout) -> tuple[Layout, Layout, Layout, Layout]:
     """Z, Y, K, and for several blocks of landmarks the row sums of A, one after another."""
@@ -228,12 +222,12 @@ def _forward(
     sums, mixed, core, degrees = _saved(work, saved)
     partial = _sums(work, v, mask, core, invert=cut.blocks == 1)
     if cut.blocks == 1:
-        work.launch(forward_kernels.forward_mix, (rows,), (partial, core, sums, mixed, cut.parts), cut.matrix)
+        work.program.launch(forward_kernels.forward_mix, (rows,), (partial, core, sums, mixed, cut.parts), cut.matrix)
     else:
         _add(work, partial, sums)
         _invert(work, core, degrees)
         _multiply(work, core, sums, mixed)
-    work.launch(
+    work.program.launch(
         forward_kernels.forward_write, (rows, cut.parts),
         (Tokens.of(q), Tokens.of(landmarks), Tokens.of(out), cu, cu_landmarks, mixed, *work.sizes, cut.chunk,
          cut.blocks, call.scale),
@@ -256,7 +250,7 @@ def _backward(
     edges = work.buffer(1 if cut.together else cut.parts + 1, rows, padded, cut.width)
     partial = None if cut.short else _sums(work, grad, None, core, invert=False)
     if cut.blocks == 1:
-        work.launch(
+        work.program.launch(
             backward_kernels.backward_mix, (rows,),
             (Tokens.of(q), Tokens.of(landmarks), Tokens.of(grad), cu, cu_landmarks, partial, sums, mixed, core,
              mixed_grad, edges, *work.sizes, cut.parts, call.scale),
@@ -268,7 +262,7 @@ def _backward(
         _add(work, partial, sums_grad)
         _multiply(work, core, sums_grad, mixed_grad)
         blocks = padded // int(cut.pairs["M"])
-        work.launch(
+        work.program.launch(
             matrix_kernels.backward_matrix, (rows, blocks),
             (Tokens.of(landmarks), cu_landmarks, degrees, sums, sums_grad, mixed, mixed_grad, edges, q.shape[2],
              landmarks.shape[1], blocks),
@@ -276,7 +270,7 @@ def _backward(
         )  # fmt: skip
     _tokens_back(work, v, grad, mask, mixed, mixed_grad, edges, (dq, dv, dl))
     if not cut.together:
-        work.launch(
+        work.program.launch(
             backward_kernels.add_landmarks, (rows, cut.blocks),
             (edges, Tokens.of(dl), cu_landmarks, q.shape[2], landmarks.shape[1], cut.blocks, cut.parts + 1),
             {**without(work.flags, "DOT"), **cut.matrix},
@@ -295,19 +289,19 @@ def _tokens_back(
     flags = {**work.flags, "MASKED": mask is not None}
     scale = work.call.scale
     if cut.joint:
-        work.launch(
+        work.program.launch(
             backward_kernels.backward_tokens, (work.rows, cut.parts),
             (*shared, dq, dv, dl, edges, *work.sizes, cut.chunk, scale),
             {**flags, **cut.tile(), "WHOLE": cut.together},
         )  # fmt: skip
         return
     blocks = work.padded // int(cut.queries["M"])
-    work.launch(
+    work.program.launch(
         matrix_kernels.backward_queries, (work.rows, cut.parts),
         (*shared, dq, dv, *work.sizes, cut.chunk, blocks, scale), {**flags, **cut.queries},
     )  # fmt: skip
     blocks = work.padded // int(cut.landmarks["M"])
-    work.launch(
+    work.program.launch(
         matrix_kernels.backward_landmarks, (work.rows, cut.parts * blocks),
         (*shared, edges, *work.sizes, cut.chunk, blocks, scale), {**flags, **cut.landmarks},
     )  # fmt: skip
@@ -318,7 +312,7 @@ def _sums(work: _Work, v: Layout, mask: Layout | None, core: Layout, invert: boo
     cut, call = work.cut, work.call
     partial = work.buffer(cut.parts, work.rows, work.padded, cut.width)
     steps, *inverse = call.inverse
-    work.launch(
+    work.program.launch(
         forward_kernels.forward_sums, (work.rows, cut.parts * cut.blocks + invert),
         (Tokens.of(work.q), Tokens.of(v), Tokens.of(work.landmarks), mask, work.cu, work.cu_landmarks, partial, core,
          *work.sizes, cut.chunk, cut.blocks, steps, call.scale, *inverse),
@@ -333,7 +327,7 @@ def _invert(work: _Work, core: Layout, degrees: Layout) -> None:
     cut, landmarks = work.cut, work.landmarks
     rows, size, _ = core.shape
     matrix, error, *iterates = (work.program.buffer((rows, 2, size, size), torch.float16) for _ in range(4))
-    work.launch(
+    work.program.launch(
         matrix_kernels.matrix, (rows, cut.blocks),
         (Tokens.of(landmarks), work.cu_landmarks, matrix, degrees, work.q.shape[2], landmarks.shape[1], cut.blocks,
          ridge),
@@ -346,21 +340,23 @@ def _invert(work: _Work, core: Layout, degrees: Layout) -> None:
         after, kind = (iterates[step % 2], "step") if step < steps - 1 else (core, last)
         for a, b, out, what in ((iterate, matrix, error, "error"), (error, iterate, after, kind)):
             args = (a, b, out, degrees, size // BLOCK, factor, step)
-            work.launch(matrix_kernels.newton_product, grid, args, {**NEWTON, "KIND": what})
+            work.program.launch(matrix_kernels.newton_product, grid, args, {**NEWTON, "KIND": what})
         iterate = after
 
 
 def _add(work: _Work, partial: Layout, out: Layout) -> None:
     """The sum over the chunks, in a fixed order."""
     cut = work.cut
-    work.launch(matrix_kernels.add_chunks, (work.rows, cut.blocks), (partial, out, cut.parts, cut.blocks), cut.matrix)
+    work.program.launch(
+        matrix_kernels.add_chunks, (work.rows, cut.blocks), (partial, out, cut.parts, cut.blocks), cut.matrix
+    )
 
 
 def _multiply(work: _Work, a: Layout, b: Layout, out: Layout) -> None:
     """a b for symmetric matrices a between the landmarks."""
     rows, size, columns = b.shape
     wide = min(64, columns)
-    work.launch(
+    work.program.launch(
         matrix_kernels.multiply, (rows, work.cut.blocks, columns // wide), (a, b, out, size, columns),
         {"M": BLOCK, "P": wide, "K": 32, "num_warps": 4, "num_stages": 3},
     )  # fmt: skip

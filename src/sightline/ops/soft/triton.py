@@ -15,25 +15,17 @@ def soft_attention(
     normalized: bool,
     iterations: int,
     key_mask: Tensor | None,
+    ends: tuple[Tensor, Tensor] | None = None,
+    longest: int = 0,
+    most: int = 0,
 ) -> Tensor:
-    """(B, N, H, D), (B, N, H, D), (B, m, H, D) -> (B, N, H, D)."""
-    save = needs_gradient(q, v, landmarks)
-    return soft_attend(q, v, landmarks, key_mask, None, None, 0, 0, scale, normalized, iterations, save)[0]
+    """(B, N, H, D), (B, N, H, D), (B, m, H, D) -> (B, N, H, D).
 
-
-def soft_packed_images(
-    q: Tensor,
-    v: Tensor,
-    landmarks: Tensor,
-    scale: float,
-    normalized: bool,
-    iterations: int,
-    cu_seqlens: Tensor,
-    cu_landmarks: Tensor,
-    longest: int,
-    most: int,
-) -> Tensor:
-    """Images of different sizes, packed as (1, total, H, D), in one launch; the longest and the most landmarks."""
-    ends = (t.to(q.device, torch.int32) for t in (cu_seqlens, cu_landmarks))
+    Packed images are (1, total, H, D); `ends` are the cumulative lengths of tokens and landmarks, `longest` and `most`
+    the largest numbers of them.
+    """
+    cu, cu_landmarks = (None, None) if ends is None else (t.to(q.device, torch.int32) for t in ends)
     save = needs_gradient(q, v, landmarks)
-    return soft_attend(q, v, landmarks, None, *ends, longest, most, scale, normalized, iterations, save)[0]
+    return soft_attend(
+        q, v, landmarks, key_mask, cu, cu_landmarks, longest, most, scale, normalized, iterations, save
+    )[0]  # fmt: skip
