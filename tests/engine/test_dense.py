@@ -256,7 +256,7 @@ def test_a_backbone_of_another_run(
         made.close()
         assert trained.keys() == started.keys()
         assert all(value.equal(trained[key]) for key, value in started.items())
-        assert "of a segmenter or detector; its backbone is taken, and the head starts anew" in capsys.readouterr().out
+        assert "a segmenter or detector; only its backbone is loaded" in capsys.readouterr().out
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(target.RECIPE))
     wider = {**target.BACKBONE, "embed_dims": [16, 32, 40, 128]}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, option
 from sightline.cli.output import Column, bar, check_writable, show, write_facts, write_results, write_tables
-from sightline.tasks.dense.names import BY_CLASS, DETECTION, SEGMENTATION
+from sightline.tasks.dense.config import BY_CLASS, DETECTION, SEGMENTATION
 from sightline.util.errors import InputError
 from sightline.util.names import format_size, parse_sizes
 
@@ -86,8 +86,6 @@ class Options:
 
 def run(options: Options) -> None:
     """Load, evaluate at every size, print."""
-    from sightline.cli.dense import find_dense
-    from sightline.cli.dense_eval import run_dense
     from sightline.engine.evaluate import evaluate_label_sets
     from sightline.hub import load
 
@@ -97,8 +95,6 @@ def run(options: Options) -> None:
     scales = parse_scales(options.scales)
     if options.out is not None:
         check_writable(options.out, "--out")
-    if (dense := find_dense(options.checkpoint)) is not None:
-        return run_dense(options, *dense)
     loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
     view = VIEWS.get(loaded.task, DENSE)
     if not options.json:

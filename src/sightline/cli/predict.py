@@ -60,8 +60,6 @@ class Options:
 def run(options: Options) -> None:
     """Predict one image after the other, printing as they come."""
     from sightline.analysis.studies.query import parse_query
-    from sightline.cli.dense import find_dense
-    from sightline.cli.dense_predict import predict_dense, refuse_options
     from sightline.data.images import find_images
     from sightline.engine.predict import predict
     from sightline.hub import load
@@ -69,9 +67,6 @@ def run(options: Options) -> None:
     if options.checkpoint is None:
         raise InputError("--checkpoint: say which weights: a run folder, or a file")
     paths = find_images(options.image)
-    if (dense := find_dense(options.checkpoint)) is not None:
-        refuse_options(options, dense[1])  # before a folder is made
-        return predict_dense(options, *dense, _pictures(options.out, paths, "--out"))
     query = parse_query(options.query)
     size = None if options.img_size is None else parse_size(options.img_size)
     loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))

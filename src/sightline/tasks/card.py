@@ -1,12 +1,14 @@
 """What a file of weights must say of itself so that images can be classified with it, and nothing else is needed."""
 
+import contextlib
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sightline import __version__
+from sightline.util.errors import FileError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -15,9 +17,10 @@ if TYPE_CHECKING:
 INPUT = ("input_size", "mean", "std", "interpolation", "crop_pct")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random")
 MAX_SIDE = 65536  # pixels; more is damage
+T = TypeVar("T")
 
 
-class CardError(ValueError):
+class CardError(FileError):
     """Metadata that does not describe a model; the message is one line."""
 
 
@@ -123,7 +126,62 @@ def _numbers(values: dict[str, Any], key: str) -> tuple[float, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def read_fields(kind: type[T], values: object, where: str) -> T:
+    """A dataclass from the JSON of a card; types and limits are those of its fields (`tasks.options.entry`).
+
+    Args:
+        kind: a dataclass of numbers, texts, tuples and other such dataclasses.
+        values: from the file; keys that `kind` does not have are ignored.
+        where: what they describe, for messages.
+
+    Raises:
+        CardError: a field is missing, of the wrong type or beyond its limits.
+    """
+    if not isinstance(values, dict):
+        raise CardError(f"its card is damaged ({where} is {repr(values)[:60]}); write the weights again")
+    hints = get_type_hints(kind)
+    found: dict[str, object] = {}
+    for item in fields(kind):  # type: ignore[arg-type]
+        if item.name not in values:
+            raise CardError(f"its card is damaged (no {item.name} in {where}); write the weights again")
+        value = values[item.name]
+        hint = hints[item.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            found[item.name] = read_fields(hint, value, item.name)
+            continue
+        try:
+            found[item.name] = _typed(value, hint, item.metadata)
+        except ValueError as error:
+            raise CardError(
+                f"its card is damaged ({where} has {item.name}={repr(value)[:60]}); write the weights again"
+            ) from error
+    return kind(**found)
+
+
+def _typed(value: object, hint: Any, limits: Mapping[str, Any]) -> object:
+    """A JSON value as the type `hint`; ValueError if it is not of that type, or beyond the limits."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        for option in options:
+            with contextlib.suppress(ValueError):
+                return _typed(value, option, limits)
+    elif origin is Literal and value in options:
+        return value
+    elif origin is tuple and isinstance(value, list) and value:
+        kinds = options[:1] * len(value) if options[-1] is Ellipsis else options
+        return tuple(_typed(item, each, limits) for item, each in zip(value, kinds, strict=True))
+    elif hint in (bool, NoneType) and isinstance(value, hint):
+        return value
+    elif hint in (int, float) and _is_number(value):
+        least, most = limits.get("least"), limits.get("most")
+        if (hint is float or isinstance(value, int)) and not (
+            (least is not None and value < least) or (most is not None and value > most)
+        ):
+            return hint(value)
+    raise ValueError(f"{value!r} is not of {hint}")
 
 
 def shown(image: "Tensor", card: ModelCard) -> "Image.Image":

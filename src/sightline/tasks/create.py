@@ -1,14 +1,21 @@
-"""Models by name, from timm's registry; a wrong name or argument is an error of one line."""
+"""Models by name, from timm's registry, and from the card of a file; what cannot be built is an error of one line."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import timm
+import torch
 from torch import nn
 
+from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.identify import arguments
+from sightline.models.weights.reader import State
 from sightline.models.zoo import VARIANTS
+from sightline.util.errors import FileError
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, section: str = "model") -> nn.Module:
@@ -48,3 +55,31 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
 
 def _tuple(value: Any) -> Any:
     return tuple(_tuple(v) for v in value) if isinstance(value, list) else value
+
+
+def restore(path: Path, arguments: Mapping[str, object], state: State, make: Callable[[], M], title: str) -> M:
+    """The model that a card describes, with the weights of its file.
+
+    Args:
+        path: of the file, for messages.
+        arguments: of the model, from the card.
+        state: the weights.
+        make: builds the model; called on the meta device first, before a forged card can take memory.
+        title: of the model, for messages.
+
+    Raises:
+        FileError: the card asks for other files or describes no model; MismatchError if the weights do not fit.
+    """
+    for key in arguments:
+        if key.startswith(("pretrained", "checkpoint", "cache")):
+            raise FileError(f"{path}: its card asks for {key!r}, which is not of the model; write the weights again")
+    try:
+        with torch.device("meta"):
+            mismatch = compare(state, make())
+    except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
+        raise FileError(f"{path}: {' '.join(str(error).split())[:240]}") from error
+    if mismatch:
+        raise MismatchError(f"{path}: the weights do not fit {title}", mismatch)
+    model = make()
+    model.load_state_dict(state)
+    return model.eval()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sightline.tasks.classification.config import Config as ClassificationConfig
 from sightline.tasks.config import RunConfig
-from sightline.tasks.dense.names import MAIN
+from sightline.tasks.dense.config import MAIN
 from sightline.tasks.detection.config import Config as DetectionConfig
 from sightline.tasks.segmentation.config import Config as SegmentationConfig
 from sightline.tasks.sequences.config import Config as SequencesConfig

@@ -1,4 +1,4 @@
-"""COCO instances: what is read, what is counted, and what is refused in one line."""
+"""COCO instances: what is read, what is counted, and what is rejected in one line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from sightline.data.images import ImageError
+from sightline.tasks.detection.coco import decode
 from sightline.tasks.detection.config import Data
 from sightline.tasks.detection.data import Entry, open_split
-from sightline.tasks.detection.masks import decode
 from tests.tasks.detection.tiny import change, make_data, runs, scene
 
 
@@ -85,8 +85,8 @@ def test_sorting_out_images_compares_none_of_them(tmp_path: Path, monkeypatch: p
         ({"annotations": lambda items: items[0].update(iscrowd="no")}, "annotation 1 has iscrowd 'no'", (2, 3)),
         ({"annotations": lambda items: items[0].update(bbox=[1, 2, 3])}, "annotation 1 has the box", (2, 3)),
         ({"annotations": lambda items: items[0].update(bbox=[1, 2, 10**400, 3])}, "annotation 1 has the box", (2, 3)),
-        ({"images": lambda items: items[0].update(file_name="no.png")}, "no.png: there is no such image file", (1, 2)),
-        ({"images": lambda items: items[0].update(file_name="x" * 300)}, "x: there is no such image file", (1, 2)),
+        ({"images": lambda items: items[0].update(file_name="no.png")}, r"no\.png: ", (1, 2)),
+        ({"images": lambda items: items[0].update(file_name="x" * 300)}, "x: ", (1, 2)),
     ],
 )
 def test_what_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str, left: tuple[int, int]) -> None:
@@ -157,16 +157,16 @@ def test_files_that_are_no_instances(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ({"categories": lambda items: items[0].update(id="one")}, "category 'one' has no whole number as its id"),
-        ({"categories": lambda items: items[0].update(id=True)}, "category True has no whole number as its id"),
-        ({"categories": lambda items: items[0].update(id=1)}, "two times category 1;"),
-        ({"categories": lambda items: items[0].update(name=None)}, "category 7 has the name None"),
-        ({"images": lambda items: items[0].update(id=[1])}, r"image \[1\] has no whole number as its id"),
-        ({"images": lambda items: items[0].update(id=101)}, "two times image 101;"),
-        ({"images": lambda items: items[0].update(file_name=5)}, "image 100 has the file_name 5"),
-        ({"images": lambda items: items[0].update(height=None)}, "image 100 is of Nonex112 pixels"),
-        ({"images": lambda items: items[0].update(width=0)}, "image 100 is of 96x0 pixels"),
-        ({"images": lambda items: items[0].update(width=10**9)}, "image 100 of 96x1000000000 pixels is larger"),
+        ({"categories": lambda items: items[0].update(id="one")}, "category 'one' has id 'one'"),
+        ({"categories": lambda items: items[0].update(id=True)}, "category True has id True"),
+        ({"categories": lambda items: items[0].update(id=1)}, "category 1 has id 1"),
+        ({"categories": lambda items: items[0].update(name=None)}, "category 7 has name None"),
+        ({"images": lambda items: items[0].update(id=[1])}, r"image \[1\] has id \[1\]"),
+        ({"images": lambda items: items[0].update(id=101)}, "image 101 has id 101"),
+        ({"images": lambda items: items[0].update(file_name=5)}, "image 100 has file_name 5"),
+        ({"images": lambda items: items[0].update(height=None)}, "image 100 has height x width Nonex112"),
+        ({"images": lambda items: items[0].update(width=0)}, "image 100 has height x width 96x0"),
+        ({"images": lambda items: items[0].update(width=10**9)}, "image 100 has height x width 96x1000000000"),
     ],
 )
 def test_rows_that_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str) -> None:

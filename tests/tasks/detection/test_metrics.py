@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from sightline.tasks.detection.config import Data
 from sightline.tasks.detection.data import Split, open_split
-from sightline.tasks.detection.infer import in_place, to_coco
+from sightline.tasks.detection.infer import Detections, in_original, to_coco
 from sightline.tasks.detection.metrics import score
 from tests.tasks.detection.tiny import make_data
 
@@ -29,10 +30,10 @@ def detections(split: Split, noise: float) -> list[dict[str, Any]]:
         shift = torch.from_numpy(rng.normal(0, noise, (len(target["boxes"]), 4))).float()
         masks = torch.stack([m.roll(int(rng.normal(0, noise)), 1) for m in target["masks"]]).bool()
         scores = torch.from_numpy(rng.random(len(masks))).float()
-        found = {"boxes": target["boxes"] + shift, "labels": target["labels"], "scores": scores, "masks": masks}
+        found = Detections(target["boxes"] + shift, target["labels"], scores, masks)
         rows += to_coco(found, split.entries[i].number, split.categories)
         if noise:
-            wrong = {**found, "labels": 3 - target["labels"], "scores": scores / 2}
+            wrong = replace(found, labels=3 - target["labels"], scores=scores / 2)
             rows += to_coco(wrong, split.entries[i].number, split.categories)
     return rows
 
@@ -88,10 +89,11 @@ def test_answers_go_back_to_the_size_of_the_file() -> None:
         "boxes": torch.tensor([[10.0, 20.0, 30.0, 60.0]]), "scores": torch.ones(1), "labels": torch.ones(1).long(),
         "masks": masks,
     }  # fmt: skip
-    placed = in_place(found, (100, 50), 200, 150)
-    assert placed["boxes"].tolist() == [[30.0, 40.0, 90.0, 120.0]]
-    down, across = torch.where(placed["masks"][0])
-    assert placed["masks"].shape == (1, 200, 150)
+    original = in_original(found, (100, 50), (200, 150))
+    assert original.boxes.tolist() == [[30.0, 40.0, 90.0, 120.0]]
+    assert original.masks is not None
+    down, across = torch.where(original.masks[0])
+    assert original.masks.shape == (1, 200, 150)
     assert abs(int(down.min()) - 40) <= 2
     assert abs(int(down.max()) - 120) <= 2
     assert abs(int(across.min()) - 30) <= 2

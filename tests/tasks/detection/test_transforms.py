@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from sightline.tasks.dense.transforms import EvalTransform
 from sightline.tasks.detection.config import Augment, Data
 from sightline.tasks.detection.data import Split, open_split
-from sightline.tasks.detection.transforms import EvalTransform, TrainTransform, cropped, to_pixels
+from sightline.tasks.detection.transforms import TrainTransform, crop, resize
 from tests.tasks.detection.tiny import COLOURS, make_data
 
 
@@ -51,7 +52,7 @@ def test_the_mirror_image(split: Split) -> None:
     transform = TrainTransform(Data(short=96, long=200), Augment(hflip=1.0))
     target = split.target(0, True)
     pixels, mirrored = transform(split.image(0), target, random.Random(0))
-    assert torch.equal(pixels, to_pixels(split.image(0)).flip(-1))
+    assert torch.equal(pixels, EvalTransform(None, 1)(split.image(0)).flip(-1))
     assert torch.equal(mirrored["boxes"][:, 0], 112 - target["boxes"][:, 2])
     assert (mirrored["boxes"][:, 2] > mirrored["boxes"][:, 0]).all()
 
@@ -59,7 +60,7 @@ def test_the_mirror_image(split: Split) -> None:
 def test_what_a_crop_leaves_out_is_gone(split: Split) -> None:
     target = split.target(0, True)
     left, top, right, bottom = (int(v) for v in target["boxes"][0])
-    pixels, rest = cropped(to_pixels(split.image(0)), target, 0, right + 1, 96, 112)
+    pixels, rest = crop(*resize(split.image(0), target, (96, 112)), 0, right + 1, (96, 112))
     assert rest["labels"].tolist() == [2]
     assert pixels.shape == (3, 96, 112)
     assert (pixels[:, :, 112 - right - 1 :] == 0).all()
@@ -72,8 +73,8 @@ def test_without_objects(split: Split) -> None:
         "boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long),
         "masks": torch.zeros(0, 96, 112, dtype=torch.uint8),
     }  # fmt: skip
-    for resize in ("fixed", "jitter"):
-        transform = TrainTransform(Data(short=64, long=100), Augment(resize=resize, crop=64))  # type: ignore[arg-type]
+    for way in ("fixed", "jitter"):
+        transform = TrainTransform(Data(short=64, long=100), Augment(resize=way, crop=64))  # type: ignore[arg-type]
         _, target = transform(split.image(0), empty, random.Random(1))
         assert len(target["boxes"]) == len(target["masks"]) == 0
 

@@ -87,13 +87,13 @@ def test_a_mask_of_another_size(tmp_path: Path) -> None:
 def test_an_unknown_class(tmp_path: Path) -> None:
     path = make_data(tmp_path) / "masks/train/0.png"
     save_mask(path, np.full((64, 64), 3))
-    assert message_of(tmp_path).startswith(f"{path}: class 3 at")
+    assert message_of(tmp_path).startswith(f"{path}: class 3,")
 
 
 def test_a_colour_picture_is_no_mask(tmp_path: Path) -> None:
     path = make_data(tmp_path) / "masks/train/0.png"
     Image.new("RGB", (64, 64)).save(path)
-    assert message_of(tmp_path).startswith(f"{path}: a picture of mode RGB")
+    assert message_of(tmp_path).startswith(f"{path}: an image of mode RGB")
 
 
 def test_a_damaged_mask(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_damaged_mask(tmp_path: Path) -> None:
 def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
     make_data(tmp_path)
     (tmp_path / kind / "train" / "0.png").unlink()
-    with pytest.raises(ValueError, match=r"0\.png: an? (image|mask) without an? (image|mask).*on_error skip"):
+    with pytest.raises(ValueError, match=r"0\.png: .*--data\.on_error skip"):
         open_split(Data(path=str(tmp_path)), "train")
     split = open_split(Data(path=str(tmp_path), on_error="skip"), "train")
     assert len(split) == 1
@@ -116,11 +116,14 @@ def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda root: (root / "classes.json").unlink(), "no classes.json or classes.txt"),
-        (lambda root: (root / "classes.json").write_text("{"), "cannot be read as classes"),
-        (lambda root: (root / "classes.json").write_text(json.dumps({"classes": []})), "no classes; write"),
+        (lambda root: (root / "classes.json").unlink(), r"classes\.json"),
+        (lambda root: (root / "classes.json").write_text("{"), r"classes\.json: "),
+        (lambda root: (root / "classes.json").write_text(json.dumps({"classes": []})), r"classes\.json: no classes"),
         *(
-            (lambda root, given=given: (root / "classes.json").write_text(json.dumps(given)), "no classes; write")
+            (
+                lambda root, given=given: (root / "classes.json").write_text(json.dumps(given)),
+                r"classes\.json: no classes",
+            )
             for given in (
                 ["road", 3, "sky"],
                 ["road", " "],
@@ -137,11 +140,11 @@ def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
         ),
         (
             lambda root: copy(root / "images/train/0.png", root / "images/train/0.jpg"),
-            "0.jpg has the same name but for",
+            r"0\.jpg",
         ),
         (lambda root: (root / "images").rename(root / "pictures"), "no train split"),
-        (lambda root: (root / "masks").rename(root / "gt"), "no masks beside it"),
-        (lambda root: root.rename(root.parent / "away"), "there is no folder"),
+        (lambda root: (root / "masks").rename(root / "gt"), "images/train: no masks"),
+        (lambda root: root.rename(root.parent / "away"), r"data\.path: .*data"),
     ],
 )
 def test_folders_that_cannot_be_read(tmp_path: Path, change: object, message: str) -> None:
@@ -166,7 +169,7 @@ def test_a_line_without_a_name_is_refused(tmp_path: Path) -> None:
     path.write_text("\ufeffground\nsquare\ndisc\n\n")  # with the mark that some editors begin a file with
     assert open_split(Data(path=str(tmp_path), ignore=9), "train").classes == ("ground", "square", "disc")
     path.write_text("ground\n\ndisc\n")
-    with pytest.raises(ValueError, match=f"{path}: no classes; write"):
+    with pytest.raises(ValueError, match=f"{path}: no classes"):
         open_split(Data(path=str(tmp_path), ignore=9), "train")
 
 

@@ -1,16 +1,19 @@
 """Images and masks stay together, whatever happens to them."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from sightline.tasks.dense.transforms import fitted, resize_masks
 from sightline.tasks.segmentation.config import Augment, Data
-from sightline.tasks.segmentation.data import IGNORE
-from sightline.tasks.segmentation.transforms import EvalTransform, TrainTransform, fitted, recolour, resize
-from tests.tasks.segmentation.tiny import COLOURS, scene
+from sightline.tasks.segmentation.data import IGNORE, open_split
+from sightline.tasks.segmentation.task import EvalReader
+from sightline.tasks.segmentation.transforms import TrainTransform, recolour
+from tests.tasks.segmentation.tiny import COLOURS, make_data, scene
 
 
 def seen_as(pixels: torch.Tensor) -> torch.Tensor:
@@ -78,13 +81,15 @@ def test_fitted(size: tuple[int, int], short: int | None, long: int, expected: t
 
 
 def test_masks_are_never_mixed() -> None:
-    mask = np.array([[0, 200], [IGNORE, 7]], np.int16)
-    assert set(np.unique(resize(Image.new("RGB", (2, 2)), mask, 33, 47)[1])) == {0, 200, IGNORE, 7}
+    mask = torch.tensor([[[0, 200], [IGNORE, 7]]], dtype=torch.int16)
+    resized = resize_masks(mask, (33, 47))
+    assert resized.shape == (1, 33, 47)
+    assert set(resized.flatten().tolist()) == {0, 200, IGNORE, 7}
 
 
-def test_evaluation_leaves_the_mask_alone() -> None:
-    image, mask = scene(0, 100, 60)
-    pixels, classes = EvalTransform(Data(short=30, long=40))(Image.fromarray(image), mask)
+def test_evaluation_leaves_the_mask_alone(tmp_path: Path) -> None:
+    split = open_split(Data(path=str(make_data(tmp_path, height=100, width=60))), "val")
+    pixels, classes = EvalReader(split, 30, 40)(0, random.Random(0))
     assert pixels.shape == (3, 40, 24)
     assert classes.shape == (100, 60)
 

@@ -1,4 +1,4 @@
-"""Keys that segmentation and detection share. Nothing heavy is imported here."""
+"""Configuration keys that segmentation and detection share, and the names of their scores. Imports nothing heavy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,23 @@ from typing import Any, Literal
 from sightline.tasks.options import entry
 from sightline.util.errors import InputError
 
-SKIP = "--data.on_error skip"  # what `sightline train` is told to go on without what cannot be used
+# Scores: their keys in files, and their names for people.
+SEGMENTATION = {"miou": "mIoU", "macc": "mAcc", "aacc": "aAcc"}
+DETECTION = {
+    f"{kind}_{key}": f"{kind} {name}"
+    for kind in ("box", "mask")
+    for key, name in (
+        ("ap", "AP"), ("ap50", "AP50"), ("ap75", "AP75"), ("ap_small", "AP small"), ("ap_medium", "AP medium"),
+        ("ap_large", "AP large"),
+    )
+}  # fmt: skip
+BY_CLASS = {"iou": "IoU", "accuracy": "accuracy", "pixels": "pixels", "box_ap": "box AP", "mask_ap": "mask AP"}
+MAIN = {key: (SEGMENTATION | DETECTION)[key] for key in (*SEGMENTATION, "box_ap", "mask_ap")}  # for reports
 
 
 @dataclass(frozen=True)
 class DenseData:
-    """Where images and their annotations come from."""
+    """Images and their annotations."""
 
     path: str | None = entry(None, "folder of the data")
     train_split: str | None = entry(None, "split to train on; by default train")
@@ -20,26 +31,26 @@ class DenseData:
     mean: tuple[float, ...] = entry((0.485, 0.456, 0.406), "mean of the channels, 0 to 1; by default ImageNet's")
     std: tuple[float, ...] = entry((0.229, 0.224, 0.225), "deviation of the channels; by default ImageNet's",
                                    least=1e-6)  # fmt: skip
-    workers: int = entry(2, "loader processes for each training process; 0 loads in the process itself", least=0)
+    workers: int = entry(2, "loader processes per training process; 0 loads in the process itself", least=0)
     on_error: Literal["stop", "skip"] = entry(
         "stop", "on an image or annotation that cannot be used: stop, or skip, count and report it"
     )
-    limit: int | None = entry(None, "use the first images only, this many", least=1)
+    limit: int | None = entry(None, "use only the first images, this many", least=1)
 
 
 @dataclass(frozen=True)
 class DenseModel:
-    """The backbone of what is trained."""
+    """The backbone."""
 
     name: str = entry("inline_swin_tiny", "a model of sightline or timm, as `sightline list` shows")
     args: Mapping[str, Any] = entry({}, "arguments of the backbone, such as {attention: softmax}")
     checkpoint: str | None = entry(
-        None, "weights of the backbone to start from: of a classifier, public or sightline's own, or those inside a "
+        None, "initial weights of the backbone: a classifier, public or sightline's own, or the backbone inside a "
         "segmenter or detector; a file or a run folder",
     )  # fmt: skip
-    pretrained: bool = entry(False, "start from the weights that timm publishes for this backbone, downloaded")
+    pretrained: bool = entry(False, "download and start from the weights that timm publishes for this backbone")
     drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
-    grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
+    grad_checkpointing: bool = entry(False, "recompute blocks in the backward pass: less memory, more time")
     compile: bool = entry(False, "torch.compile the model")
     compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")
 

@@ -1,80 +1,69 @@
-"""What segmentation and detection share as the engine trains them: order, loaders, images that could not be used."""
+"""Training tasks of segmentation and detection: order, loaders, images that could not be used."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Generic, TypeVar
 
 from torch import nn
 
-from sightline.data.loader import close_loader
 from sightline.data.order import Key, Placement
-from sightline.tasks.dense.card import DenseCard
-from sightline.tasks.dense.loading import Items, Keys, Loaded, make_loader
-from sightline.tasks.dense.reporting import Broken
+from sightline.tasks.dense.config import DenseData
+from sightline.tasks.dense.loading import BrokenImages, ItemLoader, Items, Read, Split
 
-Reader = Callable[..., Any]  # an item by its index and a source of chance; goes to loader processes
+TrainItem = TypeVar("TrainItem")
+EvalItem = TypeVar("EvalItem")
 
 
-class DenseTask:
-    """Images to train on and to evaluate, read by loader processes; a subclass makes the model and the loss.
+class DenseTask(Generic[TrainItem, EvalItem]):
+    """Images to train on and to evaluate, read by loader processes; a subclass adds the card, the model and the loss.
 
     Args:
         data: section of the configuration.
         placement: device and share of the work.
-        train, val: splits, each with its length and `notes`.
+        train, val: splits.
 
     Attributes:
-        model: in training mode on the device, not yet compiled or wrapped.
-        card: what a file of its weights says of itself.
+        model: in training mode on the device, neither compiled nor wrapped.
         order: of the training images.
-        notes: what a user should know of the data, a line each.
+        notes: what a user should know about the data, one line each.
     """
 
     model: nn.Module
-    card: DenseCard
 
-    def __init__(self, data: Any, placement: Placement, train: Any, val: Any) -> None:
-        self.data, self.placement, self.val = data, placement, val
+    def __init__(self, data: DenseData, placement: Placement, train: Split, val: Split) -> None:
+        self.placement, self.images = placement, len(val)
         self.order = placement.order(len(train))
         self.notes = (*train.notes, *val.notes)
-        self._images = len(train)
-        self._broken = Broken(data.on_error)
+        self._data, self._train_images, self._broken = data, len(train), BrokenImages(data.on_error)
 
-    def start(self, training: Reader, evaluation: Reader) -> None:
-        """Make the loaders, which read by these."""
-        self.train_keys, self.eval_keys = Keys(), Keys()
-        skip, workers = self.data.on_error == "skip", self.data.workers
-        self.train_loader = make_loader(Items(self._images, training, skip), self.train_keys, workers)
-        self.eval_loader = make_loader(Items(len(self.val), evaluation, False), self.eval_keys, workers)
+    def start(self, training: Read[TrainItem], evaluation: Read[EvalItem]) -> None:
+        """Make the loaders."""
+        replace, workers = self._data.on_error == "skip", self._data.workers
+        self.train_loader = ItemLoader(Items(self._train_images, training, replace), workers, self._broken)
+        self.eval_loader = ItemLoader(Items(self.images, evaluation, False), workers, self._broken)
 
     @property
     def broken(self) -> dict[str, None]:
-        """What was wrong with images that could not be used, every one once."""
+        """Messages about images that could not be used, each once."""
         return self._broken.messages
 
     def __len__(self) -> int:
         """Images to evaluate."""
-        return len(self.val)
+        return self.images
 
-    def training(self, epoch: int, start: int) -> Iterator[list[Any]]:
-        """The items of the parts of an epoch's updates, from update `start` on."""
-        self.train_keys.keys = partial(self.order.keys, epoch, start)
-        for loaded in self.train_loader:
-            yield self._broken.training(loaded)
+    def training(self, epoch: int, start: int) -> Iterator[list[TrainItem]]:
+        """The items of an epoch's micro-batches, from update `start` on."""
+        return self.train_loader.batches(partial(self.order.keys, epoch, start))
 
-    def evaluation(self) -> Iterator[list[Any]]:
-        """The items of this process to evaluate, in batches; those that cannot be used are left out."""
-        self.eval_keys.keys = self._eval_keys
-        loaded: Loaded
-        for loaded in self.eval_loader:
-            self._broken.note(loaded)
-            yield loaded.items
+    def evaluation(self) -> Iterator[list[EvalItem]]:
+        """This process's items to evaluate, in batches; those that cannot be used are left out."""
+        return self.eval_loader.batches(self._eval_keys)
 
     def _eval_keys(self) -> Iterator[list[Key]]:
-        for local in self.placement.evaluation(len(self.val)):
+        for local in self.placement.evaluation(self.images):
             yield [(index, 0) for index in local]
 
     def close(self) -> None:
-        """End what was started to load images."""
-        close_loader(self.train_loader)
-        close_loader(self.eval_loader)
+        """End the loader processes."""
+        self.train_loader.close()
+        self.eval_loader.close()

@@ -1,4 +1,4 @@
-"""What a detection run is configured with. Nothing heavy is imported here."""
+"""Configuration of a detection run. Imports nothing heavy."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,8 +14,8 @@ class Data(DenseData):
     """Images and COCO instances."""
 
     short: int = entry(800, "pixels of the short side", least=16)
-    long: int = entry(1333, "pixels that the long side may have then", least=16)
-    empty: Literal["drop", "keep"] = entry("drop", "training images without objects: leave them out, or keep them")
+    long: int = entry(1333, "pixels that the long side may then have", least=16)
+    empty: Literal["drop", "keep"] = entry("drop", "training images without objects: drop or keep them")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Model(DenseModel):
 
     head: Literal["mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn"] = entry("mask_rcnn", "detector")
     channels: int = entry(256, "width of the feature pyramid", least=8)
-    samples: int = entry(512, "proposals of an image that the second stage is trained on", least=4)
+    samples: int = entry(512, "proposals per image that the second stage is trained on", least=4)
     anchor: float | None = entry(
         None,
         "side of the anchors in cells of their level; by default 8, for RetinaNet 4 at three scales",
@@ -34,7 +34,7 @@ class Model(DenseModel):
 
 @dataclass(frozen=True)
 class Augment:
-    """What happens to training images, and to boxes and masks with them."""
+    """Augmentation of training images, their boxes and masks."""
 
     resize: Literal["fixed", "multiscale", "jitter"] = entry(
         "fixed", "data.short / data.long; a random short side of augment.sizes; or large-scale jitter"
@@ -43,7 +43,7 @@ class Augment:
                                    least=16)  # fmt: skip
     scale: tuple[float, float] = entry((0.1, 2.0), "random scale of large-scale jitter", least=0.01, most=20)
     crop: int | tuple[int, int] = entry(1024, "pixels of the crop of large-scale jitter", least=32)
-    hflip: float = entry(0.5, "probability of a mirror image", least=0, most=1)
+    hflip: float = entry(0.5, "probability of a horizontal flip", least=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Inference:
     """What counts as a detection."""
 
     score: float = entry(0.05, "least score", least=0, most=1)
-    nms: float = entry(0.5, "overlap above which the weaker of two boxes of a class is dropped", least=0, most=1)
-    detections: int = entry(100, "at most so many an image", least=1)
+    nms: float = entry(0.5, "IoU above which the weaker of two boxes of a class is dropped", least=0, most=1)
+    detections: int = entry(100, "at most so many per image", least=1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""COCO instances: a JSON file of boxes, polygons and run-length masks beside a folder of images.
+"""COCO instances: a JSON file of boxes, polygons and run-length masks next to a folder of images.
 
 `annotations/instances_NAME.json` belongs to the images in `NAME`, `images/NAME` or the root; NAME is train2017, train,
 val2017, val or test.
@@ -8,18 +8,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from sightline.tasks.dense.config import SKIP
-from sightline.tasks.dense.loading import AnnotationError, load_annotated
-from sightline.tasks.detection.coco import is_number, is_whole, load
+from sightline.tasks.dense.loading import SKIP, AnnotationError, load_annotated
+from sightline.tasks.detection.coco import UNREADABLE, Json, check_mask, decode, is_number, is_whole, load, reason
 from sightline.tasks.detection.config import Data
-from sightline.tasks.detection.masks import UNREADABLE, check_mask, decode, reason
+from sightline.util.errors import FileError, InputError
 
 SPLITS = {
     "train": ("train2017", "train"),
@@ -31,13 +29,13 @@ LEAST = 0.01  # pixels; a box with a shorter side may have none after it is resi
 
 @dataclass(frozen=True)
 class Entry:
-    """An image of a split and the usable annotations of it, as in the file, crowds among them."""
+    """An image of a split and its usable annotations as in the file, including crowds."""
 
     number: int
     path: Path
     height: int
     width: int
-    objects: list[dict[str, Any]] = field(default_factory=list)
+    objects: list[Json] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class Split:
         title: the JSON file.
         entries: the images.
         classes: names, in the order of the model's outputs.
-        categories: the file's number of every class.
-        notes: what was left out, a line each.
+        categories: the id of every class in the file.
+        notes: what was left out, one line each.
     """
 
     title: str
@@ -76,7 +74,7 @@ class Split:
         return image
 
     def target(self, index: int, masks: bool) -> Target:
-        """Boxes (N, 4) as left, top, right, bottom, labels (N,) from 1 on, and masks (N, H, W); crowds left out."""
+        """Boxes (N, 4) as left, top, right, bottom, labels (N,) from 1 on, and masks (N, H, W); without crowds."""
         entry = self.entries[index]
         objects = [item for item in entry.objects if not item.get("iscrowd", 0)]
         boxes = torch.tensor([corners(item["bbox"]) for item in objects], dtype=torch.float32).reshape(-1, 4)
@@ -89,16 +87,16 @@ class Split:
             )
         return target
 
-    def _mask(self, item: Mapping[str, Any], entry: Entry) -> np.ndarray:
+    def _mask(self, item: Json, entry: Entry) -> np.ndarray:
         try:
             return decode(item.get("segmentation"), entry.height, entry.width)
         except UNREADABLE as error:
             name = f"{self.title}: annotation {item.get('id')} of {entry.path.name}"
             raise AnnotationError(f"{name} has no mask that can be read ({reason(error)})") from error
 
-    def ground_truth(self, masks: bool = True, places: Iterable[int] | None = None) -> dict[str, Any]:
-        """What detections are compared with, in COCO's form; with masks or boxes alone, of some images or of all."""
-        entries = self.entries if places is None else [self.entries[place] for place in sorted(set(places))]
+    def ground_truth(self, masks: bool = True, indices: Iterable[int] | None = None) -> Json:
+        """What detections are compared with, as COCO instances, for all images or the `indices` of some."""
+        entries = self.entries if indices is None else [self.entries[i] for i in sorted(set(indices))]
         images = [{"id": e.number, "height": e.height, "width": e.width} for e in entries]
         objects = [_complete(item, entry, masks) for entry in entries for item in entry.objects]
         categories = [{"id": n, "name": c} for n, c in zip(self.categories, self.classes, strict=True)]
@@ -106,8 +104,8 @@ class Split:
         return {"images": images, "annotations": numbered, "categories": categories, "info": {}}
 
 
-def _complete(item: Mapping[str, Any], entry: Entry, masks: bool) -> dict[str, Any]:
-    """An annotation with the fields that evaluation asks for."""
+def _complete(item: Json, entry: Entry, masks: bool) -> Json:
+    """An annotation with the fields that evaluation needs."""
     box = [float(value) for value in item["bbox"]]
     area = item["area"] if is_number(item.get("area")) else box[2] * box[3]
     return {
@@ -129,33 +127,33 @@ def clipped(boxes: Tensor, height: int, width: int) -> Tensor:
     return boxes
 
 
-def open_split(data: Data, which: str, classes: Split | None = None, masks: bool = False, skip: str = SKIP) -> Split:
-    """The training or evaluation split of a folder in COCO's form.
+def open_split(data: Data, which: str, train: Split | None = None, masks: bool = False, skip: str = SKIP) -> Split:
+    """The training or evaluation split of a COCO folder.
 
     Args:
         data: where, and what to do with annotations that cannot be used.
         which: "train" or "val".
-        classes: the training split, whose classes the other must share.
+        train: the training split, whose classes this one must share.
         masks: whether every object must have one.
-        skip: the option that goes on without them, for messages.
+        skip: the option that skips them, for messages.
 
     Raises:
-        ValueError: it cannot be read, or something in it cannot be used.
+        FileError: it cannot be read, or something in it cannot be used.
     """
     try:
         import faster_coco_eval  # noqa: F401
     except ImportError as error:
-        raise ValueError("detection needs faster-coco-eval: pip install faster-coco-eval") from error
+        raise InputError("detection needs faster-coco-eval: pip install faster-coco-eval") from error
     if data.path is None or not data.path.strip():
-        raise ValueError("data.path: say where the images are; give --data FOLDER")
+        raise InputError("data.path: give the folder of the images with --data FOLDER")
     root = Path(data.path)
     if not root.is_dir():
-        raise ValueError(f"data.path: there is no folder {root}; give the folder of annotations/")
+        raise InputError(f"data.path: no folder {root}; give the one that has annotations/")
     given = data.train_split if which == "train" else data.val_split
     path, folder = _find(root, (given,) if given else SPLITS[which], which)
     split = _Reading(path, folder, data, masks, skip).split(which == "train")
-    if classes is not None and classes.classes != split.classes:
-        raise ValueError(f"{path}: its classes are not those of {classes.title}; give both the same categories")
+    if train is not None and train.classes != split.classes:
+        raise FileError(f"{path}: other classes than {train.title}; give both the same categories")
     return split
 
 
@@ -169,11 +167,11 @@ def _find(root: Path, names: Sequence[str], which: str) -> tuple[Path, Path]:
     there = sorted(path.stem.removeprefix("instances_") for path in root.glob("annotations/instances_*.json"))
     has = f"; there are {', '.join(there)}" if there else ""
     what = which if len(names) > 1 else repr(names[0])
-    raise ValueError(f"{root}: no {what} split; expected {root / 'annotations' / f'instances_{names[0]}.json'}{has}")
+    raise FileError(f"{root}: no {what} split; expected {root / 'annotations' / f'instances_{names[0]}.json'}{has}")
 
 
 class _Reading:
-    """A JSON file turned into a split, with a count of what was left out and why."""
+    """Turns a JSON file into a split and counts what was left out and why."""
 
     def __init__(self, path: Path, folder: Path, data: Data, masks: bool, skip: str) -> None:
         self.path, self.folder, self.data, self.masks, self.skip = path, folder, data, masks, skip
@@ -182,7 +180,7 @@ class _Reading:
 
     def split(self, training: bool) -> Split:
         content = load(self.path)
-        self.decoded = self.masks and not training  # those of training are decoded one by one, as they are needed
+        self.decoded = self.masks and not training  # those of training are decoded when they are needed
         categories = sorted(content["categories"], key=lambda item: item["id"])
         numbers = tuple(item["id"] for item in categories)
         entries = {}
@@ -191,9 +189,9 @@ class _Reading:
             if os.path.isfile(entry.path):  # unlike Path's, false for a name that is too long
                 entries[entry.number] = entry
             else:
-                self._refuse(
+                self._reject(
                     "without their file",
-                    f"{entry.path}: there is no such image file, but {self.path} has it",
+                    f"{entry.path}: no such image file, but {self.path} lists it",
                 )
         known = {image["id"] for image in content["images"]}
         for item in content["annotations"]:
@@ -202,14 +200,14 @@ class _Reading:
         if training and self.data.empty == "drop":
             chosen = self._with_objects(chosen)
         if not entries:
-            raise ValueError(f"{self.path}: none of its images is in {self.folder}")
+            raise FileError(f"{self.path}: none of its images is in {self.folder}")
         if not chosen:
-            raise ValueError(f"{self.path}: no images with objects in it")
+            raise FileError(f"{self.path}: no images with objects in it")
         names = tuple(str(item["name"]) for item in categories)
         return Split(str(self.path), chosen[: self.data.limit], names, numbers, self._notes())
 
     def _with_objects(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those with an object that is no crowd; the others are counted."""
+        """Those with an object that is not a crowd; the others are counted."""
         usable: list[Entry] = []
         empty: list[str] = []
         for entry in entries:
@@ -221,22 +219,22 @@ class _Reading:
             self.out["images without objects"] = empty
         return usable
 
-    def _take(self, item: Any, entries: Mapping[int, Entry], known: set[int], numbers: set[int]) -> None:
+    def _take(self, item: Json, entries: Mapping[int, Entry], known: set[int], numbers: set[int]) -> None:
         """Keep an annotation with its image, or count it."""
         name = f"{self.path}: annotation {item.get('id')}"
         image, category = item.get("image_id"), item.get("category_id")
         if not is_whole(image) or image not in known:
-            return self._refuse("of no image", f"{name} is of image {image}, which has no entry")
+            return self._reject("of no image", f"{name} is of image {image}, which has no entry")
         entry = entries.get(image)
         if entry is None:
             return None
         if not is_whole(category) or category not in numbers:
-            return self._refuse("of an unknown class", f"{name} is of class {category}, which is unknown")
+            return self._reject("of an unknown class", f"{name} is of class {category}, which is unknown")
         box = item.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(is_number(value) for value in box):
-            return self._refuse("without a box", f"{name} has the box {box!r}, not left, top, width, height")
+            return self._reject("without a box", f"{name} has the box {box!r}, not left, top, width, height")
         if item.get("iscrowd", 0) not in (0, 1):
-            return self._refuse("neither object nor crowd", f"{name} has iscrowd {item['iscrowd']!r}, not 0 or 1")
+            return self._reject("with a wrong iscrowd", f"{name} has iscrowd {item['iscrowd']!r}, not 0 or 1")
         left, top, right, bottom = corners(box)
         if min(right, entry.width) - max(left, 0) < LEAST or min(bottom, entry.height) - max(top, 0) < LEAST:
             self.out.setdefault("boxes without width or height", []).append(
@@ -245,18 +243,18 @@ class _Reading:
             return None
         if self.masks and not item.get("segmentation") and not item.get("iscrowd", 0):
             boxes = "boxes alone are trained with --model.head retinanet or faster_rcnn"
-            return self._refuse("without a mask", f"{name} has no mask ({boxes})")
+            return self._reject("without a mask", f"{name} has no mask ({boxes})")
         if self.decoded and item.get("segmentation"):
             try:
                 check_mask(item["segmentation"], entry.height, entry.width)
             except UNREADABLE as error:
-                return self._refuse("without a mask to read", f"{name} has no mask that can be read ({reason(error)})")
+                return self._reject("without a mask to read", f"{name} has no mask that can be read ({reason(error)})")
         entry.objects.append(item)
         return None
 
-    def _refuse(self, what: str, message: str) -> None:
+    def _reject(self, what: str, message: str) -> None:
         if self.data.on_error == "stop":
-            raise ValueError(f"{message}; mend the file, or pass {self.skip}")
+            raise FileError(f"{message}; fix the file, or pass {self.skip}")
         self.out.setdefault(what, []).append(message)
 
     def _notes(self) -> tuple[str, ...]:

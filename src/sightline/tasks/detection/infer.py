@@ -1,58 +1,49 @@
-"""From a detector's answers to boxes and masks in the pixels of the image as it is in its file."""
+"""From the outputs of a detector to boxes and masks in the pixels of the original image."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
+from torchvision.models.detection.transform import resize_boxes
+from torchvision.ops import box_convert, clip_boxes_to_image
 
-Found = dict[str, Tensor]
+from sightline.tasks.detection.coco import Json, encode
 
 
-def in_place(found: Mapping[str, Tensor], given: Sequence[int], height: int, width: int) -> Found:
-    """Answers for an image that was given at another size.
+@dataclass(frozen=True)
+class Detections:
+    """What was found in an image, on the CPU.
 
     Args:
-        found: of the detector.
-        given: (h, w) that it saw.
-        height, width: of the file.
-
-    Returns:
-        The same with boxes in the file's pixels, and masks as bool (N, height, width).
+        boxes: (N, 4) left, top, right, bottom.
+        labels: (N,) classes, from 1 on.
+        scores: (N,).
+        masks: (N, height, width) booleans, or None if the detector has none.
     """
-    factors = torch.tensor([width / given[1], height / given[0]], device=found["boxes"].device).repeat(2)
-    boxes = (found["boxes"].float() * factors).clamp(min=0)
-    boxes = torch.minimum(boxes, boxes.new_tensor([width, height, width, height]))
-    result = {"boxes": boxes.cpu(), "scores": found["scores"].float().cpu(), "labels": found["labels"].cpu()}
+
+    boxes: Tensor
+    labels: Tensor
+    scores: Tensor
+    masks: Tensor | None = None
+
+
+def in_original(found: Mapping[str, Tensor], given: Sequence[int], size: tuple[int, int]) -> Detections:
+    """Outputs for an image of size `given` in the pixels of the original, which is (height, width) `size`."""
+    boxes = clip_boxes_to_image(resize_boxes(found["boxes"].float(), list(given), list(size)), size)
+    masks = None
     if "masks" in found:
-        pasted = paste_masks_in_image(found["masks"].float(), boxes, (height, width))
-        result["masks"] = (pasted[:, 0] > 0.5).cpu()
-    return result
+        masks = (paste_masks_in_image(found["masks"].float(), boxes, size)[:, 0] > 0.5).cpu()
+    return Detections(boxes.cpu(), found["labels"].cpu(), found["scores"].float().cpu(), masks)
 
 
-def to_coco(found: Found, image: int, categories: Sequence[int]) -> list[dict[str, Any]]:
-    """Detections in COCO's result form; masks as run lengths."""
-    boxes = found["boxes"].double()
-    sizes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
-    rows = [
+def to_coco(found: Detections, image: int, categories: Sequence[int]) -> list[Json]:
+    """Detections as COCO's results; masks as run lengths."""
+    boxes = box_convert(found.boxes.double(), "xyxy", "xywh").tolist()
+    rows: list[Json] = [
         {"image_id": image, "category_id": int(categories[label - 1]), "bbox": box, "score": value}
-        for box, value, label in zip(sizes, found["scores"].tolist(), found["labels"].tolist(), strict=True)
+        for box, value, label in zip(boxes, found.scores.tolist(), found.labels.tolist(), strict=True)
     ]
-    if "masks" in found:
-        for row, mask in zip(rows, found["masks"], strict=True):
-            row["segmentation"] = encode(mask)
+    for row, mask in zip(rows, () if found.masks is None else found.masks, strict=found.masks is not None):
+        row["segmentation"] = encode(mask)
     return rows
-
-
-def encode(mask: Tensor) -> dict[str, Any]:
-    """A mask (H, W) as COCO's run lengths, in text."""
-    from faster_coco_eval import mask as tools
-
-    encoded = tools.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
-    counts = encoded["counts"]
-    return {
-        "size": [int(v) for v in encoded["size"]],
-        "counts": counts.decode() if isinstance(counts, bytes) else counts,
-    }

@@ -1,7 +1,8 @@
 """Detectors of torchvision on our backbones, with a feature pyramid: RetinaNet, Faster, Mask and Cascade Mask R-CNN."""
 
 from collections import OrderedDict
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
@@ -13,14 +14,34 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
+from sightline.tasks.card import MAX_SIDE
 from sightline.tasks.dense.backbone import STRIDES, Backbone, WithBackbone
-from sightline.tasks.dense.card import DenseCard, plain
+from sightline.tasks.dense.card import DenseCard, jsonable
 from sightline.tasks.detection.cascade import CascadeHeads
 from sightline.tasks.detection.config import Data, Inference, Model
 from sightline.tasks.detection.data import Target
+from sightline.tasks.options import entry
 
 RATIOS = (0.5, 1.0, 2.0)
 LEVELS = 5
+
+
+@dataclass(frozen=True)
+class Head:
+    """The part of a card about the detector, and how images are evaluated."""
+
+    name: Literal["mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn"]
+    channels: int = entry(256, "width of the feature pyramid", least=8, most=8192)
+    anchor: float | None = entry(None, "side of the anchors", least=0.01, most=MAX_SIDE)
+    categories: tuple[int, ...] = entry((), "ids of the classes in the training data")
+    short: int = entry(800, "pixels of the short side", least=1, most=MAX_SIDE)
+    long: int = entry(1333, "pixels that the long side may have", least=1, most=MAX_SIDE)
+    score: float = entry(0.05, "least score", least=0, most=1)
+    nms: float = entry(0.5, "IoU above which boxes are suppressed", least=0, most=1)
+    detections: int = entry(100, "at most so many per image", least=1, most=10**6)
+
+
+Card = DenseCard[Head]
 
 
 def has_masks(head: str) -> bool:
@@ -29,7 +50,7 @@ def has_masks(head: str) -> bool:
 
 
 class PyramidBackbone(nn.Module):
-    """A backbone and a feature pyramid on it, five levels of `out_channels`: strides 4 to 64, or 8 to 128."""
+    """A backbone with a feature pyramid, five levels of `out_channels`: strides 4 to 64, or 8 to 128."""
 
     def __init__(self, config: Model, high: bool) -> None:
         super().__init__()
@@ -46,23 +67,26 @@ class PyramidBackbone(nn.Module):
         return self.pyramid(OrderedDict((str(i), x) for i, x in enumerate(maps)))
 
 
-class Prepared(GeneralizedRCNNTransform):
-    """Images come normalised and at their size: they are only put into one batch, and answers keep their place."""
+class BatchImages(GeneralizedRCNNTransform):
+    """Only pads images into one batch: our transforms resize and normalise them, and boxes are scaled back when the
+    size of the original is known."""
 
     def __init__(self) -> None:
         super().__init__(1, 1, [0.0], [1.0])
 
-    def forward(self, images: list[Tensor], targets: Any = None) -> tuple[ImageList, Any]:
+    def forward(
+        self, images: list[Tensor], targets: list[Target] | None = None
+    ) -> tuple[ImageList, list[Target] | None]:
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         return ImageList(self.batch_images(images, self.size_divisible), sizes), targets
 
-    def postprocess(self, result: Any, image_shapes: Any, original_image_sizes: Any) -> Any:
+    def postprocess(self, result: list[Target], image_shapes: object, original_image_sizes: object) -> list[Target]:
         return result
 
 
 class Detector(WithBackbone):
-    """A list of normalised images (3, h, w) of any sizes -> in training the losses by name, else a dictionary an image:
-    `boxes` (N, 4), `scores`, `labels` from 1 on, and `masks` (N, 1, 28, 28) of what is inside the boxes.
+    """A list of normalised images (3, h, w) of any sizes -> in training the losses by name, else one dictionary per
+    image: `boxes` (N, 4), `scores`, `labels` from 1 on, and `masks` (N, 1, 28, 28) inside the boxes.
 
     Args:
         config: backbone and detector.
@@ -74,13 +98,14 @@ class Detector(WithBackbone):
         super().__init__()
         self.retina = config.head == "retinanet"
         pyramid = PyramidBackbone(config, high=self.retina)
-        self.detector = (
-            _retinanet(pyramid, config, classes, test) if self.retina else _rcnn(pyramid, config, classes, test)
-        )
-        self.detector.transform = Prepared()
+        make = _retinanet if self.retina else _rcnn
+        self.detector = make(pyramid, config, classes, test)
+        self.detector.transform = BatchImages()
 
-    def forward(self, images: list[Tensor], targets: list[Target] | None = None) -> Any:
-        if self.retina and targets is not None:  # it has no background among its classes
+    def forward(
+        self, images: list[Tensor], targets: list[Target] | None = None
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        if self.retina and targets is not None:  # it has no background class
             targets = [{**target, "labels": target["labels"] - 1} for target in targets]
         found = self.detector(images, targets)
         if self.retina and not self.training:
@@ -123,27 +148,21 @@ def _rcnn(pyramid: PyramidBackbone, config: Model, classes: int, test: Inference
 
 def build(
     config: Model, data: Data, test: Inference, classes: tuple[str, ...], categories: tuple[int, ...]
-) -> tuple[Detector, DenseCard]:
-    """The model with its starting weights, and the card that says how to use it."""
-    head = {
-        "name": config.head, "channels": config.channels, "anchor": config.anchor, "categories": list(categories),
-        "short": data.short, "long": data.long, "score": test.score, "nms": test.nms, "detections": test.detections,
-    }  # fmt: skip
+) -> tuple[Detector, Card]:
+    """The model with its starting weights, and its card."""
+    head = Head(
+        config.head, config.channels, config.anchor, categories, data.short, data.long, test.score, test.nms,
+        test.detections,
+    )  # fmt: skip
     card = DenseCard(
-        config.name, plain(config.args), classes, (3, data.short, data.long), tuple(data.mean), tuple(data.std),
-        "bilinear", 1.0, "detection", head,
+        config.name, jsonable(config.args), classes, (3, data.short, data.long), tuple(data.mean), tuple(data.std),
+        "bilinear", 1.0, task="detection", head=head,
     )  # fmt: skip
     return Detector(config, len(classes), test), card
 
 
-def from_card(card: DenseCard) -> Detector:
-    """The model that a card describes, with new weights.
-
-    Raises:
-        ValueError: there is no such backbone.
-    """
+def from_card(card: Card) -> Detector:
+    """The model that a card describes, with new weights."""
     head = card.head
-    config = Model(
-        name=card.name, args=card.arguments, head=head["name"], channels=head["channels"], anchor=head["anchor"]
-    )
-    return Detector(config, len(card.classes), Inference(head["score"], head["nms"], head["detections"]))
+    config = Model(name=card.name, args=card.arguments, head=head.name, channels=head.channels, anchor=head.anchor)
+    return Detector(config, len(card.classes), Inference(head.score, head.nms, head.detections))

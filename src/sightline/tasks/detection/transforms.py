@@ -1,111 +1,80 @@
-"""What happens to an image, its boxes and its masks, always to all of them: resize, jitter, mirror."""
+"""Augmentation of an image together with its boxes and masks: resizing, large-scale jitter, horizontal flip."""
 
 import random
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
+from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
+from torchvision.transforms.v2 import functional as F
 
+from sightline.tasks.dense.transforms import Size, fitted, pair, plain, resize_masks, scaled, to_pixels
 from sightline.tasks.detection.config import Augment, Data
-from sightline.tasks.detection.data import Target, clipped
-from sightline.tasks.segmentation.transforms import fitted, pair
+from sightline.tasks.detection.data import Target
 
 LEAST = 1.0  # pixels of width and height below which a box is dropped after a crop
-Pixels = Tensor  # uint8 (3, H, W)
 
 
-def to_pixels(image: Image.Image) -> Pixels:
-    """uint8 (3, H, W)."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-
-
-def resize(image: Image.Image, target: Target, height: int, width: int) -> tuple[Image.Image, Target]:
-    """All at another size."""
-    if (image.height, image.width) == (height, width):
-        return image, target
-    factors = torch.tensor([width / image.width, height / image.height]).repeat(2)
-    target = {**target, "boxes": target["boxes"] * factors}
+def resize(image: Image.Image, target: Target, size: Size) -> tuple[Tensor, Target]:
+    """All at another size, as tv_tensors."""
+    canvas = (image.height, image.width)
+    boxes = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=canvas)
+    target = {**target, "boxes": F.resize(boxes, list(size))}
     if "masks" in target:
-        target["masks"] = resized_masks(target["masks"], height, width)
-    return image.resize((width, height), Image.Resampling.BILINEAR), target
+        target["masks"] = resize_masks(target["masks"], size)
+    return to_pixels(image, size), target
 
 
-def resized_masks(masks: Tensor, height: int, width: int) -> Tensor:
-    """Masks (N, H, W) of 0 and 1 at another size, whose pixels are those nearest to their centres."""
-    if not len(masks):
-        return masks.new_zeros(0, height, width)
-    return F.interpolate(masks[:, None], size=(height, width), mode="nearest-exact")[:, 0]
+def crop(pixels: Tensor, target: Target, top: int, left: int, size: Size) -> tuple[Tensor, Target]:
+    """A window, black outside of the image, with the boxes and masks that are left.
 
-
-def mirrored(pixels: Pixels, target: Target) -> tuple[Pixels, Target]:
-    """All seen in a mirror."""
-    boxes = target["boxes"].clone()
-    boxes[:, [0, 2]] = pixels.shape[-1] - target["boxes"][:, [2, 0]]
-    target = {**target, "boxes": boxes}
-    if "masks" in target:
-        target["masks"] = target["masks"].flip(-1)
-    return pixels.flip(-1), target
-
-
-def cropped(pixels: Pixels, target: Target, top: int, left: int, height: int, width: int) -> tuple[Pixels, Target]:
-    """A window, filled with black where it reaches beyond the image; boxes and masks of what is left.
-
-    Where there are masks, boxes are drawn anew around what is left of them.
+    With masks, boxes are drawn around what is left of each mask; v2 would only cut them.
     """
-    part = pixels[:, top : top + height, left : left + width]
-    beyond = (0, width - part.shape[2], 0, height - part.shape[1])
-    window = {**target, "boxes": target["boxes"] - torch.tensor([left, top, left, top])}
-    window["boxes"] = clipped(window["boxes"], part.shape[1], part.shape[2])
-    if "masks" in target:
-        masks = target["masks"][:, top : top + height, left : left + width]
-        seen = masks.flatten(1).bool().any(1)
-        window = {key: value[seen] for key, value in {**window, "masks": F.pad(masks, beyond)}.items()}
-        if seen.any():
-            window["boxes"] = masks_to_boxes(window["masks"]) + torch.tensor([0.0, 0.0, 1.0, 1.0])
-    keep = ((window["boxes"][:, 2:] - window["boxes"][:, :2]) >= LEAST).all(1)
-    return F.pad(part, beyond), {key: value[keep] for key, value in window.items()}
+    window = _geometry(target, lambda item: F.crop(item, top, left, *size))
+    if "masks" in window:
+        window = _select(window, window["masks"].flatten(1).bool().any(1))
+        if len(window["masks"]):
+            boxes = masks_to_boxes(window["masks"]) + torch.tensor([0.0, 0.0, 1.0, 1.0])
+            window["boxes"] = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size)
+    _, keep = F.sanitize_bounding_boxes(window["boxes"], min_size=LEAST)
+    return F.crop(pixels, top, left, *size), _select(window, keep)
+
+
+def _geometry(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
+    return {key: value if key == "labels" else change(value) for key, value in target.items()}
+
+
+def _select(target: Target, keep: Tensor) -> Target:
+    return {key: tv_tensors.wrap(plain(value)[keep], like=value) for key, value in target.items()}
 
 
 class TrainTransform:
-    """An image and its target -> uint8 (3, h, w) and the target of it."""
+    """An image and its target -> uint8 (3, h, w) and its target."""
 
     def __init__(self, data: Data, augment: Augment) -> None:
         self.data, self.augment = data, augment
 
-    def __call__(self, image: Image.Image, target: Target, rng: random.Random) -> tuple[Pixels, Target]:
+    def __call__(self, image: Image.Image, target: Target, rng: random.Random) -> tuple[Tensor, Target]:
         augment = self.augment
         if augment.resize == "jitter":
             pixels, target = self._jitter(image, target, rng)
         else:
             short = rng.choice(augment.sizes) if augment.resize == "multiscale" else self.data.short
-            image, target = resize(image, target, *fitted(image.height, image.width, short, self.data.long))
-            pixels = to_pixels(image)
+            pixels, target = resize(image, target, fitted(image.height, image.width, short, self.data.long))
         if rng.random() < augment.hflip:
-            pixels, target = mirrored(pixels, target)
-        return pixels, target
+            pixels, target = F.horizontal_flip(pixels), _geometry(target, F.horizontal_flip)
+        return plain(pixels), {key: plain(value) for key, value in target.items()}
 
-    def _jitter(self, image: Image.Image, target: Target, rng: random.Random) -> tuple[Pixels, Target]:
-        """Large-scale jitter: a random scale of the image as it fits into the crop, and a random window of it."""
+    def _jitter(self, image: Image.Image, target: Target, rng: random.Random) -> tuple[Tensor, Target]:
+        """Large-scale jitter: a random scale relative to the crop, and a random window.
+
+        Not `v2.ScaleJitter` and `v2.RandomCrop`, which pad on both sides; published recipes pad right and below.
+        """
         height, width = pair(self.augment.crop)
         factor = rng.uniform(*self.augment.scale) * min(height / image.height, width / image.width)
-        sides = (max(1, round(image.height * factor)), max(1, round(image.width * factor)))
-        image, target = resize(image, target, *sides)
-        top = rng.randint(0, max(image.height - height, 0))
-        left = rng.randint(0, max(image.width - width, 0))
-        return cropped(to_pixels(image), target, top, left, height, width)
-
-
-class EvalTransform:
-    """An image at its evaluation size, uint8 (3, h, w)."""
-
-    def __init__(self, short: int, long: int) -> None:
-        self.short, self.long = short, long
-
-    def __call__(self, image: Image.Image) -> Pixels:
-        height, width = fitted(image.height, image.width, self.short, self.long)
-        if (height, width) != (image.height, image.width):
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        return to_pixels(image)
+        size = scaled(image.height, image.width, factor)
+        pixels, target = resize(image, target, size)
+        top, left = rng.randint(0, max(size[0] - height, 0)), rng.randint(0, max(size[1] - width, 0))
+        return crop(pixels, target, top, left, (height, width))

@@ -1,4 +1,4 @@
-"""What a segmentation run is configured with. Nothing heavy is imported here."""
+"""Configuration of a segmentation run. Imports nothing heavy."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,16 +13,16 @@ from sightline.util.errors import InputError
 class Data(DenseData):
     """Images and masks whose pixels are class numbers."""
 
-    classes: str | None = entry(None, "file with the classes, JSON or a line each; by default the one in the folder")
-    ignore: int | None = entry(None, "mask value that counts for nothing; by default 255, or as the classes file says",
+    classes: str | None = entry(None, "file with the classes, JSON or one per line; by default the one in the folder")
+    ignore: int | None = entry(None, "mask value of ignored pixels; by default that of the classes file, or 255",
                                least=0, most=65535)  # fmt: skip
     zero: Literal["auto", "class", "ignore"] = entry(
-        "auto", "mask value 0: the first class, or ignored with the classes from 1 on; auto knows ADE20K"
+        "auto", "mask value 0: the first class, or ignored with classes from 1 on; auto recognises ADE20K"
     )
     size: int | tuple[int, int] = entry(512, "pixels of a training crop, 512 or [height, width]", least=32)
-    short: int | None = entry(None, "pixels of the short side before random scaling and in evaluation; by default as "
-                              "in the file", least=16)  # fmt: skip
-    long: int = entry(2048, "pixels that the long side may have then", least=16)
+    short: int | None = entry(None, "pixels of the short side before random scaling and in evaluation; by default "
+                              "unchanged", least=16)  # fmt: skip
+    long: int = entry(2048, "pixels that the long side may then have", least=16)
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Model(DenseModel):
 
 @dataclass(frozen=True)
 class Augment:
-    """What happens to training images, and to their masks with them."""
+    """Augmentation of training images and their masks."""
 
     scale: tuple[float, float] = entry((0.5, 2.0), "random scale", least=0.05, most=20)
     most_of_one: float = entry(0.75, "share of one class above which another crop is tried", least=0, most=1)
-    hflip: float = entry(0.5, "probability of a mirror image", least=0, most=1)
+    hflip: float = entry(0.5, "probability of a horizontal flip", least=0, most=1)
     colour: bool = entry(True, "random brightness, contrast, saturation and hue")
 
 
@@ -48,7 +48,7 @@ class Augment:
 class Loss:
     """Cross entropy of the pixels."""
 
-    auxiliary: float = entry(0.4, "weight of a second, small head on the third stage; 0 for none", least=0)
+    auxiliary: float = entry(0.4, "weight of an auxiliary head on the third stage; 0 for none", least=0)
     smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
 
 
@@ -59,8 +59,8 @@ class Inference:
     mode: Literal["whole", "slide"] = entry("whole", "the image at once, or windows of data.size")
     stride: int | tuple[int, int] | None = entry(None, "pixels between windows; by default two thirds of them",
                                                  least=1)  # fmt: skip
-    scales: tuple[float, ...] = entry((1.0,), "sizes to average over, as factors", least=0.1, most=8)
-    flip: bool = entry(False, "average over the mirror image too")
+    scales: tuple[float, ...] = entry((1.0,), "scales to average over", least=0.1, most=8)
+    flip: bool = entry(False, "average over the horizontal flip too")
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,21 @@
 """Scores of segmentation in two steps: counts of pixels, which add up, and scores of the sums."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from sightline.tasks.base import Row
 from sightline.tasks.segmentation.data import IGNORE
 
 
 def confusion(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
-    """(classes, classes) pixels: a row for every true class, a column for what it was taken for.
+    """(classes, classes) pixel counts: a row per true class, a column per predicted class.
 
     Args:
         predicted: classes of pixels, any shape.
-        masks: of the same shape; IGNORE counts for nothing.
+        masks: true classes, of the same shape; pixels of IGNORE do not count.
     """
     counted = masks != IGNORE
     pairs = masks[counted].long() * classes + predicted[counted].long()
@@ -23,14 +23,14 @@ def confusion(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
 
 
 def iou(counts: Tensor) -> Tensor:
-    """(classes,) intersection over union in percent; nan for a class that neither mask nor prediction has."""
+    """(classes,) intersection over union in percent; nan for a class in neither mask nor prediction."""
     counts = counts.double()
     right = counts.diagonal()
     return 100 * right / (counts.sum(0) + counts.sum(1) - right)
 
 
 def accuracy(counts: Tensor) -> Tensor:
-    """(classes,) share of a class's pixels that were found, in percent; nan for a class without pixels."""
+    """(classes,) recall of each class in percent; nan for a class without pixels."""
     counts = counts.double()
     return 100 * counts.diagonal() / counts.sum(1)
 
@@ -59,8 +59,8 @@ class SegmentationResult:
     def __iter__(self) -> Iterator[tuple[str, float]]:
         yield from self.scores.items()
 
-    def per_class(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """A row for every class: name, pixels, IoU and accuracy in percent (None where there is none)."""
+    def per_class(self, names: Sequence[str]) -> list[Row]:
+        """One row per class: name, pixels, IoU and accuracy in percent, or None."""
         columns = zip(
             names,
             self.confusion.sum(1).tolist(),

@@ -1,27 +1,46 @@
 """A backbone with a decoder of segmentation_models_pytorch: UPerNet or Semantic FPN."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sightline.tasks.card import MAX_SIDE
 from sightline.tasks.dense.backbone import Backbone, WithBackbone
-from sightline.tasks.dense.card import DenseCard, plain
-from sightline.tasks.segmentation.config import Data, Model
-from sightline.tasks.segmentation.transforms import pair
+from sightline.tasks.dense.card import DenseCard, jsonable
+from sightline.tasks.dense.transforms import pair
+from sightline.tasks.options import entry
+from sightline.tasks.segmentation.config import Data, Inference, Model
+from sightline.util.errors import InputError
 
-DIVISOR = 32  # sides of an image must be multiples of it inside; it is padded and cut again
+DIVISOR = 32  # inside, images are padded to a multiple of it
+
+
+@dataclass(frozen=True)
+class Head:
+    """The part of a card about the decoder, and how images are evaluated."""
+
+    name: Literal["upernet", "semantic_fpn"]
+    channels: int = entry(512, "width of the decoder", least=8, most=8192)
+    drop: float = entry(0.1, "dropout", least=0, most=1)
+    auxiliary: bool = entry(False, "whether there is an auxiliary head")
+    short: int | None = entry(None, "pixels of the short side", least=1, most=MAX_SIDE)
+    long: int = entry(2048, "pixels that the long side may have", least=1, most=MAX_SIDE)
+    test: Inference = field(default_factory=Inference)
+
+
+Card = DenseCard[Head]
 
 
 class Segmenter(WithBackbone):
-    """Images (B, 3, H, W) of any size, normalised -> logits (B, classes, H, W); in training a pair with those of the
-    auxiliary head, or None.
+    """Normalised images (B, 3, H, W) of any size -> logits (B, classes, H, W); in training, a pair with the logits of
+    the auxiliary head or None.
 
     Args:
         config: backbone and decoder.
-        classes: outputs a pixel.
-        auxiliary: whether a small head on the third map helps in training.
+        classes: outputs per pixel.
+        auxiliary: add a small head on the third map, used in training only.
 
     UPerNet: Unified Perceptual Parsing for Scene Understanding (ECCV 2018). Semantic FPN: Panoptic Feature Pyramid
     Networks (CVPR 2019).
@@ -30,38 +49,38 @@ class Segmenter(WithBackbone):
     def __init__(self, config: Model, classes: int, auxiliary: bool = False) -> None:
         super().__init__()
         upernet = config.head == "upernet"
-        self.backbone = Backbone(config, norm=not upernet)  # UPerNet's decoder norms the maps itself
+        self.backbone = Backbone(config, norm=not upernet)  # UPerNet's decoder normalises the maps itself
         channels = self.backbone.channels
         self.decoder, width = _decoder(config, channels)
         self.drop = nn.Dropout2d(config.drop)
         self.classify = nn.Conv2d(width, classes, 1)
         self.auxiliary = _auxiliary(channels[2], classes, config.drop) if auxiliary else None
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
         height, width = x.shape[-2:]
         padded = F.pad(x, (0, -width % DIVISOR, 0, -height % DIVISOR))
         maps = self.backbone(padded)
-        # Decoders of smp count maps at strides 1 and 2 as well, and leave them alone.
+        # Decoders of smp also take maps at strides 1 and 2, which they ignore.
         logits = self.classify(self.drop(self.decoder([padded, padded, *maps])))
-        logits = _enlarge(logits, padded)[..., :height, :width]
+        logits = _upsample(logits, padded)[..., :height, :width]
         if not self.training:
             return logits
         if self.auxiliary is None:
             return logits, None
-        return logits, _enlarge(self.auxiliary(maps[2]), padded)[..., :height, :width]
+        return logits, _upsample(self.auxiliary(maps[2]), padded)[..., :height, :width]
 
 
-def _enlarge(logits: Tensor, image: Tensor) -> Tensor:
+def _upsample(logits: Tensor, image: Tensor) -> Tensor:
     return F.interpolate(logits, size=image.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def _decoder(config: Model, channels: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """The decoder and the channels that it gives, at a quarter of the size."""
+    """The decoder and its output channels, at a quarter of the size."""
     try:
         from segmentation_models_pytorch.decoders.fpn.decoder import FPNDecoder
         from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
     except ImportError as error:
-        raise ValueError(
+        raise InputError(
             "segmentation needs segmentation_models_pytorch: pip install segmentation_models_pytorch"
         ) from error
     every = [3, 3, *channels]
@@ -79,30 +98,19 @@ def _auxiliary(channels: int, classes: int, drop: float) -> nn.Module:
 
 
 def build(
-    config: Model, data: Data, test: Mapping[str, Any], classes: tuple[str, ...], auxiliary: bool
-) -> tuple[Segmenter, DenseCard]:
-    """The model with its starting weights, and the card that says how to use it."""
-    model = Segmenter(config, len(classes), auxiliary)
-    height, width = pair(data.size)
-    head = {
-        "name": config.head, "channels": config.channels, "drop": config.drop, "auxiliary": auxiliary,
-        "short": data.short, "long": data.long, "test": dict(test),
-    }  # fmt: skip
+    config: Model, data: Data, test: Inference, classes: tuple[str, ...], auxiliary: bool
+) -> tuple[Segmenter, Card]:
+    """The model with its starting weights, and its card."""
+    head = Head(config.head, config.channels, config.drop, auxiliary, data.short, data.long, test)
     card = DenseCard(
-        config.name, plain(config.args), classes, (3, height, width), tuple(data.mean), tuple(data.std), "bilinear",
-        1.0, "segmentation", head,
+        config.name, jsonable(config.args), classes, (3, *pair(data.size)), tuple(data.mean), tuple(data.std),
+        "bilinear", 1.0, task="segmentation", head=head,
     )  # fmt: skip
-    return model, card
+    return Segmenter(config, len(classes), auxiliary), card
 
 
-def from_card(card: DenseCard) -> Segmenter:
-    """The model that a card describes, with new weights.
-
-    Raises:
-        ValueError: there is no such backbone.
-    """
+def from_card(card: Card) -> Segmenter:
+    """The model that a card describes, with new weights."""
     head = card.head
-    config = Model(
-        name=card.name, args=card.arguments, head=head["name"], channels=head["channels"], drop=float(head["drop"])
-    )
-    return Segmenter(config, len(card.classes), head["auxiliary"])
+    config = Model(name=card.name, args=card.arguments, head=head.name, channels=head.channels, drop=head.drop)
+    return Segmenter(config, len(card.classes), head.auxiliary)

@@ -1,0 +1,84 @@
+"""What the transforms of segmentation and detection share.
+
+The geometry is torchvision's (`transforms.v2.functional` on tv_tensors), the random numbers are not: the transform
+classes of v2 draw from torch's global generator, and the augmentation of an image must depend on its own seed alone.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+Size = tuple[int, int]  # height, width
+
+
+def pair(size: int | Size) -> Size:
+    """(height, width) of a size given as one number or two."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def fitted(height: int, width: int, short: int | None, long: int) -> Size:
+    """The size whose short side is `short`, unless the long side would exceed `long`; None keeps the size.
+
+    `v2.RandomShortestSize` cuts fractions off where this rounds: 480x640 would become 800x1066, not 800x1067.
+    """
+    if short is None:
+        return height, width
+    return scaled(height, width, min(short / min(height, width), long / max(height, width)))
+
+
+def scaled(height: int, width: int, factor: float) -> Size:
+    """A size times a factor, at least one pixel."""
+    return max(1, round(height * factor)), max(1, round(width * factor))
+
+
+def to_pixels(image: Image.Image, size: Size) -> tv_tensors.Image:
+    """An RGB image at `size` as uint8 (3, height, width), resized by Pillow."""
+    if (image.height, image.width) != size:
+        image = F.resize(image, list(size), InterpolationMode.BILINEAR)
+    return F.to_image(image)
+
+
+def resize_masks(masks: Tensor, size: Size) -> tv_tensors.Mask:
+    """Masks (N, H, W) at `size`; each pixel takes the value at its centre.
+
+    The kernel of images, because that of masks ignores NEAREST_EXACT before torchvision 0.29 and is half a pixel off.
+    """
+    return tv_tensors.Mask(F.resize_image(masks, list(size), InterpolationMode.NEAREST_EXACT))
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Without the subclass, which loader processes would copy instead of sharing."""
+    return tensor.as_subclass(Tensor).contiguous()
+
+
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 (..., 3, H, W) -> float with the mean and standard deviation of each channel."""
+    centre = torch.tensor(mean, device=images.device).view(-1, 1, 1)
+    spread = torch.tensor(std, device=images.device).view(-1, 1, 1)
+    return (images.float() / 255 - centre) / spread
+
+
+class EvalTransform:
+    """PIL image -> uint8 (3, h, w) at its evaluation size."""
+
+    def __init__(self, short: int | None, long: int) -> None:
+        self.short, self.long = short, long
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        return plain(to_pixels(image, fitted(image.height, image.width, self.short, self.long)))
+
+
+class InferenceTransform(EvalTransform):
+    """PIL image -> float (3, h, w), resized and normalised as a model expects it."""
+
+    def __init__(self, short: int | None, long: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(short, long)
+        self.mean, self.std = mean, std
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        return normalize(super().__call__(image), self.mean, self.std)
