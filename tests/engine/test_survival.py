@@ -27,7 +27,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("survival")
     make_images(folder / "images", train=24)
     write_recipe(folder / "recipe.yaml", schedule={"epochs": 3, "warmup_epochs": 1})
-    done = tiny.run(command(folder / "recipe.yaml", folder / "images", folder / "whole", *STEPWISE))
+    done = run(arguments(folder, folder / "whole"))
     assert done.returncode == 0, done.stderr
     return folder
 
