@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, WeightsWarning
 from sightline.util.files import jsonable, reason, write_atomic
 from sightline.util.names import format_size
 
@@ -35,6 +35,8 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
+            warnings.simplefilter("default", WeightsWarning)
+            warnings.showwarning = _show_warning
             for name in LOGGERS:
                 logging.getLogger(name).setLevel(logging.ERROR)
         try:
@@ -42,6 +44,11 @@ def quiet() -> Iterator[None]:
         finally:
             for name, level in before.items():
                 logging.getLogger(name).setLevel(level)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Print one of our own warnings as one line."""
+    print(f"sightline: warning: {one_line(str(message))}", file=sys.stderr, flush=True)
 
 
 def escaped(text: str) -> str:

@@ -19,6 +19,7 @@ from sightline.models.pyramid import drop_path_rates
 
 PAD = 0  # the id of no token
 POOLS = ("avg", "max", "token")
+SEQUENCE_HEADS = 2
 
 
 class SequenceEncoder(nn.Module):
@@ -49,7 +50,7 @@ class SequenceEncoder(nn.Module):
         num_classes: int,
         attention: Pattern = "softmax",
         embed_dim: int = 64,
-        num_heads: int = 2,
+        num_heads: int = SEQUENCE_HEADS,
         depth: int = 2,
         mlp_ratio: float = 2.0,
         global_pool: str = "avg",

@@ -5,7 +5,7 @@ A message says what, what was given, what was expected, and an example or remedy
     --scales: expected comma-separated factors between 0.1 and 8, e.g. 0.5,0.75,1.0; got 'abc'
 """
 
-__all__ = ["FileError", "InputError", "RunError"]
+__all__ = ["FileError", "InputError", "RunError", "WeightsWarning"]
 
 
 class InputError(ValueError):
@@ -20,3 +20,7 @@ class RunError(RuntimeError):
     """A run that cannot continue; what was saved before is intact. Exit status `status`."""
 
     status = 1
+
+
+class WeightsWarning(UserWarning):
+    """Something about loaded weights that cannot be known; `sightline` prints it as one line."""

@@ -18,7 +18,7 @@ from sightline.layers.window_attention import RelativePositionBias, resample_bia
 from sightline.models.weights.layouts import family_of, to_native
 from sightline.models.weights.reader import State, some, unwrap
 from sightline.models.weights.shapes import shown_heads
-from sightline.util.errors import FileError
+from sightline.util.errors import FileError, WeightsWarning
 
 # What belongs to an attention mechanism rather than to the model around it, and the block that it is in.
 MECHANISM_KEY = re.compile(r"^(.*\bblocks\.\d+)\.attn\.(?:(?:branches\.\d+\.)?core|position_bias|sr|sr_norm)\.")
@@ -181,6 +181,7 @@ def _check_heads(shown: Mapping[str, int], model: Target, published: bool) -> No
         warnings.warn(
             f"the weights do not show their number of heads; this {model.family} model uses "
             f"{', '.join(map(str, counts))}. If they were trained with another number, pass it as num_heads",
+            WeightsWarning,
             stacklevel=4,
         )
 

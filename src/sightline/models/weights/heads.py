@@ -14,6 +14,7 @@ import timm
 import torch
 from torch import nn
 
+from sightline.models.sequence import SEQUENCE_HEADS, SEQUENCE_MODELS
 from sightline.models.weights.fit import heads_of
 from sightline.models.weights.identify import arguments
 from sightline.models.weights.reader import Weights
@@ -42,10 +43,11 @@ def recorded_heads(weights: Weights) -> RecordedHeads | None:
     """The heads that a file, or the config.json next to it, records; None if neither does."""
     metadata, config = weights.metadata, _config(weights.path.parent / CONFIG)
     name = metadata.get("model", "")
-    if name in VARIANTS:
+    if name in VARIANTS or name in SEQUENCE_MODELS:
         args = _json(metadata.get("model_args", "{}"))
         given = args.get("num_heads") if isinstance(args, dict) else None
-        return _counts(given or arguments(name)["num_heads"], "its metadata")
+        usual = arguments(name)["num_heads"] if name in VARIANTS else SEQUENCE_HEADS
+        return _counts(given or usual, "its metadata")
     found = _named(metadata, "its metadata") or _named(config, CONFIG)
     if found is not None:
         return found

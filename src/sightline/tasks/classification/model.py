@@ -9,7 +9,8 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 from sightline.data.images import MODES
-from sightline.models.weights.reader import read_metadata, read_state
+from sightline.models.weights.heads import check_recorded
+from sightline.models.weights.reader import read_weights
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data, Distill, Model
@@ -61,12 +62,14 @@ def load_weights(model: nn.Module, path: str) -> None:
     Raises:
         FileError: they do not fit, or are of a segmenter or detector.
     """
-    what = {"segmentation": "a segmenter", "detection": "a detector"}.get(read_metadata(path).get("task", ""))
+    weights = read_weights(path)
+    what = {"segmentation": "a segmenter", "detection": "a detector"}.get(weights.metadata.get("task", ""))
     if what is not None:
         raise FileError(f"{path}: {what}, not a classifier; give the weights that its backbone started from")
+    check_recorded(weights, model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        state = read_state(path)
+        state = weights.state
         head = model.get_classifier()  # type: ignore[operator]
         if type(model).__module__.startswith("timm.") and isinstance(head, nn.Module):
             own = model.state_dict()
@@ -80,7 +83,7 @@ def load_weights(model: nn.Module, path: str) -> None:
         except ValueError as error:
             raise FileError(f"{path}: {error}") from error
     for warning in caught:
-        if any(word in str(warning.message) for word in ("classifier", "attention mechanism")):
+        if any(word in str(warning.message) for word in ("classifier", "attention mechanism", "number of heads")):
             print(f"{path}: {warning.message}", flush=True)
 
 

@@ -12,7 +12,7 @@ from sightline.models.weights.reader import Weights
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.preprocess import make_transform
-from sightline.util.errors import FileError
+from sightline.util.errors import FileError, WeightsWarning
 
 
 def open_public(weights: Weights, name: str | None = None, args: Arguments | None = None) -> Loaded:
@@ -36,6 +36,7 @@ def open_public(weights: Weights, name: str | None = None, args: Arguments | Non
         warnings.warn(
             f"{weights.path}: nothing shows the number of heads; taken as {choice.guessed_heads}. If they were trained "
             f"with another number, pass it as num_heads in model_args",
+            WeightsWarning,
             stacklevel=3,
         )
     card = ModelCard.from_metadata(weights.metadata) or card_of(choice.identity, model)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from sightline.models.sequence import SEQUENCE_MODELS, SequenceEncoder, create_sequence_model
 from sightline.models.weights.fit import MismatchError, compare
-from sightline.models.weights.reader import read_metadata, read_state
+from sightline.models.weights.heads import check_recorded
+from sightline.models.weights.reader import read_metadata, read_state, read_weights
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
 from sightline.tasks.sequences.data import SEQUENCE_TASKS
@@ -77,9 +78,10 @@ def load(path: Path) -> tuple[SequenceEncoder, SequenceCard]:
 
 def fill(model: nn.Module, path: Path) -> None:
     """Read weights, as data only, into a model that they fit to the last key."""
-    state = read_state(path)
-    _check(path, model, state)
-    model.load_state_dict(state)
+    weights = read_weights(path)
+    check_recorded(weights, model)
+    _check(path, model, weights.state)
+    model.load_state_dict(weights.state)
 
 
 def _check(path: Path, model: nn.Module, state: dict[str, Tensor]) -> None:
