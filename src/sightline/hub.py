@@ -35,7 +35,7 @@ def load(
     model_args: Arguments | None = None,
     device: str | torch.device = "cpu",
 ) -> Loaded:
-    """Open a trained model: a run folder, a file of ours, or a published checkpoint.
+    """Open a trained model: a run folder, one of our own files, or a published checkpoint.
 
     The header is read once, shapes are checked on the meta device, and the model is built once. A file is read as data
     only; a published checkpoint is identified by the shapes of its tensors.
@@ -59,14 +59,14 @@ def load(
     """
     if not str(path).strip():
         raise InputError("--checkpoint: the path is empty; give a run folder, or a file of weights")
-    place = choose_device(device, "device") if isinstance(device, str) else device
+    target = choose_device(device, "device") if isinstance(device, str) else device
     weights = read_weights(find_weights(Path(path)) if Path(path).is_dir() else path)
     spec = task_of(weights.metadata)
     if spec is None or model is not None or model_args:
         loaded = open_public(_classifier_weights(weights), model, model_args)
     else:
         loaded = spec.open(weights.path, weights.metadata, lambda: weights.state)
-    loaded.model.to(place)
+    loaded.model.to(target)
     return loaded
 
 

@@ -193,9 +193,9 @@ class Session:
 
     def load(self, options: Models, classes: int | None = None) -> "list[StudyModel]":
         """Load the models; `classes` is the number of outputs of random weights."""
-        from sightline.cli.classifier import load_classifier
         from sightline.cli.models import check_model_args, known, parse_model_args
         from sightline.engine.analyze import ModelChoice, load_models
+        from sightline.hub import load
         from sightline.util.names import parse_size
 
         args = parse_model_args(options.model_args)
@@ -206,7 +206,7 @@ class Session:
         size = None if options.img_size is None else parse_size(options.img_size)
         choice = ModelChoice(options.checkpoint, options.attention, name, args, size, options.seed)
         self.models = load_models(
-            choice, lambda source: load_classifier(source, options.model, args), self.device, classes
+            choice, lambda source: load(source, model=options.model, model_args=args), self.device, classes
         )
         return self.models
 

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sightline.cli.options import Command, UsageError, option, positional
+from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, show
+from sightline.util.errors import InputError
 from sightline.util.names import nearest
+
+Row = dict[str, Any]  # of the table, as JSON has it
 
 COLUMNS = (
     Column("name"),
@@ -48,13 +51,13 @@ class Options:
 def run(options: Options) -> None:
     """Print the table of models or of mechanisms."""
     pattern = "*" if options.pattern is None else options.pattern
-    known = mechanism_rows() if options.attention else model_rows()
+    known = _mechanism_rows() if options.attention else _model_rows()
     rows = [row for row in known if fnmatchcase(row["name"], pattern)]
     if not rows:
         names = [row["name"] for row in known]
-        words = sorted({f"*{word}*" for name in names for word in name.split("_")})
-        remedy = nearest(pattern, names, nearest(pattern, words, "without a pattern all are shown"))
-        raise UsageError(f"no name matches {pattern!r}; {remedy}")
+        parts = sorted({f"*{part}*" for name in names for part in name.split("_")})
+        remedy = nearest(pattern, names, nearest(pattern, parts, "without a pattern all are shown"))
+        raise InputError(f"no name matches {pattern!r}; {remedy}")
     if options.json:
         print(json.dumps(rows, indent=2))
     elif options.attention:
@@ -64,13 +67,13 @@ def run(options: Options) -> None:
         show(COLUMNS, [_model_cells(row) for row in rows])
 
 
-def model_rows() -> list[dict[str, Any]]:
-    """What is published of every model, a dictionary each."""
+def _model_rows() -> list[Row]:
+    """Everything published about every model."""
     from sightline.layers.pattern import format_pattern, parse_pattern
     from sightline.models.weights.identify import arguments
     from sightline.models.zoo import VARIANTS
 
-    rows = []
+    rows: list[Row] = []
     for name, variant in VARIANTS.items():
         args = arguments(name)
         rows.append(
@@ -90,8 +93,8 @@ def model_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def mechanism_rows() -> list[dict[str, Any]]:
-    """Every attention mechanism with its options and their defaults, a dictionary each."""
+def _mechanism_rows() -> list[Row]:
+    """Every attention mechanism with its options and their defaults."""
     from sightline.layers.spec import MECHANISMS
 
     return [
@@ -109,13 +112,13 @@ def mechanism_rows() -> list[dict[str, Any]]:
     ]
 
 
-def _model_cells(row: dict[str, Any]) -> list[str]:
+def _model_cells(row: Row) -> list[str]:
     numbers = ("-" if row[key] is None else f"{row[key]:.{digits}f}" for key, digits in DIGITS.items())
     sizes = " / ".join("-".join(map(str, row[key])) for key in ("embed_dims", "num_heads", "depths"))
     return [row["name"], str(row["img_size"]), *numbers, sizes, row["attention"], row["family"]]
 
 
-def _mechanism_cells(row: dict[str, Any]) -> list[str]:
+def _mechanism_cells(row: Row) -> list[str]:
     from sightline.layers.spec import Spec
 
     where = "windows, stripes" if row["windowed"] else "whole map"

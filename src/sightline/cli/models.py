@@ -1,12 +1,14 @@
-"""What commands share about models: their names, sizes and arguments as one types them."""
+"""Names, sizes and arguments of models as one types them."""
 
 import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
-from sightline.cli.options import UsageError
 from sightline.util import names
+from sightline.util.errors import InputError
+
+Arguments = dict[str, Any]  # keyword arguments of a model, as JSON has them
 
 
 def known(name: str) -> str:
@@ -25,24 +27,24 @@ def parse_size(text: str) -> int | tuple[int, int]:
 def parse_classes(number: int) -> int:
     """A number of classes; 0 is a model without classifier."""
     if not 0 <= number <= 1_000_000:
-        raise UsageError(f"--num-classes: {number} is not a number of classes; give 0 (no classifier) to 1000000")
+        raise InputError(f"--num-classes: expected 0 (no classifier) to 1000000; got {number}")
     return number
 
 
-def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
+def parse_model_args(texts: Iterable[str]) -> Arguments:
     """`depths=1,3,20,4`, `attention=softmax`, both with a comma between, or a JSON object -> arguments of a model."""
-    args: dict[str, Any] = {}
+    args: Arguments = {}
     for text in (part for given in texts for part in _apart(given)):
         key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
             loaded = _json(text)
             if not isinstance(loaded, dict):
-                raise UsageError(f"--model-args: {text!r} is not a JSON object; write key=value instead")
+                raise InputError(f"--model-args: {text!r} is not a JSON object; write key=value instead")
             args.update(loaded)
         elif equals and key.strip().isidentifier():
             args[key.strip()] = _value(value.strip())
         else:
-            raise UsageError(f"--model-args: {text!r}; write key=value, such as depths=1,3,20,4, or a JSON object")
+            raise InputError(f"--model-args: {text!r}; write key=value, such as depths=1,3,20,4, or a JSON object")
     return args
 
 
@@ -51,21 +53,21 @@ def _apart(text: str) -> list[str]:
     return [text] if text.lstrip().startswith("{") else re.split(r",(?=\s*[A-Za-z_]\w*=)(?![^(]*\))", text)
 
 
-def check_model_args(name: str, args: dict[str, Any]) -> None:
+def check_model_args(name: str, args: Arguments) -> None:
     """Reject arguments that the model does not have."""
     from sightline.models.factory import check_arguments
 
     check_arguments(name, args)
 
 
-def _json(text: str) -> Any:
+def _json(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """JSON where it is; else a list of JSON values with commas between them; else the text itself."""
     for form in (text, f"[{text}]"):
         value = _json(form)

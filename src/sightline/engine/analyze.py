@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, overload
+from typing import overload
 
 import torch
 from PIL import Image
@@ -19,29 +19,17 @@ from sightline.data.labels import match
 from sightline.data.splits import Split
 from sightline.models.weights.fit import fit_mechanism
 from sightline.models.zoo import VARIANTS, create
+from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.passes import one_pass
 from sightline.tasks.classification.preprocess import at_size, make_transform
-from sightline.util.errors import InputError
+from sightline.util.errors import FileError, InputError
 from sightline.util.names import format_size
 
 Arguments = Mapping[str, object]
 
 
-class Classifier(Protocol):
-    """An opened checkpoint."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def card(self) -> ModelCard: ...
-
-    @property
-    def title(self) -> str: ...
-
-
-Open = Callable[[str], Classifier]  # opens a run folder or a file of weights
+Open = Callable[[str], Loaded]  # opens a run folder or a file of weights
 
 
 @dataclass(frozen=True)
@@ -116,7 +104,8 @@ def load_models(
     found: list[StudyModel] = []
     for source in choice.checkpoints:
         opened = open_checkpoint(source)
-        card = opened.card if choice.size is None else at_size(opened.card, choice.size)
+        card = _classifier_card(opened)
+        card = card if choice.size is None else at_size(card, choice.size)
         base = StudyModel(opened.title, opened.title, opened.model, card, source, None, choice.seed)
         found += [_with_attention(base, name) for name in choice.attention] or [base]
     if not choice.checkpoints:
@@ -127,6 +116,13 @@ def load_models(
         if not attention_blocks(item.model):
             raise InputError(f"{item.name} has no attention blocks of sightline; choose a model of `sightline list`")
     return found
+
+
+def _classifier_card(opened: Loaded) -> ModelCard:
+    """The card of a classifier; other tasks have no single map of attention per image."""
+    if opened.task != "classification" or not isinstance(opened.card, ModelCard):
+        raise FileError(f"{opened.path}: a model of {opened.task}, not a classifier; give the weights of a classifier")
+    return opened.card
 
 
 def _random(choice: ModelChoice, classes: int | None, attention: str | None) -> StudyModel:

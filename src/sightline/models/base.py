@@ -18,13 +18,15 @@ from sightline.util.errors import InputError
 Size = int | tuple[int, int]
 Arguments = dict[str, Any]  # keyword arguments of a model, as timm and JSON have them
 LoadResult = tuple[list[str], list[str]]  # keys that were missing and unexpected
+Feature = Tensor | tuple[Tensor, Tensor]  # a map, with its class token if asked for
+LayerGroups = dict[str, str | list[tuple[str, tuple[int, ...] | None]]]  # patterns of timm's group_matcher
 
 
 def to_pair(size: Size) -> tuple[int, int]:
     """Height and width of an image given as one number or two."""
     sides = (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise InputError(f"img_size={size}: give a positive number of pixels, or (height, width)")
+        raise InputError(f"img_size={size}: expected a positive number of pixels, or (height, width)")
     return sides[0], sides[1]
 
 
@@ -54,7 +56,7 @@ class VisionModel(nn.Module):
         super().__init__()
         for what, value, least in (("in_chans", in_chans, 1), ("num_classes", num_classes, 0)):
             if not isinstance(value, int) or value < least:
-                raise InputError(f"{what}={value!r}: give a whole number, at least {least}")
+                raise InputError(f"{what}={value!r}: expected a whole number of at least {least}")
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = num_features
         self.in_chans = in_chans
@@ -123,7 +125,7 @@ class VisionModel(nn.Module):
             self._check_pool(global_pool)
             self.global_pool = global_pool
         if num_classes < 0:
-            raise InputError(f"num_classes={num_classes}: give 0 for no classifier, or the number of classes")
+            raise InputError(f"num_classes={num_classes}: expected 0 for no classifier, or the number of classes")
         like = next(self.parameters())
         self.num_classes = num_classes
         head: nn.Module = nn.Identity()

@@ -14,6 +14,7 @@ from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.stripe_attention import StripeAttention
 from sightline.models.base import Size
 from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_dims, stage_values
+from sightline.util.errors import InputError
 
 
 class CSwin(Pyramid):
@@ -22,8 +23,8 @@ class CSwin(Pyramid):
     Args:
         img_size: pixels, one number or (height, width); no parameter depends on it.
         attention: mechanism of every block, or a pattern; see `sightline.layers.pattern`.
-        embed_dims: width of the first stage, doubled from stage to stage, or one value a stage.
-        num_heads, depths: one value a stage.
+        embed_dims: width of the first stage, doubled from stage to stage, or one value per stage.
+        num_heads, depths: one value per stage.
         stripes: width of the softmax stripes of each stage, in tokens; the last stage attends to the whole map.
         map_stripes: width of the stripes of all other mechanisms; 0 for the whole map at any resolution.
     """
@@ -59,8 +60,8 @@ class CSwin(Pyramid):
             False: stage_values("map_stripes", map_stripes, 4),
         }
         if min(widths[True]) < 1 or min(widths[False]) < 0:
-            raise ValueError(
-                f"stripes={widths[True]}, map_stripes={widths[False]}: give positive widths in tokens "
+            raise InputError(
+                f"stripes={widths[True]}, map_stripes={widths[False]}: expected positive widths in tokens "
                 f"(0 for the whole map in map_stripes)"
             )
         pattern = parse_pattern(attention, depths)

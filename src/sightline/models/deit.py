@@ -5,7 +5,6 @@ it is DeiT (2021).
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from timm.layers import trunc_normal_
@@ -19,7 +18,7 @@ from sightline.layers.core import Grid
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
-from sightline.models.base import Size, VisionModel, as_features
+from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features
 from sightline.models.pyramid import drop_path_rates, stage_grid, stage_values
 
 
@@ -114,34 +113,34 @@ class DeiT(VisionModel):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
-    ) -> Any:
-        """The features after chosen blocks; with the final features before them unless `intermediates_only`.
+    ) -> list[Feature] | tuple[Tensor, list[Feature]]:
+        """The features after chosen blocks, preceded by the final features unless `intermediates_only`.
 
         Args:
             x: images.
             indices: blocks to take: the last n for a number, all for None.
-            return_prefix_tokens: give (features, class token) pairs.
+            return_prefix_tokens: return (features, class token) pairs.
             norm: apply the final norm to every one of them.
-            stop_early: leave out the blocks after the last one taken.
+            stop_early: skip the blocks after the last one taken.
             output_fmt: "NCHW", "NHWC" or "NLC".
         """
         self._check_output_fmt(output_fmt, ("NCHW", "NHWC", "NLC"))
         take, last = feature_take_indices(len(self.blocks), indices)
         x, grid = self._embed(x)
-        features: list[Any] = []
+        features: list[Feature] = []
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x = self._block(block, x, grid)
             if i in take:
                 tokens = self.norm(x) if norm else x
-                places = tokens[:, 1:] if output_fmt == "NLC" else as_features(tokens[:, 1:], grid, output_fmt)
-                features.append((places, tokens[:, :1]) if return_prefix_tokens else places)
+                patches = tokens[:, 1:] if output_fmt == "NLC" else as_features(tokens[:, 1:], grid, output_fmt)
+                features.append((patches, tokens[:, :1]) if return_prefix_tokens else patches)
         return features if intermediates_only else (self.norm(x), features)
 
     def grid_of(self, name: str) -> Grid:
         return stage_grid(self.img_size, self.stem_stride)
 
     @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> LayerGroups:
         """Layers from the stem to the head, for layer-wise learning rates."""
         return {
             "stem": r"^cls_token|^pos_embed|^patch_embed",

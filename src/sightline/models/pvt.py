@@ -15,6 +15,7 @@ from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.spec import Spec
 from sightline.models.base import Size
 from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_grid, stage_values
+from sightline.util.errors import InputError
 
 
 def usual_reduction(stage: int, mechanism: Spec) -> int:
@@ -28,7 +29,7 @@ class PVT(Pyramid):
     Args:
         img_size: pixels, one number or (height, width); sets the size of the position tables only.
         attention: mechanism of every block, or a pattern; see `sightline.layers.pattern`.
-        embed_dims, num_heads, depths, mlp_ratios: one value a stage.
+        embed_dims, num_heads, depths, mlp_ratios: one value per stage.
         sr_ratios: keys and values of a stage come from a map reduced by this factor; by default 8, 4, 2, 1 for
             softmax blocks and 1 for all others.
     """
@@ -61,7 +62,7 @@ class PVT(Pyramid):
         ratios = stage_values("mlp_ratios", mlp_ratios, 4)
         reductions = None if sr_ratios is None else stage_values("sr_ratios", sr_ratios, 4)
         if reductions is not None and min(reductions) < 1:
-            raise ValueError(f"sr_ratios={reductions}: give 1 for no reduction, or a larger whole number")
+            raise InputError(f"sr_ratios={reductions}: expected 1 for no reduction, or a larger whole number")
         pattern = parse_pattern(attention, depths)
         rates = drop_path_rates(drop_path_rate, depths)
         stages = []

@@ -1,7 +1,7 @@
-"""Models in stages, each on a coarser map than the one before: PVT, Swin, CSwin and SOFT."""
+"""Models in stages, each on a coarser map than the previous one: PVT, Swin, CSwin and SOFT."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from timm.layers import trunc_normal_
@@ -12,15 +12,18 @@ from torch import Tensor, nn
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
-from sightline.models.base import Size, VisionModel, as_features, to_pair
+from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features, to_pair
+from sightline.util.errors import InputError
+
+Number = TypeVar("Number", int, float)
 
 
-def stage_values(name: str, values: Sequence[Any] | Any, stages: int) -> tuple[Any, ...]:
-    """One value a stage, from a sequence of that length."""
-    values = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
-    if len(values) != stages:
-        raise ValueError(f"{name}={values}: give {stages} values, one a stage")
-    return values
+def stage_values(name: str, values: Number | Sequence[Number], stages: int) -> tuple[Number, ...]:
+    """One value per stage, from a sequence of that length."""
+    given = tuple(values) if isinstance(values, Sequence) else (values,)
+    if len(given) != stages or any(isinstance(value, str) for value in given):
+        raise InputError(f"{name}={values}: expected {stages} values, one per stage")
+    return given
 
 
 def stage_dims(dims: int | Sequence[int], stages: int) -> tuple[int, ...]:
@@ -31,7 +34,7 @@ def stage_dims(dims: int | Sequence[int], stages: int) -> tuple[int, ...]:
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
     """Stochastic depth rising linearly from 0 to `rate` over all blocks."""
     if not 0 <= rate < 1:
-        raise ValueError(f"drop_path_rate={rate}: give a share of blocks to drop, from 0 to below 1")
+        raise InputError(f"drop_path_rate={rate}: expected a share of blocks from 0 to below 1")
     last = max(sum(depths) - 1, 1)
     flat = iter([rate * i / last for i in range(sum(depths))])
     return [[next(flat) for _ in range(depth)] for depth in depths]
@@ -44,7 +47,7 @@ class Stage(nn.Module):
         embed: (B, C, H, W) -> tokens (B, h * w, dim) and (h, w).
         blocks: called as block(tokens, grid, prefix).
         dim: channels.
-        grid: where given, the stage has a position table of this size.
+        grid: the size of its position table; None for a stage without one.
         class_token: start the sequence with a learned token.
         pos_drop: dropout of the tokens before the first block.
     """
@@ -80,12 +83,23 @@ class Stage(nn.Module):
 
 
 class Pyramid(VisionModel):
-    """Base of the families with stages. `forward_features` gives (batch, height, width, channels)."""
+    """Base of the families with stages. `forward_features` returns (batch, height, width, channels)."""
 
     output_fmt = "NHWC"
 
-    def __init__(self, stages: Sequence[Stage], dims: Sequence[int], norm: nn.Module, **common: Any) -> None:
-        super().__init__(num_features=dims[-1], **common)
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        dims: Sequence[int],
+        norm: nn.Module,
+        *,
+        num_classes: int,
+        in_chans: int,
+        img_size: Size,
+        global_pool: str,
+        drop_rate: float,
+    ) -> None:
+        super().__init__(num_classes, dims[-1], in_chans, img_size, global_pool, drop_rate)
         self.num_prefix_tokens = stages[-1].prefix
         self.stages = nn.ModuleList(stages)
         self.norm = norm
@@ -101,7 +115,7 @@ class Pyramid(VisionModel):
         return self._finish(tokens, grid)
 
     def _stages(self, x: Tensor, count: int, outputs: list[tuple[Tensor, Grid]] | None) -> tuple[Tensor, Grid]:
-        """Run the first `count` stages, noting in `outputs` the tokens and grid of each."""
+        """Run the first `count` stages and append the tokens and grid of each to `outputs`."""
         save_memory = self.grad_checkpointing and not torch.jit.is_scripting()
         for i in range(count):
             tokens, grid = self.stages[i](x, save_memory)
@@ -124,34 +138,34 @@ class Pyramid(VisionModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         return_prefix_tokens: bool = False,
-    ) -> Any:
-        """The features of chosen stages, as maps; with the final features before them unless `intermediates_only`.
+    ) -> list[Feature] | tuple[Tensor, list[Feature]]:
+        """The features of chosen stages as maps, preceded by the final features unless `intermediates_only`.
 
         Args:
             x: images.
             indices: stages to take: the last n for a number, all for None.
             norm: apply the final norm to the last stage's map.
-            stop_early: leave out the stages after the last one taken.
+            stop_early: skip the stages after the last one taken.
             output_fmt: "NCHW" or "NHWC".
-            return_prefix_tokens: give (map, class token) pairs, the token (B, 1, C): zeros for a stage that has none,
+            return_prefix_tokens: return (map, class token) pairs, the token (B, 1, C): zeros for a stage without one,
                 in a family whose last stage has one.
         """
         self._check_output_fmt(output_fmt, ("NCHW", "NHWC"))
         take, last = feature_take_indices(len(self.stages), indices)
         outputs: list[tuple[Tensor, Grid]] = []
         self._stages(x, last + 1 if stop_early else len(self.stages), outputs)
-        maps: list[Any] = []
+        maps: list[Feature] = []
         for i in take:
             tokens, grid = outputs[i]
             if norm and i == len(self.feature_info) - 1:
                 tokens = self.norm(tokens)
             prefix = self.stages[i].prefix
-            places = as_features(tokens[:, prefix:], grid, output_fmt)
-            maps.append((places, self._prefix_tokens(tokens, prefix)) if return_prefix_tokens else places)
+            patches = as_features(tokens[:, prefix:], grid, output_fmt)
+            maps.append((patches, self._prefix_tokens(tokens, prefix)) if return_prefix_tokens else patches)
         return maps if intermediates_only else (self._finish(*outputs[-1]), maps)
 
     def _prefix_tokens(self, tokens: Tensor, prefix: int) -> Tensor:
-        """As many of them for every stage, for decoders that read one from each: a zero adds nothing."""
+        """The same number for every stage, for decoders that read one from each: a zero adds nothing."""
         return (
             tokens[:, :prefix] if prefix else tokens.new_zeros(tokens.shape[0], self.num_prefix_tokens, tokens.shape[2])
         )
@@ -161,7 +175,7 @@ class Pyramid(VisionModel):
         return stage_grid(self.img_size, stride)
 
     @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> LayerGroups:
         """Layers from the stem to the head, for layer-wise learning rates."""
         return {
             "stem": r"^stages\.0\.(?:embed|pos_embed|cls_token)",
@@ -176,6 +190,6 @@ class Pyramid(VisionModel):
 
 
 def stage_grid(img_size: Size, stride: int) -> Grid:
-    """Tokens down and across for a token of `stride` pixels; a part of a token counts as one."""
+    """Tokens down and across if a token covers `stride` pixels; a partial token counts as one."""
     height, width = to_pair(img_size)
     return -(-height // stride), -(-width // stride)

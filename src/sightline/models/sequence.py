@@ -4,7 +4,6 @@ The models of the Long Range Arena, at the size that the Nystromformer paper (AA
 blocks of 64 channels, two heads, an MLP of 128, the mean over the tokens.
 """
 
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -15,7 +14,10 @@ from torch import Tensor, nn
 from sightline.layers.attention import Attention
 from sightline.layers.blocks import PreNormBlock
 from sightline.layers.pattern import Pattern, parse_pattern
+from sightline.models.base import Arguments, LayerGroups
 from sightline.models.pyramid import drop_path_rates
+from sightline.util.errors import InputError
+from sightline.util.names import nearest
 
 PAD = 0  # the id of no token
 POOLS = ("avg", "max", "token")
@@ -34,7 +36,7 @@ class SequenceEncoder(nn.Module):
         mlp_ratio: hidden width of the MLPs and of the classifier over embed_dim.
         global_pool: "avg" or "max" over the tokens that are not padding, or "token" for a class token.
         towers: 1, or 2 for pairs of sequences that one encoder reads one by one.
-        masked: false where no sequence is ever padded, as with images: every place counts, and no mask is made.
+        masked: false if no sequence is ever padded, as with images; no mask is made then.
         drop_rate: dropout of embeddings, attention and MLPs.
         drop_path_rate: stochastic depth of the last block.
 
@@ -64,13 +66,13 @@ class SequenceEncoder(nn.Module):
                   "embed_dim": embed_dim, "num_heads": num_heads}  # fmt: skip
         for what, value in counts.items():
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{what}={value!r}: give a whole number, at least 1")
+                raise InputError(f"{what}={value!r}: expected a whole number of at least 1")
         if not isinstance(mlp_ratio, int | float) or not int(embed_dim * mlp_ratio) >= 1:
-            raise ValueError(f"mlp_ratio={mlp_ratio!r}: give a number above 0, such as 2")
+            raise InputError(f"mlp_ratio={mlp_ratio!r}: expected a number above 0, such as 2")
         if global_pool not in POOLS:
-            raise ValueError(f"global_pool={global_pool!r}: give one of {', '.join(POOLS)}")
+            raise InputError(f"global_pool={global_pool!r}: expected one of {', '.join(POOLS)}")
         if towers not in (1, 2):
-            raise ValueError(f"towers={towers!r}: give 1, or 2 for pairs of sequences")
+            raise InputError(f"towers={towers!r}: expected 1, or 2 for pairs of sequences")
         self.num_tokens, self.max_length, self.num_classes = num_tokens, max_length, num_classes
         self.global_pool, self.towers, self.masked = global_pool, towers, masked
         self.grad_checkpointing = False
@@ -106,18 +108,18 @@ class SequenceEncoder(nn.Module):
         """ids (B, N), or (B, 2, N) with two towers -> (B, num_classes). N may be anything up to max_length."""
         expected = "(batch, tokens)" if self.towers == 1 else "(batch, 2, tokens)"
         if ids.ndim != self.towers + 1 or (self.towers == 2 and ids.shape[1] != 2):
-            raise ValueError(f"ids have shape {tuple(ids.shape)}; give {expected}")
+            raise InputError(f"ids have shape {tuple(ids.shape)}; expected {expected}")
         if self.towers == 1:
             return self.head(self.encode(ids))
         one, other = self.encode(ids.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
         return self.head(torch.cat([one, other, one * other, one - other], -1))
 
     def encode(self, ids: Tensor) -> Tensor:
-        """ids (B, N) -> one vector a sequence (B, C); without any token, that of none."""
+        """ids (B, N) -> one vector per sequence (B, C); a sequence without tokens gets one too."""
         if ids.shape[1] == 0:
             ids = nn.functional.pad(ids, (0, 1), value=PAD)
         if ids.shape[1] > self.max_length:
-            raise ValueError(f"{ids.shape[1]} tokens for a model of max_length={self.max_length}; cut the sequences")
+            raise InputError(f"{ids.shape[1]} tokens for a model of max_length={self.max_length}; cut the sequences")
         self._check(ids)
         mask = ids != PAD if self.masked else None
         x = self.embed(ids) + self.pos_embed[:, : ids.shape[1]]
@@ -134,14 +136,14 @@ class SequenceEncoder(nn.Module):
         return self._pool(self.norm(x), mask)
 
     def _check(self, ids: Tensor) -> None:
-        """Refuse what is no id. Those on a GPU are left to it: to look at them would be to wait for it."""
-        known = f"give whole numbers, 1 to {self.num_tokens}, and 0 for padding"
+        """Reject invalid ids. Those on a GPU are not checked, which would synchronize with it."""
+        known = f"expected whole numbers, 1 to {self.num_tokens}, and 0 for padding"
         if ids.is_floating_point():
-            raise ValueError(f"ids are {ids.dtype}; {known}")
+            raise InputError(f"ids are {ids.dtype}; {known}")
         if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
             least, most = int(ids.min()), int(ids.max())
             if least < 0 or most > self.num_tokens:
-                raise ValueError(f"ids from {least} to {most}; {known}")
+                raise InputError(f"ids from {least} to {most}; {known}")
 
     def _pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.global_pool == "token":
@@ -162,11 +164,11 @@ class SequenceEncoder(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Parameters that an optimizer must not decay: tables of tokens and positions."""
+        """Parameters without weight decay: tables of tokens and positions."""
         return {"embed.weight", "pos_embed", "cls_token"}
 
     @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> LayerGroups:
         """Layers from the embeddings to the head, for layer-wise learning rates."""
         return {
             "stem": r"^cls_token|^pos_embed|^embed",
@@ -175,7 +177,7 @@ class SequenceEncoder(nn.Module):
 
 
 # The five tasks: kinds of tokens, longest sequence (powers of two, as published), classes, and what else differs.
-SEQUENCE_MODELS: dict[str, dict[str, Any]] = {
+SEQUENCE_MODELS: dict[str, Arguments] = {
     "lra_listops": {"num_tokens": 15, "max_length": 2048, "num_classes": 10},
     "lra_text": {"num_tokens": 256, "max_length": 4096, "num_classes": 2},
     "lra_retrieval": {"num_tokens": 256, "max_length": 4096, "num_classes": 2, "towers": 2},
@@ -185,16 +187,15 @@ SEQUENCE_MODELS: dict[str, dict[str, Any]] = {
 
 
 def create_sequence_model(name: str, **kwargs: Any) -> SequenceEncoder:
-    """A model of `SEQUENCE_MODELS` by name, with other arguments of `SequenceEncoder` where they are given.
+    """A model of `SEQUENCE_MODELS` by name, with `SequenceEncoder` arguments that replace its own.
 
     Raises:
-        ValueError: there is no such model, or an argument does not fit.
+        InputError: there is no such model, or an argument does not fit.
     """
     if name not in SEQUENCE_MODELS:
-        close = get_close_matches(name, SEQUENCE_MODELS, 1, cutoff=0.5)
-        remedy = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(SEQUENCE_MODELS)}"
-        raise ValueError(f"model.name: no model of sequences {name!r}; {remedy}")
+        remedy = nearest(name, SEQUENCE_MODELS, f"expected one of {', '.join(SEQUENCE_MODELS)}")
+        raise InputError(f"model.name: no model of sequences {name!r}; {remedy}")
     try:
         return SequenceEncoder(**{**SEQUENCE_MODELS[name], **kwargs})
     except TypeError as error:
-        raise ValueError(f"model.args: {name} refuses its arguments ({error})") from error
+        raise InputError(f"model.args: {name} does not accept its arguments ({error})") from error

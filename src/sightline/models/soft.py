@@ -16,12 +16,12 @@ from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_grid
 
 
 class Soft(Pyramid):
-    """Four stages on a convolutional stem. `forward_features` gives tokens, the class token first.
+    """Four stages on a convolutional stem. `forward_features` returns tokens, the class token first.
 
     Args:
         img_size: pixels, one number or (height, width); sets the size of the position tables only.
         attention: mechanism of every block, or a pattern; see `sightline.layers.pattern`.
-        embed_dims, num_heads, depths: one value a stage.
+        embed_dims, num_heads, depths: one value per stage.
         global_pool: "token" (the class token), "avg", "max" or "".
     """
 

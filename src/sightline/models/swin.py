@@ -14,6 +14,7 @@ from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.window_attention import WindowAttention
 from sightline.models.base import Size
 from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_dims, stage_values
+from sightline.util.errors import InputError
 
 
 class Swin(Pyramid):
@@ -22,8 +23,8 @@ class Swin(Pyramid):
     Args:
         img_size: pixels, one number or (height, width); no parameter depends on it.
         attention: mechanism of every block, or a pattern; see `sightline.layers.pattern`.
-        embed_dims: width of the first stage, doubled from stage to stage, or one value a stage.
-        num_heads, depths: one value a stage.
+        embed_dims: width of the first stage, doubled from stage to stage, or one value per stage.
+        num_heads, depths: one value per stage.
         window_size: side of the softmax windows, in tokens; sets the size of their bias tables.
         map_window: side of the windows of all other mechanisms; 0 for the whole map at any resolution.
     """
@@ -55,8 +56,8 @@ class Swin(Pyramid):
         heads = stage_values("num_heads", num_heads, 4)
         depths = stage_values("depths", depths, 4)
         if window_size < 1 or map_window < 0:
-            raise ValueError(
-                f"window_size={window_size}, map_window={map_window}: give a positive side in tokens "
+            raise InputError(
+                f"window_size={window_size}, map_window={map_window}: expected a positive side in tokens "
                 f"(0 for the whole map in map_window)"
             )
         pattern = parse_pattern(attention, depths)
@@ -87,12 +88,12 @@ class Swin(Pyramid):
     def set_input_size(
         self, img_size: Size | None = None, patch_size: Size | None = None, window_size: Size | None = None
     ) -> None:
-        """Another image size, and where given another side of the softmax windows, with its bias tables resampled."""
+        """Set another image size, and another side of the softmax windows, whose bias tables are resampled."""
         side = 0
         if window_size is not None:
             side, other = (window_size, window_size) if isinstance(window_size, int) else window_size
             if side != other or side < 1:
-                raise ValueError(f"window_size={window_size}: give a positive side in tokens; windows are square")
+                raise InputError(f"window_size={window_size}: expected a positive side in tokens; windows are square")
         super().set_input_size(img_size, patch_size)
         if side:
             for module in self.modules():

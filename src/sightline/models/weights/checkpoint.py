@@ -200,7 +200,7 @@ def _named(file: Checkpoint, name: str) -> Identity:
 
 
 def _recorded(file: Checkpoint) -> Choice | None:
-    """The model that a file of ours names, if the weights fit it."""
+    """The model that one of our own files names, if the weights fit it."""
     name = file.weights.metadata.get("model", "")
     if name not in VARIANTS or VARIANTS[name].cls.family != file.family:
         return None

@@ -33,7 +33,7 @@ SCANNED = 1 << 24  # bytes of a pickle that are searched for what it would execu
 SHOWN = 4  # names in a message before the count
 # The weights of a run folder, best first; a folder may also be one of these.
 WEIGHTS = "model.safetensors"
-RUN_PLACES = (".", "checkpoints/best", "checkpoints/last", "checkpoints/previous")
+RUN_FOLDERS = (".", "checkpoints/best", "checkpoints/last", "checkpoints/previous")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def find_weights(folder: Path) -> Path:
     Raises:
         FileError: there are none.
     """
-    for place in RUN_PLACES:
-        path = folder / place / WEIGHTS
+    for inner in RUN_FOLDERS:
+        path = folder / inner / WEIGHTS
         if path.is_file():
             return path
     raise FileError(f"{folder}: no weights in it; give a file, or a run folder with checkpoints/best/{WEIGHTS}")

@@ -1,0 +1,182 @@
+"""What a model is and what it costs at a given size."""
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
+
+from sightline.bench.cost import measure_cost
+from sightline.layers.attention import Attention
+from sightline.layers.pattern import format_pattern, parse_pattern
+from sightline.layers.spec import MECHANISMS
+from sightline.layers.stripe_attention import StripeAttention
+from sightline.models.base import Arguments, Size, VisionModel, to_pair
+from sightline.models.factory import variant_name
+from sightline.models.weights.fit import heads_of
+from sightline.models.weights.identify import arguments, build_empty
+from sightline.models.zoo import VARIANTS
+from sightline.util.errors import InputError
+from sightline.util.names import format_size
+
+NEWTON_NOTE = (
+    "The published FLOPs of SOFT leave out the Newton steps that invert the landmark matrix; those measured "
+    "here count them."
+)
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """A stage: its token grid, width, heads, number of blocks and mechanisms."""
+
+    grid: tuple[int, int]
+    dim: int
+    heads: int
+    depth: int
+    attention: str
+
+
+@dataclass(frozen=True)
+class PublishedInfo:
+    """Published figures: parameters in millions, multiply-adds in billions, ImageNet-1K top-1 in percent."""
+
+    img_size: int
+    params_m: float
+    flops_g: float | None
+    top1: float | None
+
+
+@dataclass(frozen=True)
+class InputInfo:
+    """The input that a model is evaluated on."""
+
+    input_size: tuple[int, int, int]
+    interpolation: str
+    crop_pct: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The facts about a model at a size, in the order in which `sightline info --json` prints them."""
+
+    name: str
+    family: str
+    paper: str
+    img_size: tuple[int, int]
+    num_classes: int
+    attention: str
+    params: int
+    macs: int
+    activations: int
+    published: PublishedInfo
+    stages: tuple[StageInfo, ...]
+    input: InputInfo
+    notes: tuple[str, ...]
+
+
+def describe_model(
+    name: str, *, img_size: Size | None = None, attention: str | None = None, num_classes: int | None = None
+) -> ModelInfo:
+    """Describe one of our models without memory for its weights.
+
+    Args:
+        name: as in `sightline list`.
+        img_size: pixels, one number or (height, width); by default as published.
+        attention: another mechanism or pattern.
+        num_classes: by default 1000; 0 for no classifier.
+
+    Raises:
+        InputError: there is no such model or mechanism, or the model cannot take this size.
+
+    Example:
+        >>> describe_model("inline_deit_tiny").params
+        6484456
+    """
+    variant, own = VARIANTS[variant_name(name)], arguments(name)
+    asked = {"img_size": img_size, "attention": attention, "num_classes": num_classes}
+    given = {key: value for key, value in asked.items() if value is not None}
+    model = build_empty(name, given).eval()
+    assert isinstance(model, VisionModel)
+    size = to_pair(variant.size if img_size is None else img_size)
+    try:
+        cost = measure_cost(model, (model.in_chans, *size))
+        stages = describe_stages(model, size)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"img_size={format_size(size)}: {name} cannot take it ({reason})") from error
+    published = parse_pattern(own["attention"], own["depths"])
+    notes = [NEWTON_NOTE] if variant.cls.family == "soft" else []
+    return ModelInfo(
+        name=name,
+        family=variant.cls.family,
+        paper=MECHANISMS[published[0][0].name].paper,
+        img_size=size,
+        num_classes=model.num_classes,
+        attention=format_pattern(parse_pattern(attention or own["attention"], own["depths"])),
+        params=cost.params,
+        macs=cost.macs,
+        activations=cost.activations,
+        published=PublishedInfo(variant.size, variant.params, variant.flops, variant.top1),
+        stages=stages,
+        input=_input(model),
+        notes=(*notes, *_table_note(name, given, cost.params)),
+    )
+
+
+class _Maps(Protocol):
+    def forward_intermediates(self, x: Tensor, *, intermediates_only: bool) -> list[Tensor]: ...
+
+
+def describe_stages(model: VisionModel, size: tuple[int, int]) -> tuple[StageInfo, ...]:
+    """The stages of a model for images of `size`."""
+    image = torch.empty(1, model.in_chans, *size, device="meta")
+    maps = cast(_Maps, model).forward_intermediates(image, intermediates_only=True)
+    heads, stages = heads_of(model), _stages(model)
+    return tuple(
+        StageInfo(
+            grid=(found.shape[-2], found.shape[-1]),
+            dim=found.shape[1],
+            heads=heads[next(iter(blocks))],
+            depth=len(blocks),
+            attention=format_pattern([[attn.mechanism for attn in blocks.values()]]),
+        )
+        for found, blocks in zip(maps[-len(stages) :], stages, strict=True)
+    )
+
+
+def _stages(model: nn.Module) -> list[dict[str, Attention | StripeAttention]]:
+    """The attention of every block by the name of the block, stage by stage."""
+    stages: dict[str, dict[str, Attention | StripeAttention]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Attention | StripeAttention):
+            block = name.removesuffix(".attn")
+            stages.setdefault(block.partition("blocks.")[0], {})[block] = module
+    return list(stages.values())
+
+
+def _table_note(name: str, given: Arguments, params: int) -> list[str]:
+    """Why a model has more parameters at another size: its position tables have an entry per token."""
+    usual = build_empty(name, {key: value for key, value in given.items() if key != "img_size"})
+    assert isinstance(usual, VisionModel)
+    more = params - sum(p.numel() for p in usual.parameters())
+    if not more:
+        return []
+    size = format_size(usual.img_size)
+    return [
+        f"{abs(more):,} parameters {'more' if more > 0 else 'fewer'} than at {size}: position tables have an entry per "
+        f"token. A model built for {size} takes this size too, by interpolating them."
+    ]
+
+
+def _input(model: nn.Module) -> InputInfo:
+    config = resolve_model_data_config(model)
+    return InputInfo(
+        tuple(config["input_size"]),
+        config["interpolation"],
+        config["crop_pct"],
+        tuple(config["mean"]),
+        tuple(config["std"]),
+    )
