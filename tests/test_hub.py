@@ -1,5 +1,7 @@
 """`sightline.load` and `sightline.convert` as functions."""
 
+import doctest
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -29,6 +31,16 @@ def test_run_folder(tmp_path: Path) -> None:
     x = loaded.transform(Image.new("RGB", (50, 40), "red")).unsqueeze(0)
     assert x.shape == (1, 3, 32, 32)
     torch.testing.assert_close(loaded.model(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("door", [sightline.load, sightline.convert])
+def test_examples(door: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "runs" / "quick", tmp_path)
+    save(public(small("deit")), tmp_path / "public.pth")
+    (example,) = doctest.DocTestFinder(recurse=False).find(door)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_published_checkpoint(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """`import sightline`: the public names, and models registered with timm whatever the process is called."""
 
+import doctest
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,10 @@ from sightline.util.errors import InputError
 
 SOURCE = Path(sightline.__file__).parents[1]
 NAMES = [
-    "Attention", "__version__", "attention_maps", "benchmark", "convert", "create_model", "evaluate", "layers",
-    "list_models", "load", "models", "ops", "predict", "train",
+    "Attention", "__version__", "attention_maps", "benchmark", "capture", "certify",
+    "convert", "count_confusions", "create_model", "evaluate", "layers", "list_models",
+    "load", "masked", "measure_locality", "measure_newton", "measure_peak", "measure_rank",
+    "models", "ops", "predict", "roll_up", "train",
 ]  # fmt: skip
 
 
@@ -28,8 +33,12 @@ def python(code: str, **environment: str) -> str:
 
 def test_public_names() -> None:
     assert dir(sightline) == NAMES
-    for name in ("create_model", "list_models", "load", "convert", "ops", "layers", "models", "Attention"):
+    for name in NAMES:
         assert getattr(sightline, name) is not None
+    stub = Path(sightline.__file__).with_suffix(".pyi").read_text()
+    assert set(re.findall(r" as (\w+)|^(__version__)", stub, re.MULTILINE)) == {
+        ("", name) if name == "__version__" else (name, "") for name in NAMES
+    }
     with pytest.raises(AttributeError, match="'nothing'"):
         sightline.nothing  # noqa: B018
 
@@ -42,6 +51,13 @@ def test_models_are_registered_whatever_the_script_is_called() -> None:
 def test_registration_can_be_left_out() -> None:
     code = "import sys, sightline; print('torch' in sys.modules, sightline.list_models('soft_tiny'))"
     assert python(code, SIGHTLINE_REGISTER="0") == "False ['soft_tiny']"
+
+
+@pytest.mark.parametrize("door", [sightline.create_model, sightline.list_models])
+def test_examples(door: Callable[..., object]) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(door)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_list_models() -> None:

@@ -6,7 +6,8 @@ Importing it registers every model with timm:
     model = timm.create_model("inline_swin_tiny", img_size=512, num_classes=10)
 
 Everything that the command line does is a function here: `load`, `train`, `evaluate`, `predict`, `attention_maps`,
-`convert`, `benchmark`, and `create_model` and `list_models` of timm with our models. See docs/python.md.
+`convert`, `benchmark`, and `create_model` and `list_models` of timm with our models; `measure_rank`, `roll_up` and the
+other instruments are those of `sightline.analysis`. See docs/python.md.
 """
 
 import os
@@ -18,20 +19,29 @@ try:
 except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 
-# The public names and where they are; each is imported when it is first used.
+# The public names and where they are; each is imported when it is first used. __init__.pyi has their types.
 _PUBLIC = {
     "Attention": "sightline.layers:Attention",
     "attention_maps": "sightline.analysis:attention_maps",
     "benchmark": "sightline.bench:benchmark",
+    "capture": "sightline.analysis:capture",
+    "certify": "sightline.analysis:certify",
     "convert": "sightline.hub:convert",
+    "count_confusions": "sightline.analysis:count_confusions",
     "create_model": "sightline.models:create_model",
     "evaluate": "sightline.engine.evaluate:evaluate",
     "layers": "sightline.layers",
     "list_models": "sightline.models:list_models",
     "load": "sightline.hub:load",
+    "masked": "sightline.analysis:masked",
+    "measure_locality": "sightline.analysis:measure_locality",
+    "measure_newton": "sightline.analysis:measure_newton",
+    "measure_peak": "sightline.analysis:measure_peak",
+    "measure_rank": "sightline.analysis:measure_rank",
     "models": "sightline.models",
     "ops": "sightline.ops",
     "predict": "sightline.engine.predict:predict",
+    "roll_up": "sightline.analysis:roll_up",
     "train": "sightline.engine.train:train",
 }
 __all__ = ["__version__", *_PUBLIC]

@@ -53,9 +53,12 @@ def load(
         FileError: the file cannot be read, or its weights do not fit the model.
 
     Example:
+        >>> import sightline
+        >>> from PIL import Image
         >>> loaded = sightline.load("runs/quick")
-        >>> logits = loaded.model(loaded.transform(image).unsqueeze(0))
-        >>> loaded.classes[int(logits.argmax())]
+        >>> image = loaded.transform(Image.new("RGB", (640, 480)))
+        >>> loaded.classes[int(loaded.model(image.unsqueeze(0)).argmax())] in loaded.classes
+        True
     """
     if not str(path).strip():
         raise InputError("--checkpoint: the path is empty; give a run folder, or a file of weights")
@@ -123,8 +126,11 @@ def convert(
         FileError: the source cannot be read or does not fit; a `MismatchError` has every key.
 
     Example:
-        >>> done = sightline.convert("public.pth", "inline_swin_tiny.safetensors")
-        >>> timm.create_model(done.choice.identity.name, checkpoint_path=done.target)
+        >>> import sightline
+        >>> done = sightline.convert("public.pth", "out.safetensors")
+        >>> done.missing, done.unexpected
+        ((), ())
+        >>> loaded = sightline.load("out.safetensors")
     """
     out = _check_target(Path(source).with_suffix(".safetensors") if target is None else Path(target), force)
     name = None if model is None else variant_name(model)

@@ -1,4 +1,4 @@
-"""Files that are not what they claim: every one is refused with one line and status 2, and nothing runs."""
+"""Files that are not what they claim: every one is rejected with one line and status 2, and nothing runs."""
 
 import json
 import pickle
@@ -20,7 +20,7 @@ from .checkpoints import Payload, bomb, forge, public, save, small
 CAPTURE = pytest.CaptureFixture[str]
 
 
-def refusal(source: Path | str, capsys: CAPTURE, *arguments: str) -> str:
+def rejected(source: Path | str, capsys: CAPTURE, *arguments: str) -> str:
     """The one line on the standard error when `source` is converted in vain."""
     out = Path(source).parent / "out.safetensors"
     assert main(["convert", str(source), str(out), *arguments]) == 2
@@ -33,8 +33,8 @@ def refusal(source: Path | str, capsys: CAPTURE, *arguments: str) -> str:
 
 
 def test_missing(tmp_path: Path, capsys: CAPTURE) -> None:
-    assert "no such file" in refusal(tmp_path / "none.pth", capsys)
-    assert "no such file" in refusal(tmp_path, capsys)
+    assert "no such file" in rejected(tmp_path / "none.pth", capsys)
+    assert "no such file" in rejected(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -48,7 +48,7 @@ def test_not_a_checkpoint(suffix: str, content: str, tmp_path: Path, capsys: CAP
     }
     path = tmp_path / f"bad{suffix}"
     path.write_bytes(contents[content])
-    err = refusal(path, capsys)
+    err = rejected(path, capsys)
     assert "empty" in err or "not a checkpoint" in err or "not a readable safetensors" in err
 
 
@@ -63,7 +63,7 @@ def test_truncated(kind: str, part: float, tmp_path: Path, capsys: CAPTURE) -> N
         save({"model": state}, path, _use_new_zipfile_serialization=kind == "zip")
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * part)])
-    refusal(path, capsys)
+    rejected(path, capsys)
 
 
 @pytest.mark.parametrize("kind", ["zip", "old", "protocol 0", "protocol 4"])
@@ -74,7 +74,7 @@ def test_pickle_that_would_run_code(kind: str, tmp_path: Path, capsys: CAPTURE) 
         path.write_bytes(pickle.dumps(Payload(marker), protocol=int(kind[-1])))
     else:
         save(evil, path, _use_new_zipfile_serialization=kind == "zip")
-    err = refusal(path, capsys)
+    err = rejected(path, capsys)
     assert "could run code" in err
     assert "mkdir" in err
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
@@ -97,14 +97,14 @@ def test_pickle_that_would_run_code(kind: str, tmp_path: Path, capsys: CAPTURE) 
 def test_tensor_larger_than_its_data(
     shape: tuple[int, ...], stride: tuple[int, ...], claimed: int, tmp_path: Path, capsys: CAPTURE
 ) -> None:
-    err = refusal(forge(tmp_path / "forged.pth", shape, stride, claimed), capsys)
+    err = rejected(forge(tmp_path / "forged.pth", shape, stride, claimed), capsys)
     assert "claims shape" in err or "damaged" in err
 
 
 def test_zip_bomb(tmp_path: Path, capsys: CAPTURE) -> None:
     path = bomb(tmp_path / "bomb.pth")
     assert Path(path).stat().st_size < 2**20
-    assert "zip bomb" in refusal(path, capsys)
+    assert "zip bomb" in rejected(path, capsys)
 
 
 def test_safetensors_header_larger_than_its_data(tmp_path: Path, capsys: CAPTURE) -> None:
@@ -112,16 +112,16 @@ def test_safetensors_header_larger_than_its_data(tmp_path: Path, capsys: CAPTURE
         header = json.dumps({"head.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
         path = tmp_path / "forged.safetensors"
         path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
-        assert "not a readable safetensors file" in refusal(path, capsys)
+        assert "not a readable safetensors file" in rejected(path, capsys)
     path.write_bytes(struct.pack("<Q", 2**60) + b"{}")
-    assert "not a readable safetensors file" in refusal(path, capsys)
+    assert "not a readable safetensors file" in rejected(path, capsys)
 
 
 def test_tensors_without_data(tmp_path: Path, capsys: CAPTURE) -> None:
     state = create("inline_deit_tiny", device="meta").state_dict()
-    assert "not a plain tensor with data" in refusal(save(state, tmp_path / "meta.pth"), capsys)
+    assert "not a plain tensor with data" in rejected(save(state, tmp_path / "meta.pth"), capsys)
     sparse = {"blocks.0.attn.qkv.weight": torch.eye(4).to_sparse()}
-    assert "not a plain tensor" in refusal(save(sparse, tmp_path / "sparse.pth"), capsys)
+    assert "not a plain tensor" in rejected(save(sparse, tmp_path / "sparse.pth"), capsys)
 
 
 def _with(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -131,24 +131,24 @@ def _with(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_forged_block_numbers(tmp_path: Path, capsys: CAPTURE) -> None:
     state = public(small("pvt"))
     far = {**state, f"block1.{10**9 - 1}.norm1.weight": torch.ones(8)}
-    assert "go up to number 999999999 but 1 is missing" in refusal(save(far, tmp_path / "far.pth"), capsys)
+    assert "go up to number 999999999 but 1 is missing" in rejected(save(far, tmp_path / "far.pth"), capsys)
     beyond = {**state, f"block1.{'9' * 5000}.norm1.weight": torch.ones(8)}
-    assert "unexpected" in refusal(save(beyond, tmp_path / "beyond.pth"), capsys)
+    assert "unexpected" in rejected(save(beyond, tmp_path / "beyond.pth"), capsys)
     many = {**state, **{f"block1.{i}.norm1.weight": torch.ones(8) for i in range(5000)}}
-    assert "5000 blocks" in refusal(save(many, tmp_path / "many.pth"), capsys)
+    assert "5000 blocks" in rejected(save(many, tmp_path / "many.pth"), capsys)
 
 
 def test_no_weights(tmp_path: Path, capsys: CAPTURE) -> None:
     for content in ({}, {"model": {}}, [1, 2], {"epoch": 3}):
-        assert "no weights in it" in refusal(save(content, tmp_path / "none.pth"), capsys)
+        assert "no weights in it" in rejected(save(content, tmp_path / "none.pth"), capsys)
 
 
 def test_other_architectures(tmp_path: Path, capsys: CAPTURE) -> None:
     resnet = timm.create_model("test_resnet", num_classes=10).state_dict()
-    err = refusal(save(resnet, tmp_path / "resnet.pth"), capsys)
+    err = rejected(save(resnet, tmp_path / "resnet.pth"), capsys)
     assert "no family that sightline reads" in err
     pvt = save(public(small("pvt")), tmp_path / "pvt.pth")
-    err = refusal(pvt, capsys, "--model", "inline_deit_tiny")
+    err = rejected(pvt, capsys, "--model", "inline_deit_tiny")
     assert "weights of the pvt family, not of deit" in err
     assert "sightline list '*pvt*'" in err
 
@@ -171,14 +171,14 @@ def test_every_wrong_key_is_named(tmp_path: Path, capsys: CAPTURE) -> None:
 
 def test_another_variant_is_told_what_fits(tmp_path: Path, capsys: CAPTURE) -> None:
     source = save(create("inline_pvt_tiny").state_dict(), tmp_path / "native.pth")
-    err = refusal(source, capsys, "--model", "inline_pvt_small")
+    err = rejected(source, capsys, "--model", "inline_pvt_small")
     assert "missing: stages.0.blocks.2.norm1.weight" in err
     assert "it fits with --model inline_pvt_tiny\n" in err
 
 
 def test_split_projections_that_do_not_match(tmp_path: Path, capsys: CAPTURE) -> None:
     state = _with(public(small("pvt")), block1__0__attn__kv__weight=torch.zeros(16, 9))
-    err = refusal(save(state, tmp_path / "public.pth"), capsys)
+    err = rejected(save(state, tmp_path / "public.pth"), capsys)
     assert "missing: stages.0.blocks.0.attn.qkv.weight" in err
     assert "stages.0.blocks.0.attn.kv.weight" in err
 
@@ -186,7 +186,7 @@ def test_split_projections_that_do_not_match(tmp_path: Path, capsys: CAPTURE) ->
 @pytest.mark.parametrize("shape", [(5,), (1, 7, 8), (1, 0, 8), (2, 3, 4, 5)])
 def test_position_tables_of_no_shape(shape: tuple[int, ...], tmp_path: Path, capsys: CAPTURE) -> None:
     state = _with(public(small("pvt")), pos_embed1=torch.zeros(shape))
-    assert "pos_embed" in refusal(save(state, tmp_path / "public.pth"), capsys)
+    assert "pos_embed" in rejected(save(state, tmp_path / "public.pth"), capsys)
 
 
 @pytest.mark.parametrize("key", ["patch_embed1.proj.weight", "block1.0.norm1.weight", "head.weight"])
@@ -195,7 +195,7 @@ def test_misshapen_keys_that_the_layout_is_read_from(
     key: str, shape: tuple[int, ...], tmp_path: Path, capsys: CAPTURE
 ) -> None:
     state = {**public(small("pvt")), key: torch.zeros(shape)}
-    refusal(save(state, tmp_path / "public.pth"), capsys)
+    rejected(save(state, tmp_path / "public.pth"), capsys)
 
 
 def test_forged_metadata_is_not_believed(tmp_path: Path, capsys: CAPTURE) -> None:

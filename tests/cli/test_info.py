@@ -5,9 +5,11 @@ import json
 import pytest
 from torch import Tensor
 
+from sightline.bench.info import describe_model
 from sightline.cli.main import main
 from sightline.models.base import VisionModel
 from sightline.models.zoo import create
+from sightline.util.errors import InputError
 
 
 def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
@@ -50,12 +52,12 @@ def test_grid_of_a_size_that_does_not_divide_is_the_one_that_runs(capsys: pytest
     assert [stage["heads"] for stage in stages] == [3, 6, 12, 24]
 
 
-def test_text_says_everything_and_the_note_on_newton_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_has_everything_and_the_note_on_newton_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "soft_tiny"]) == 0
     shown = capsys.readouterr().out
     for text in ("13,069,056", "13.07 M", "1.9 G", "79.3 %", "56x56", "3136", "softmax", "bicubic", "(2021)"):
         assert text in shown
-    assert "leave out the Newton steps" in shown
+    assert "Newton" in shown
     assert main(["info", "inline_deit_tiny"]) == 0
     assert "Newton" not in capsys.readouterr().out
 
@@ -74,30 +76,38 @@ def test_takes_no_memory_for_weights(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["inline_swin_tny"], "did you mean 'inline_swin_tiny'?"),
-        (["resnet50"], "no model 'resnet50'"),
-        (["inline_deit_tiny", "--img-size", "0"], "got '0'"),
-        (["inline_deit_tiny", "--img-size", "3x"], "got '3x'"),
-        (["inline_deit_tiny", "--img-size", "99999999"], "got '99999999'"),
-        (["inline_deit_tiny", "--num-classes", "-3"], "--num-classes: -3"),
-        (["inline_deit_tiny", "--attention", "inlne"], "did you mean 'inline'"),
-        (["inline_swin_tiny", "--attention", "inline,inline"], "has 2 parts"),
+        (["inline_swin_tny"], ["'inline_swin_tny'", "'inline_swin_tiny'"]),
+        (["resnet50"], ["'resnet50'"]),
+        (["inline_deit_tiny", "--img-size", "0"], ["--img-size", "'0'"]),
+        (["inline_deit_tiny", "--img-size", "3x"], ["--img-size", "'3x'"]),
+        (["inline_deit_tiny", "--img-size", "99999999"], ["--img-size", "99999999", "65536"]),
+        (["inline_deit_tiny", "--num-classes", "-3"], ["--num-classes", "-3"]),
+        (["inline_deit_tiny", "--attention", "inlne"], ["'inlne'", "'inline'"]),
+        (["inline_swin_tiny", "--attention", "inline,inline"], ["attention", "'inline,inline'"]),
     ],
 )
-def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(arguments: list[str], named: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert message in err
+    assert all(text in err for text in named)
     assert err.count("\n") == 1
 
 
 def test_why_there_are_more_parameters_at_another_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "soft_norm_tiny", "--img-size", "512x768"]) == 0
-    assert "2,658,560 parameters more than at 224x224: position tables have an entry for every token" in (
-        capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert "2,658,560 parameters more than at 224x224" in shown
+    assert "position tables" in shown
     assert main(["info", "inline_cswin_tiny", "--img-size", "512x768"]) == 0
     assert "position tables" not in capsys.readouterr().out  # it has none
+
+
+def test_as_a_function() -> None:
+    info = describe_model("inline_deit_tiny", img_size=(64, 96), num_classes=0)
+    assert (info.img_size, info.num_classes, info.stages[0].grid) == ((64, 96), 0, (4, 6))
+    assert info.published.top1 == 74.5
+    with pytest.raises(InputError, match="'inline_deit_tny'"):
+        describe_model("inline_deit_tny")

@@ -1,0 +1,26 @@
+"""The types of the public names; see __init__.py."""
+
+from sightline import layers as layers
+from sightline import models as models
+from sightline import ops as ops
+from sightline.analysis import attention_maps as attention_maps
+from sightline.analysis import capture as capture
+from sightline.analysis import certify as certify
+from sightline.analysis import count_confusions as count_confusions
+from sightline.analysis import masked as masked
+from sightline.analysis import measure_locality as measure_locality
+from sightline.analysis import measure_newton as measure_newton
+from sightline.analysis import measure_peak as measure_peak
+from sightline.analysis import measure_rank as measure_rank
+from sightline.analysis import roll_up as roll_up
+from sightline.bench import benchmark as benchmark
+from sightline.engine.evaluate import evaluate as evaluate
+from sightline.engine.predict import predict as predict
+from sightline.engine.train import train as train
+from sightline.hub import convert as convert
+from sightline.hub import load as load
+from sightline.layers import Attention as Attention
+from sightline.models import create_model as create_model
+from sightline.models import list_models as list_models
+
+__version__: str
