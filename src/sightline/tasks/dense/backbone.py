@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from sightline.models.base import FeatureNet, VisionModel
 from sightline.models.weights.fit import MismatchError
-from sightline.models.weights.reader import read_state
+from sightline.models.weights.heads import check_recorded
+from sightline.models.weights.reader import read_weights
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.create import create
 from sightline.tasks.dense.config import DenseModel
@@ -113,7 +114,9 @@ def _load(body: nn.Module, path: str) -> None:
 
     Another attention mechanism and the head keep their initial values, with a message.
     """
-    state = read_state(path)
+    weights = read_weights(path)
+    check_recorded(weights, body)
+    state = weights.state
     inside = {INSIDE.sub("", key): value for key, value in state.items() if INSIDE.match(key)}
     if inside:
         print(f"{path}: a segmenter or detector; only its backbone is loaded, the head starts from scratch", flush=True)
