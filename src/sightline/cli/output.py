@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from sightline.util.errors import InputError, WeightsWarning
 from sightline.util.files import jsonable, reason, write_atomic
@@ -46,7 +46,14 @@ def quiet() -> Iterator[None]:
                 logging.getLogger(name).setLevel(level)
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """Print one of our own warnings as one line."""
     print(f"sightline: warning: {one_line(str(message))}", file=sys.stderr, flush=True)
 
