@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -88,6 +88,8 @@ def run(options: Options) -> None:
     """Load, evaluate at every size, print."""
     from sightline.engine.evaluate import evaluate_label_sets
     from sightline.hub import load
+    from sightline.tasks.base import EvalOptions
+    from sightline.util.device import choose_device
 
     if options.checkpoint is None:
         raise InputError("--checkpoint: say which weights: a run folder, or a file")
@@ -99,18 +101,18 @@ def run(options: Options) -> None:
     view = VIEWS.get(loaded.task, DENSE)
     if not options.json:
         print(f"{loaded.card.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
+    wanted = EvalOptions(
+        choose_device(options.device, "--device"), options.split, options.limit, None, options.labels,
+        options.batch_size, options.workers, options.precision, options.on_error, options.slide, scales, options.flip,
+        bar,
+    )  # fmt: skip
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # what is skipped is no part of the JSON
         found = [
-            (labels, scores)
+            item
             for size in sizes
-            for labels, scores in evaluate_label_sets(
-                loaded, options.data, split=options.split, img_size=size, labels=options.labels, limit=options.limit,
-                batch_size=options.batch_size, workers=options.workers, device=options.device,
-                precision=options.precision, on_error=options.on_error, slide=options.slide, scales=scales,
-                flip=options.flip, progress=bar,
-            ).items()
-        ]  # fmt: skip
-    device = str(next(loaded.model.parameters()).device)
+            for item in evaluate_label_sets(loaded, options.data, replace(wanted, img_size=size)).items()
+        ]
+    device = str(wanted.device)
     common = {
         "checkpoint": str(loaded.path), "model": loaded.title, "parameters": loaded.parameters, "device": device,
     }  # fmt: skip

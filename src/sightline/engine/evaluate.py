@@ -58,44 +58,24 @@ def evaluate(
         >>> [row["class"] for row in scores.per_class]
         ['blue', 'green', 'red']
     """
-    found = evaluate_label_sets(
-        loaded, data, split=split, img_size=img_size, labels=labels, limit=limit, batch_size=batch_size,
-        workers=workers, device=device, precision=precision, on_error=on_error, slide=slide, scales=scales, flip=flip,
-        progress=progress,
-    )  # fmt: skip
-    return found.get("real", found["usual"])
-
-
-def evaluate_label_sets(
-    loaded: Loaded,
-    data: str | Path | None = None,
-    *,
-    img_size: int | tuple[int, int] | None = None,
-    limit: int | None = None,
-    batch_size: int = 64,
-    workers: int = 2,
-    device: str = "auto",
-    split: str | None = None,
-    labels: str = "names",
-    precision: str = "no",
-    on_error: OnError = "stop",
-    slide: bool = False,
-    scales: tuple[float, ...] = (),
-    flip: bool = False,
-    progress: Progress | None = None,
-) -> dict[str, Scores]:
-    """The same, by label set: "usual" always, and "real" if `labels` asks for a second set, in one pass."""
-    if batch_size < 1 or workers < 0:
-        raise InputError(f"--batch-size, --workers: expected at least 1 and at least 0; got {batch_size}, {workers}")
-    if limit is not None and limit < 1:
-        raise InputError(f"--limit: expected at least 1 image; got {limit}")
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     options = EvalOptions(
         choose_device(device, "--device"), split, limit, size, labels, batch_size, workers, precision, on_error, slide,
         scales, flip, progress,
     )  # fmt: skip
-    path = None if data is None else str(data)
-    return TASKS[loaded.task].evaluate(loaded, path, run_data(loaded.path, loaded.task), options)
+    found = evaluate_label_sets(loaded, None if data is None else str(data), options)
+    return found.get("real", found["usual"])
+
+
+def evaluate_label_sets(loaded: Loaded, data: str | None, options: EvalOptions) -> dict[str, Scores]:
+    """Scores by label set: "usual" always, and "real" if `options.labels` asks for a second set, in one pass."""
+    if options.batch_size < 1:
+        raise InputError(f"--batch-size: expected at least 1 image; got {options.batch_size}")
+    if options.workers < 0:
+        raise InputError(f"--workers: expected 0 processes or more; got {options.workers}")
+    if options.limit is not None and options.limit < 1:
+        raise InputError(f"--limit: expected at least 1 image; got {options.limit}")
+    return TASKS[loaded.task].evaluate(loaded, data, run_data(loaded.path, loaded.task), options)
 
 
 def run_data(path: Path, task: str) -> object | None:
