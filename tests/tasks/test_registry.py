@@ -18,7 +18,8 @@ def test_every_task_has_its_functions(name: str) -> None:
     spec = TASKS[name]
     assert spec.name == name == spec.config().task
     assert spec.best in spec.shown
-    assert callable(spec.module.make)
+    module = spec.module
+    assert all(callable(function) for function in (module.make, module.open, module.evaluate, module.predict))
 
 
 def test_metadata_name_the_task() -> None:
@@ -29,7 +30,7 @@ def test_metadata_name_the_task() -> None:
     assert task_of({"model": "vit"}) is None
 
 
-@pytest.mark.parametrize("name", ["classification", "segmentation", "sequences"])
+@pytest.mark.parametrize("name", TASKS)
 def test_no_task_imports_a_sibling(name: str) -> None:
     for path in (FOLDER / name).rglob("*.py"):
         imported = set(re.findall(r"from sightline\.tasks\.(\w+)[. ]", path.read_text()))

@@ -1,11 +1,9 @@
 """Classification as an entry of `sightline.tasks.registry`."""
 
+from functools import partial
 from pathlib import Path
 
-import torch
-
 from sightline.data.order import Placement
-from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.identify import Identity, arguments
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.base import Loaded, Metadata, Note, StateReader
@@ -16,12 +14,10 @@ from sightline.tasks.classification.examples import examples
 from sightline.tasks.classification.predict import predict
 from sightline.tasks.classification.preprocess import make_transform
 from sightline.tasks.classification.task import Classification
-from sightline.tasks.create import create
+from sightline.tasks.create import create, restore
 from sightline.util.errors import FileError
 
 __all__ = ["evaluate", "examples", "make", "open", "predict"]
-
-FILES = ("pretrained", "checkpoint", "cache")  # arguments of timm that read or download files
 
 
 def make(config: Config, placement: Placement, note: Note) -> Classification:
@@ -36,22 +32,13 @@ def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
     except CardError as error:
         raise CardError(f"{path}: {error}") from error
     assert card is not None
-    for key in card.arguments:
-        if key.startswith(FILES):
-            raise FileError(f"{path}: its card asks for {key!r}, which is not of the model; write the weights again")
-    state = read()
-    with torch.device("meta"):  # before memory is taken: a forged card ends here
-        mismatch = compare(state, create(card.name, card.arguments))
-    if mismatch:
-        raise MismatchError(f"{path}: the weights do not fit {card.name}", mismatch)
-    model = create(card.name, card.arguments)
-    model.load_state_dict(state)
+    model = restore(path, card.arguments, read(), partial(create, card.name, card.arguments), card.name)
     count = int(model.num_classes)  # type: ignore[arg-type]
     if not count:
         raise FileError(f"{path}: these weights have no classifier; give a checkpoint that has one")
     if card.classes and len(card.classes) != count:
         raise FileError(f"{path}: {len(card.classes)} names for {count} classes; write the weights again")
-    return Loaded(model.eval(), card, make_transform(card), card.classes, path, "classification", _label(card))
+    return Loaded(model, card, make_transform(card), card.classes, path, "classification", _label(card))
 
 
 def _label(card: ModelCard) -> str:
