@@ -60,7 +60,7 @@ def test_unknown_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_triton_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"plain: backend='triton' but there is no Triton kernel"):
         choose("plain", CUDA, "triton")
-    monkeypatch.setenv("SIGHTLINE_BACKEND", "triton")  # a model may hold softmax blocks beside InLine ones
+    monkeypatch.setenv("SIGHTLINE_BACKEND", "triton")  # a model may hold softmax blocks next to InLine ones
     assert choose("plain", CUDA) == "torch"
 
 

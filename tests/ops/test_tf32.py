@@ -52,7 +52,7 @@ def test_matches_the_reference_to_ten_bits(function: Any, made: Any, options: di
 
 
 def test_large_means_do_not_cancel(tf32: None) -> None:
-    """Tokens are shifted before they are cut off: on the card, means of 30 would leave no right digit otherwise."""
+    """Tokens are shifted before they are cut off: on a GPU, means of 30 would leave no right digit otherwise."""
     q, k, v = (t.detach() for t in tokens(2, COUNT, 2, 16))
     compare(inline, [x.requires_grad_() for x in (q, k + 30, v + 30)], CUT_OFF, residual=False)
 

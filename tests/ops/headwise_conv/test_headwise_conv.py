@@ -1,4 +1,4 @@
-"""The head-wise convolution: the kernels against torch's convolution in float64, and what is refused."""
+"""The head-wise convolution: the kernels against torch's convolution in float64, and what is rejected."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_same_bits_in_any_batch() -> None:
     ("shape", "reason"),
     [((3, 1, 3, 3), r"weight has shape \(3, 1, 3, 3\)"), ((2, 1, 4, 4), "4 wide"), ((2, 1, 3, 5), "weight has shape")],
 )
-def test_refuses(shape: tuple[int, ...], reason: str) -> None:
+def test_rejects(shape: tuple[int, ...], reason: str) -> None:
     with pytest.raises(ValueError, match=f"headwise_conv: .*{reason}"):
         headwise_conv(torch.randn(1, 12, 2, 16), torch.randn(shape), (3, 4))
 

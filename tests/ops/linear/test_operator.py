@@ -1,4 +1,4 @@
-"""The kernels as torch operators: opcheck, compile, export, FLOPs, graphs, and what is refused."""
+"""The kernels as torch operators: opcheck, compile, export, FLOPs, graphs, and what is rejected."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The SOFT kernels as torch operators: opcheck, compile, export, FLOPs, graphs, and what is refused."""
+"""The SOFT kernels as torch operators: opcheck, compile, export, FLOPs, graphs, and what is rejected."""
 
 import pytest
 import torch
