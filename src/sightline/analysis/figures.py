@@ -1,15 +1,17 @@
-"""Figures of attention. Drawn without a display; matplotlib is imported only here and when one is asked for."""
+"""Figures of attention. Drawn without a display; matplotlib is imported when a figure is made."""
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 from torch import Tensor, nn
 
 from sightline.analysis.maps import AttentionMap, Query, attention_maps, block_grids
+from sightline.util.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Item = TypeVar("Item")
@@ -17,32 +19,32 @@ PANEL = 2.2  # inches
 TITLE = 30  # letters in a line of a title
 SIGNED = "RdBu_r"  # blue below zero, white at zero, red above
 UNSIGNED = "viridis"
-SPAN = 0.2  # least width of a scale, in multiples of even attention
+SPAN = 0.2  # least width of a scale, in multiples of uniform attention
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of so many inches.
+    """An empty figure; width and height in inches.
 
     Raises:
-        ValueError: matplotlib is not installed.
+        InputError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError("figures need matplotlib: pip install matplotlib") from error
+        raise InputError("figures need matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def attention_figure(rows: "Sequence[tuple[str, Image.Image, Sequence[AttentionMap]]]") -> "Figure":
-    """A row for every image: its title, the image as the model sees it with the query marked, and the maps beside it.
+    """A row per image: its title, the preprocessed image with the query marked, and the maps next to it.
 
-    A map shows the mean over heads, as a multiple of even attention, 1 / N, on a scale of its own, at least SPAN wide:
-    an even map looks even. Weights keep their sign: where any is negative, blue is negative, white zero and red
-    positive; elsewhere dark is least, bright most.
+    A map shows the mean over heads, as a multiple of uniform attention, 1 / N, on a scale of its own, at least SPAN
+    wide: a uniform map looks uniform. Weights keep their sign: if any is negative, blue is negative, white zero and red
+    positive; otherwise dark is least, bright most.
     """
     columns = 1 + max((len(maps) for _, _, maps in rows), default=0)
     figure = new_figure(PANEL * columns + 0.8, (PANEL + 0.45) * len(rows))
-    grid: Any = figure.subplots(len(rows), columns, squeeze=False)
+    grid = figure.subplots(len(rows), columns, squeeze=False)
     for axes, (title, image, maps) in zip(grid, rows, strict=True):
         for axis in axes:
             axis.set_axis_off()
@@ -52,7 +54,7 @@ def attention_figure(rows: "Sequence[tuple[str, Image.Image, Sequence[AttentionM
     return figure
 
 
-def _draw_image(axis: Any, title: str, image: Image.Image, maps: "Sequence[AttentionMap]") -> None:
+def _draw_image(axis: "Axes", title: str, image: Image.Image, maps: "Sequence[AttentionMap]") -> None:
     axis.imshow(image.convert("RGB"))
     axis.set_title(fill(title, TITLE), fontsize=8, parse_math=False)
     if maps and maps[-1].position is not None:
@@ -63,7 +65,7 @@ def _draw_image(axis: Any, title: str, image: Image.Image, maps: "Sequence[Atten
         axis.plot(across * image.width - 0.5, down * image.height - 0.5, "o", mfc="none", mec="lime", ms=9, mew=2)
 
 
-def _draw_map(figure: "Figure", axis: Any, found: AttentionMap, size: tuple[int, int]) -> None:
+def _draw_map(figure: "Figure", axis: "Axes", found: AttentionMap, size: tuple[int, int]) -> None:
     mean = found.weights.mean(0).numpy()
     relative = mean * (mean.size + found.prefix.shape[1])
     low, high, colours = _scale(float(relative.min()), float(relative.max()))
@@ -72,11 +74,11 @@ def _draw_map(figure: "Figure", axis: Any, found: AttentionMap, size: tuple[int,
     axis.set_title(f"{found.block.removesuffix('.attn')}, {found.mechanism}", fontsize=7, parse_math=False)
     bar = figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03)
     bar.ax.tick_params(labelsize=6)
-    bar.ax.ticklabel_format(useOffset=False)  # numbers as they are, not as differences from one in a corner
+    bar.ax.ticklabel_format(useOffset=False)  # plain numbers, without an offset in the corner
 
 
 def _scale(low: float, high: float) -> tuple[float, float, str]:
-    """The ends of a map's scale, never so near that rounding would look like a pattern, and its colours."""
+    """The ends of a map's scale, far enough apart that rounding does not look like a pattern, and its colours."""
     if low < 0:
         end = max(-low, high, SPAN / 2)
         return -end, end, SIGNED
@@ -86,7 +88,7 @@ def _scale(low: float, high: float) -> tuple[float, float, str]:
 
 
 def telling_maps(model: nn.Module, image: Tensor, query: Query, count: int = 3) -> list[AttentionMap]:
-    """Maps of so many blocks from the first to the last, of those that see more than one place."""
+    """Maps of `count` blocks from the first to the last, of those with more than one token."""
     names = [name for name, grid in block_grids(model, image).items() if grid[0] * grid[1] > 1]
     if query is None:  # not every block has the class token
         return _spread(attention_maps(model, image, query, names), count)

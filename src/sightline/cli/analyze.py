@@ -3,31 +3,25 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, Group, option, positional
 from sightline.cli.output import Column, Progress, bar, escaped, print_json, show
 from sightline.util.errors import InputError
-from sightline.util.names import nearest
+from sightline.util.names import nearest, parse_numbers, parse_size
 
 if TYPE_CHECKING:
-    import torch
-
     from sightline.analysis.studies import Study, Subject
-    from sightline.analysis.studies.masking import Labelled
-    from sightline.analysis.studies.paper import Material, Section
-    from sightline.data.splits import Split
-    from sightline.engine.analyze import Gallery, StudyModel
+    from sightline.engine.analyze import Session
 
 MODEL = "inline_deit_tiny"
 LIMIT = 32  # images
 SHOWN = 40  # rows of a table on the screen; the rest is in the JSON file
 COUNTS = ("limit", "labelled", "queries", "iterations", "rows", "batch_size", "longest")  # options that are at least 1
-EMBEDDED = "embedded"
-NO_IMAGES = "there are no images; give --data FOLDER, or --checkpoint with a run folder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,137 +177,33 @@ class Paper(Images):
 T = TypeVar("T", bound=Output)
 
 
-@dataclass
-class Session:
-    """The device of a command, and the models and images that its study asked for."""
-
-    device: "torch.device"
-    models: "list[StudyModel]" = field(default_factory=list)
-    names: "Sequence[str] | None" = None  # of the images
-
-    def load(self, options: Models, classes: int | None = None) -> "list[StudyModel]":
-        """Load the models; `classes` is the number of outputs of random weights."""
-        from sightline.cli.models import check_model_args, known, parse_model_args
-        from sightline.engine.analyze import ModelChoice, load_models
-        from sightline.hub import load
-        from sightline.util.names import parse_size
-
-        args = parse_model_args(options.model_args)
-        name = MODEL
-        if not options.checkpoint:
-            name = known(options.model or MODEL)
-            check_model_args(name, args)
-        size = None if options.img_size is None else parse_size(options.img_size)
-        choice = ModelChoice(options.checkpoint, options.attention, name, args, size, options.seed)
-        self.models = load_models(
-            choice, lambda source: load(source, model=options.model, model_args=args), self.device, classes
-        )
-        return self.models
-
-    def open(self, data: str | None, checkpoint: str | None, limit: int) -> "Gallery":
-        """Open the images: those given, else those of the run; at most `limit`."""
-        from sightline.engine.analyze import Gallery
-
-        if data is not None and _are_files(data):
-            from sightline.data.images import find_images
-
-            gallery = Gallery.of_files(find_images((data,)))
-        else:
-            gallery = Gallery.of_split(open_labelled(data, checkpoint))
-        gallery = gallery.spread(limit)
-        self.names = gallery.names
-        return gallery
-
-    def subjects(self, options: Images, check: "Callable[[Sequence[Subject]], None] | None" = None) -> "list[Subject]":
-        """Load the models and open their images; `check` rejects models before any image is read."""
-        from sightline.analysis.studies import Subject
-        from sightline.engine.analyze import subjects_of
-
-        models = self.load(options)
-        if check is not None:
-            check([Subject(item.title, item.model) for item in models])
-        return subjects_of(models, self.open(options.data, _run_of(options), options.limit), self.device)
-
-    def labelled(self, options: Images, split: "Split", batch_size: int) -> "list[Labelled]":
-        """The models and labelled batches."""
-        from sightline.engine.analyze import labelled_of
-
-        self.names = [split.name(i) for i in range(len(split))]
-        return labelled_of(self.models, split, batch_size, self.device)
-
-    @contextmanager
-    def progress(self, title: str, total: int) -> Iterator[Callable[[], None]]:
-        """A bar; a model that cannot take the images becomes an `InputError`."""
-        try:
-            with bar(total, title) as advance:
-                yield lambda: advance(1)
-        except (RuntimeError, AssertionError) as error:
-            from sightline.engine.analyze import sizes_of
-
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise InputError(
-                f"--img-size: a model failed on images of {sizes_of(self.models)}: {reason}; give another --img-size"
-            ) from error
-
-
-def _run_of(options: Models) -> str | None:
-    """The checkpoint whose run folder names its images."""
-    return options.checkpoint[0] if options.checkpoint else None
-
-
-def _are_files(data: str) -> bool:
-    """Whether `data` names image files, one by one or by their folder; not an archive or a data set."""
-    archives = Path(data).is_dir() and any(Path(data).glob("*.tar"))
-    return data != EMBEDDED and not data.startswith("hfds/") and Path(data).suffix != ".tar" and not archives
-
-
-def open_labelled(data: str | None, checkpoint: str | None) -> "Split":
-    """Labelled images: those given, else those of the run."""
-    from sightline.engine.evaluate import run_data
-    from sightline.tasks.classification.config import Data
-    from sightline.tasks.classification.data import open_split
-    from sightline.tasks.classification.evaluate import data_section
-
-    if data is None and not _is_run(checkpoint):
-        raise InputError("--data: no images; give a folder, a file, or embedded, or --checkpoint with a run folder")
-    if data == EMBEDDED:
-        return open_split(Data(), "val")
-    known = None if checkpoint is None else run_data(Path(checkpoint), "classification")
-    assert known is None or isinstance(known, Data)
-    return open_split(replace(data_section(data, known), limit=None), "val")
-
-
-def _is_run(checkpoint: str | None) -> bool:
-    return checkpoint is not None and Path(checkpoint).is_dir()
-
-
-def start(options: Output) -> Session:
-    """Check what can be checked before anything is computed, and choose the device."""
+def start(options: Output) -> "Session":
+    """Check the options before anything is computed, and choose models, images and device; nothing is loaded yet."""
     import torch
 
     from sightline.analysis.figures import new_figure
+    from sightline.engine.analyze import Session
+    from sightline.engine.study_models import ModelChoice
     from sightline.util.device import choose_device
 
     if not options.out.strip() or (Path(options.out).exists() and not Path(options.out).is_dir()):
-        raise InputError(f"--out: expected a folder, got {options.out!r}, which is not a folder")
+        raise InputError(f"--out: expected a folder, got {options.out!r}, which is not one")
     for item in fields(options):
         if item.name in COUNTS and (value := getattr(options, item.name)) < 1:
             raise InputError(f"--{item.name.replace('_', '-')}: expected at least 1, got {value}")
     new_figure(1, 1)  # raises if matplotlib is missing
     if options.device == "auto":
-        return Session(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    device = choose_device(options.device, "--device")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    else:
+        device = choose_device(options.device, "--device")
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device: expected cpu or cuda, got {options.device!r}, which has no float64")
-    return Session(device)
-
-
-def numbers(name: str, text: str | None) -> tuple[int, ...] | None:
-    """`0,5,-1` -> (0, 5, -1)."""
-    try:
-        return None if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise InputError(f"--{name}: expected comma-separated whole numbers, e.g. 0,1,2; got {text!r}") from error
+    choice = ModelChoice()
+    if isinstance(options, Models):
+        size = None if options.img_size is None else parse_size(options.img_size)
+        args = parse_model_args(options.model_args)
+        choice = ModelChoice(options.checkpoint, options.attention, options.model, args, size, options.seed)
+    return Session(choice, device, options.data if isinstance(options, Images) else None)
 
 
 def odd(name: str, size: int) -> int:
@@ -322,26 +212,38 @@ def odd(name: str, size: int) -> int:
     return size
 
 
-def study_maps(options: Maps, session: Session) -> "list[Study]":
+@contextmanager
+def progress(title: str, total: int, session: "Session") -> Iterator[Callable[[], None]]:
+    """A bar; a model that cannot take the images becomes an `InputError`."""
+    try:
+        with bar(total, title) as advance:
+            yield lambda: advance(1)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"a model failed on images of {session.sizes}: {reason}; give another --img-size") from error
+
+
+def _images(subjects: "Sequence[Subject]") -> int:
+    return sum(len(subject.images) for subject in subjects)
+
+
+def study_maps(options: Maps, session: "Session") -> "list[Study]":
     from sightline.analysis.studies import maps as studies
     from sightline.analysis.studies.query import CENTRE, find_query, parse_query
-    from sightline.engine.analyze import subjects_of
-    from sightline.engine.report.attention import shown
 
     asked = [parse_query(text) for text in options.query or (CENTRE,)]
     animate = None if options.animate == "none" else options.animate
-    layers, heads = numbers("layers", options.layers), numbers("heads", options.heads)
-    models, gallery = session.load(options), session.open(options.image, None, 1)
-    subjects = subjects_of(models, gallery, session.device)
+    layers, heads = parse_numbers(options.layers, "--layers"), parse_numbers(options.heads, "--heads")
+    session.data = options.image
+    subjects = session.subjects(1)
     first = subjects[0]
-    with session.progress("maps", len(subjects)) as tick:
-        queries = tuple(find_query(query, first.model, first.images[0]) for query in asked)
-        choice = studies.Choice(queries, options.view, layers, heads, animate)
-        picture = shown(first.images[0], models[0].card)
-        return [studies.study_maps(subjects, picture, gallery.names[0], choice, tick)]
+    queries = tuple(find_query(query, first.model, first.images[0]) for query in asked)
+    choice = studies.Choice(queries, options.view, layers, heads, animate)
+    with progress("maps", _images(subjects), session) as tick:
+        return [studies.study_maps(subjects, session.picture(first), options.image, choice, tick)]
 
 
-def study_injectivity(options: Injectivity, session: Session) -> "list[Study]":
+def study_injectivity(options: Injectivity, session: "Session") -> "list[Study]":
     """The toy always; the rest if there are images."""
     from sightline.analysis.confusions import Thresholds
     from sightline.analysis.studies import injectivity as studies
@@ -353,142 +255,86 @@ def study_injectivity(options: Injectivity, session: Session) -> "list[Study]":
     if options.data is None and not options.checkpoint:
         toy.notes.append("Give --data, or --checkpoint with a run folder, for confusions and certificates.")
         return [toy]
-    subjects = session.subjects(options)
+    subjects = session.subjects(options.limit)
     limits = Thresholds(options.query_distance, options.score_distance)
-    with session.progress("injectivity", _steps(subjects)) as tick:
+    with progress("injectivity", _images(subjects), session) as tick:
         confusions = studies.study_confusions(subjects, limits, options.queries, tick)
         return [toy, confusions, studies.study_certificates(subjects)]
 
 
-def _steps(subjects: "Sequence[Subject]") -> int:
-    return sum(len(subject.images) for subject in subjects)
-
-
-def study_locality(options: Locality, session: Session) -> "list[Study]":
+def study_locality(options: Locality, session: "Session") -> "list[Study]":
     from sightline.analysis.studies import locality as studies
 
     size = odd("size", options.size)
-    subjects = session.subjects(options)
-    with session.progress("locality", _steps(subjects)) as tick:
+    subjects = session.subjects(options.limit)
+    with progress("locality", _images(subjects), session) as tick:
         return [studies.study_locality(subjects, size, options.queries, tick)]
 
 
-def study_masking(options: Masking, session: Session) -> "list[Study]":
+def study_masking(options: Masking, session: "Session") -> "list[Study]":
     from sightline.analysis.studies import masking as studies
-    from sightline.engine.analyze import thinned
-    from sightline.util.errors import FileError
 
-    sizes = [odd("sizes", size) for size in numbers("sizes", options.sizes) or ()]
-    try:
-        split = open_labelled(options.data, _run_of(options))
-    except FileError as error:
-        raise InputError(f"--data: masking needs labels, one folder of images per class; {error}") from error
-    models = session.load(options, len(split.classes))
-    split = thinned(split, options.limit)
-    subjects = session.labelled(options, split, options.batch_size)
-    total = len(models) * (1 + 2 * len(sizes)) * -(-len(split) // options.batch_size)
-    with session.progress("masking, batches", total) as tick:
+    sizes = [odd("sizes", size) for size in parse_numbers(options.sizes, "--sizes") or ()]
+    subjects = session.labelled(options.limit, options.batch_size)
+    batches = -(-len(session.names or ()) // options.batch_size)
+    with progress("masking, batches", len(subjects) * (1 + 2 * len(sizes)) * batches, session) as tick:
         return [studies.study_masking(subjects, sizes, options.seed, tick)]
 
 
-def study_newton(options: Newton, session: Session) -> "list[Study]":
+def study_newton(options: Newton, session: "Session") -> "list[Study]":
     from sightline.analysis.studies import newton as studies
 
-    subjects = session.subjects(options, studies.require_newton)
-    with session.progress("newton", _steps(subjects)) as tick:
+    subjects = session.subjects(options.limit, studies.require_newton)
+    with progress("newton", _images(subjects), session) as tick:
         return [studies.study_newton(subjects, options.iterations, tick)]
 
 
-def study_rank(options: Rank, session: Session) -> "list[Study]":
+def study_rank(options: Rank, session: "Session") -> "list[Study]":
     from sightline.analysis.studies import rank as studies
 
-    subjects = session.subjects(options)
-    with session.progress("rank", _steps(subjects)) as tick:
+    subjects = session.subjects(options.limit)
+    with progress("rank", _images(subjects), session) as tick:
         return [studies.study_rank(subjects, options.rows, tick)]
 
 
-def study_memory(options: Memory, session: Session) -> "list[Study]":
+def study_memory(options: Memory, session: "Session") -> "list[Study]":
     from sightline.analysis.memory import METHODS
     from sightline.analysis.studies import memory as studies
     from sightline.layers.spec import Spec
 
     methods = {name: str(Spec.parse(name)) for name in options.attention} or METHODS
-    with Progress("lengths", len(methods) * options.longest) as progress:
-        return [studies.study_memory(range(1, options.longest + 1), methods, session.device, progress.step)]
+    with Progress("lengths", len(methods) * options.longest) as steps:
+        return [studies.study_memory(range(1, options.longest + 1), methods, session.device, steps.step)]
 
 
 def run_paper(options: Paper) -> None:
-    """Make the sections one by one, write the page and the files of its studies."""
+    """Make the sections one by one; write the page and the files of its studies."""
     from sightline.analysis.studies.paper import PAPERS, Section, make_section
+    from sightline.analysis.studies.query import parse_query
+    from sightline.engine.report.studies import write_paper
 
     if options.which not in PAPERS:
         remedy = nearest(options.which, PAPERS, f"expected one of {', '.join(PAPERS)}")
         raise InputError(f"no paper {options.which!r}; {remedy}")
-    session, paper = start(options), PAPERS[options.which]
     if options.which == "soft" and not options.checkpoint and options.model is None:
         options = replace(options, model="soft_tiny")
-    material = _material(options, session)
-    sections = []
-    with Progress("sections", len(paper.studies)) as progress:
-        for title, study in paper.studies:
-            progress.begin(title)
-            sections.append(make_section(title, study, material))
-            progress.done("made" if sections[-1].study else f"not made: {sections[-1].missing}")
-    sections += [Section(title, missing=why) for title, why in paper.elsewhere]
-    _write_paper(options, session, paper.title, sections)
-
-
-def _material(options: Paper, session: Session) -> "Material":
-    """The models, and the images if there are any."""
-    from sightline.analysis.studies import Subject
-    from sightline.analysis.studies.paper import Material
-    from sightline.analysis.studies.query import parse_query
-    from sightline.engine.analyze import subjects_of, thinned
-    from sightline.engine.report.attention import shown
-    from sightline.util.errors import FileError
-
+    session, paper = start(options), PAPERS[options.which]
     queries = [parse_query(text) for text in options.query or ("0.5,0.5", "0.25,0.25")]
-    models, checkpoint = session.load(options), _run_of(options)
-    usual = partial(Material, queries=queries, seed=options.seed, longest=options.longest, device=session.device)
-
-    def labelled() -> "list[Labelled]":
-        if not options.checkpoint:
-            raise InputError("random weights have no accuracy to lose; give --checkpoint")
-        if options.data is None and not _is_run(checkpoint):
-            raise InputError(NO_IMAGES)
-        try:
-            split = thinned(open_labelled(options.data, checkpoint), options.labelled)
-        except FileError as error:
-            raise InputError(f"the images have no labels, which are folders of classes ({error})") from error
-        return session.labelled(options, split, 16)
-
-    if options.data is None and not _is_run(checkpoint):
-        return usual([Subject(item.title, item.model) for item in models], labelled, no_images=NO_IMAGES)
-    gallery = session.open(options.data, checkpoint, options.limit)
-    subjects = subjects_of(models, gallery, session.device)
-    picture = shown(subjects[0].images[0], models[0].card)
-    return usual(subjects, labelled, picture=picture, name=gallery.names[0])
-
-
-def _write_paper(options: Paper, session: Session, title: str, sections: "Sequence[Section]") -> None:
-    """Write the page and the files next to it, and print one line per section."""
-    from sightline.analysis.studies.study import write_studies
-    from sightline.engine.analyze import describe
-    from sightline.engine.report.studies import render_studies
-    from sightline.util.files import write_text
-
-    head = describe(f"paper {options.which}", session.device, session.models, session.names)
-    studies = [section.study for section in sections if section.study]
-    write_studies(Path(options.out), head, studies)
-    warnings = [item.warning for item in session.models if item.warning]
-    under = f"{len(studies)} of {len(sections)} figures and tables could be made from what was given"
-    page = Path(options.out) / f"{options.which}.html"
-    write_text(page, render_studies(title, sections, head, subtitle=under, warnings=warnings))
-    for line in warnings:
+    material = session.material(queries, options.limit, options.labelled, options.longest)
+    sections = []
+    with Progress("sections", len(paper.studies)) as steps:
+        for title, study in paper.studies:
+            steps.begin(title)
+            sections.append(make_section(title, study, material))
+            steps.done("made" if sections[-1].study else f"not made: {sections[-1].missing}")
+    sections += [Section(title, missing=why) for title, why in paper.elsewhere]
+    head = session.describe(f"paper {options.which}")
+    page = write_paper(Path(options.out), options.which, sections, head, session.warnings)
+    for line in session.warnings:
         print(escaped(line))
     for section in sections:
         print(f"made     {section.title}" if section.study else f"missing  {section.title}: {escaped(section.missing)}")
-    print(f"wrote {page} and the pictures and numbers on it")
+    print(f"wrote {page} and the figures and numbers on it")
 
 
 def run_study(name: str, study: "Callable[[T, Session], list[Study]]", options: T) -> None:
@@ -496,11 +342,10 @@ def run_study(name: str, study: "Callable[[T, Session], list[Study]]", options: 
     session = start(options)
     studies = study(options, session)
     from sightline.analysis.studies.study import write_studies
-    from sightline.engine.analyze import describe
 
-    head = describe(name, session.device, session.models, session.names)
+    head = session.describe(name)
     written = write_studies(Path(options.out), head, studies)
-    warnings = [escaped(item.warning) for item in session.models if item.warning]
+    warnings = [escaped(line) for line in session.warnings]
     if options.json:
         print_json({**head, **{item.name: item.facts for item in studies}})
         for warning in warnings:

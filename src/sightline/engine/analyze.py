@@ -1,207 +1,166 @@
-"""Models, images and labels for the studies of `sightline.analysis`: from checkpoints, files and data sets."""
+"""The models, images and labels of a study, from checkpoints, files and data sets; opened when they are asked for.
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+session = Session(ModelChoice(["runs/quick"]), torch.device("cpu"))
+study_locality(session.subjects(limit=32))
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import overload
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from sightline.analysis.capture import attention_blocks
+from sightline import __version__
+from sightline.analysis.maps import Patch, Query
 from sightline.analysis.studies import Subject
 from sightline.analysis.studies.masking import Labelled
-from sightline.data.images import load_image
+from sightline.analysis.studies.paper import Material
+from sightline.data.images import find_images, load_image
 from sightline.data.labels import match
 from sightline.data.splits import Split
-from sightline.models.weights.fit import fit_mechanism
-from sightline.models.zoo import VARIANTS, create
+from sightline.engine.evaluate import run_data
+from sightline.engine.report.attention import shown
+from sightline.engine.study_models import ModelChoice, StudyModel, make_models, open_checkpoints
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
+from sightline.tasks.classification.config import Data
+from sightline.tasks.classification.data import open_split
+from sightline.tasks.classification.evaluate import data_section
 from sightline.tasks.classification.passes import one_pass
-from sightline.tasks.classification.preprocess import at_size, make_transform
+from sightline.tasks.classification.preprocess import make_transform
 from sightline.util.errors import FileError, InputError
 from sightline.util.names import format_size
 
-Arguments = Mapping[str, object]
+EMBEDDED = "embedded"
+NO_IMAGES = "there are no images; give --data FOLDER, or --checkpoint with a run folder"
 
 
-Open = Callable[[str], Loaded]  # opens a run folder or a file of weights
-
-
-@dataclass(frozen=True)
-class ModelChoice:
-    """Which models to study: every checkpoint with every mechanism.
+class Session:
+    """The models of a choice and their images.
 
     Args:
-        checkpoints: run folders or files of weights; without one, weights are random.
-        attention: mechanisms to put into the model, keeping the weights that fit.
-        name, args: the variant and its arguments if there is no checkpoint.
-        size: (height, width) of the images; by default as trained.
-        seed: of random weights.
+        choice: the models.
+        device: where they run.
+        data: an image file, folder, pattern, tar file, data set or "embedded"; by default the images of the run that
+            the first checkpoint is from.
     """
 
-    checkpoints: Sequence[str] = ()
-    attention: Sequence[str] = ()
-    name: str = "inline_deit_tiny"
-    args: Arguments = field(default_factory=dict)
-    size: tuple[int, int] | None = None
-    seed: int = 0
+    def __init__(self, choice: ModelChoice, device: torch.device, data: str | None = None) -> None:
+        self.choice, self.device, self.data = choice, device, data
+        self.models: list[StudyModel] = []
+        self.names: Sequence[str] | None = None  # of the images that were opened
 
+    @cached_property
+    def opened(self) -> list[Loaded]:
+        """The checkpoints."""
+        return open_checkpoints(self.choice)
 
-@dataclass(frozen=True)
-class StudyModel:
-    """A model under study and the origin of its weights.
-
-    Args:
-        title: unique among the models of one study.
-        name: the variant.
-        replaced: whether the weights were trained with another mechanism.
-        fresh: tensors that kept random values because the checkpoint has none that fit.
-    """
-
-    title: str
-    name: str
-    model: nn.Module
-    card: ModelCard
-    checkpoint: str | None
-    attention: str | None
-    seed: int
-    replaced: bool = False
-    fresh: tuple[str, ...] = ()
+    @cached_property
+    def run_data(self) -> Data | None:
+        """The data of the run that the first checkpoint is from."""
+        section = run_data(Path(self.choice.checkpoints[0]), "classification") if self.choice.checkpoints else None
+        assert section is None or isinstance(section, Data)
+        return section
 
     @property
-    def warning(self) -> str | None:
-        """What a reader must know about the weights."""
-        if self.checkpoint is None:
-            return f"{self.title}: the weights are RANDOM (seed {self.seed}); nothing here was learned"
-        if not self.replaced:
-            return None
-        text = f"{self.title}: the weights were trained with another mechanism"
-        if self.fresh:
-            text += f", and {len(self.fresh)} that do not fit are RANDOM (seed {self.seed}), such as {self.fresh[0]}"
-        return text
+    def has_images(self) -> bool:
+        return self.data is not None or self.run_data is not None
 
-    def facts(self) -> dict[str, object]:
+    def load(self, classes: int | None = None) -> list[StudyModel]:
+        """Make the models; `classes` is the number of outputs of random weights."""
+        if not self.models:
+            self.models = make_models(self.choice, self.opened, self.device, classes)
+        return self.models
+
+    def split(self) -> Split:
+        """The labelled images.
+
+        Raises:
+            FileError: they cannot be read, or have no labels.
+        """
+        if not self.has_images:
+            raise InputError("--data: no images; give a folder, a file, or embedded, or --checkpoint with a run folder")
+        data = Data() if self.data == EMBEDDED else data_section(self.data, self.run_data)
+        return open_split(replace(data, limit=None), "val")
+
+    def gallery(self, limit: int) -> "Gallery":
+        """At most `limit` images, evenly spread."""
+        if self.data is not None and _are_files(self.data):
+            gallery = Gallery.of_files(find_images((self.data,))).spread(limit)
+        else:
+            gallery = Gallery.of_split(self.split()).spread(limit)
+        self.names = gallery.names
+        return gallery
+
+    def subjects(self, limit: int, check: Callable[[Sequence[Subject]], None] | None = None) -> list[Subject]:
+        """The models with at most `limit` images each; `check` rejects models before any image is read."""
+        models = self.load()
+        if check is not None:
+            check([Subject(item.title, item.model) for item in models])
+        gallery = self.gallery(limit)
+        return [Subject(item.title, item.model, Prepared(gallery, item.card, self.device)) for item in models]
+
+    def labelled(self, limit: int, batch_size: int = 16) -> list[Labelled]:
+        """The models with labelled batches of at most `limit` images, evenly spread over classes."""
+        try:
+            split = self.split()
+        except FileError as error:
+            raise InputError(f"--data: masking needs labels, one folder of images per class; {error}") from error
+        models = self.load(len(split.classes))
+        split = thinned(split, limit)
+        if self.names is None:  # a paper names its gallery
+            self.names = [split.name(i) for i in range(len(split))]
+        return labelled_of(models, split, batch_size, self.device)
+
+    def picture(self, subject: Subject) -> Image.Image:
+        """The first image of the first subject as it is shown."""
+        return shown(subject.images[0], self.models[0].card)
+
+    def material(self, queries: Sequence[Query | Patch], limit: int, labelled: int, longest: int) -> Material:
+        """What a paper is made from: the models, and the images if there are any."""
+
+        def batches() -> list[Labelled]:
+            if not self.opened:
+                raise InputError("random weights have no accuracy to lose; give --checkpoint")
+            if not self.has_images:
+                raise InputError(NO_IMAGES)
+            return self.labelled(labelled)
+
+        usual = partial(Material, queries=queries, seed=self.choice.seed, longest=longest, device=self.device)
+        if not self.has_images:
+            models = [Subject(item.title, item.model) for item in self.load()]
+            return usual(models, batches, no_images=NO_IMAGES)
+        subjects = self.subjects(limit)
+        assert self.names is not None
+        return usual(subjects, batches, picture=self.picture(subjects[0]), name=self.names[0])
+
+    def describe(self, what: str) -> dict[str, object]:
+        """How the numbers of a study were made."""
         return {
-            "title": self.title, "model": self.name, "checkpoint": self.checkpoint, "attention": self.attention,
-            "random": self.checkpoint is None, "replaced": self.replaced, "seed": self.seed,
-            "random_tensors": list(self.fresh), "input_size": list(self.card.input_size),
+            "instrument": what, "sightline": __version__, "torch": torch.__version__, "device": str(self.device),
+            "models": [item.facts() for item in self.models],
+            "images": None if self.names is None else list(self.names),
         }  # fmt: skip
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader must know about the weights."""
+        return [item.warning for item in self.models if item.warning]
 
-def load_models(
-    choice: ModelChoice, open_checkpoint: Open, device: torch.device, classes: int | None = None
-) -> list[StudyModel]:
-    """The models of a choice, in evaluation mode on a device; `classes` is for models with random weights.
-
-    Raises:
-        InputError: a model has no attention blocks of sightline, or cannot take another mechanism.
-    """
-    found: list[StudyModel] = []
-    for source in choice.checkpoints:
-        opened = open_checkpoint(source)
-        card = _classifier_card(opened)
-        card = card if choice.size is None else at_size(card, choice.size)
-        base = StudyModel(opened.title, opened.title, opened.model, card, source, None, choice.seed)
-        found += [_with_attention(base, name) for name in choice.attention] or [base]
-    if not choice.checkpoints:
-        found = [_random(choice, classes, name) for name in choice.attention or (None,)]
-    found = _titled(found, len(choice.checkpoints), len(choice.attention))
-    for item in found:
-        item.model.eval().to(device)
-        if not attention_blocks(item.model):
-            raise InputError(f"{item.name} has no attention blocks of sightline; choose a model of `sightline list`")
-    return found
+    @property
+    def sizes(self) -> str:
+        """The image sizes of the models."""
+        return ", ".join(sorted({format_size(item.card.input_size[1:]) for item in self.models}))
 
 
-def _classifier_card(opened: Loaded) -> ModelCard:
-    """The card of a classifier; other tasks have no single map of attention per image."""
-    if opened.task != "classification" or not isinstance(opened.card, ModelCard):
-        raise FileError(f"{opened.path}: a model of {opened.task}, not a classifier; give the weights of a classifier")
-    return opened.card
-
-
-def _random(choice: ModelChoice, classes: int | None, attention: str | None) -> StudyModel:
-    """A model without a checkpoint: the same weights every time."""
-    from timm.data import resolve_model_data_config
-
-    args = dict(choice.args)
-    if choice.size is not None:
-        args.setdefault("img_size", choice.size)
-    if classes is not None:
-        args.setdefault("num_classes", classes)
-    if attention is not None:
-        args["attention"] = attention
-    model = _create(choice.name, args, choice.seed)
-    usual = resolve_model_data_config(model)
-    channels, height, width = _channels(model), *_img_size(model)
-    mean, std = (tuple(usual[key]) if len(usual[key]) == channels else (0.5,) * channels for key in ("mean", "std"))
-    size = (channels, height, width)
-    card = ModelCard(choice.name, {}, (), size, mean, std, usual["interpolation"], usual["crop_pct"])
-    return StudyModel(choice.name, choice.name, model, card, None, attention, choice.seed)
-
-
-def _create(name: str, args: Arguments, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            return create(name, **args)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise InputError(f"--model-args: {name} cannot be built: {error}") from error
-
-
-def _channels(model: nn.Module) -> int:
-    channels = model.in_chans
-    assert isinstance(channels, int)
-    return channels
-
-
-def _img_size(model: nn.Module) -> tuple[int, int]:
-    size = model.img_size
-    assert isinstance(size, tuple)
-    return size
-
-
-def _with_attention(base: StudyModel, attention: str) -> StudyModel:
-    """The same model with another mechanism; weights of the same name and shape are kept."""
-    card = base.card
-    if card.name not in VARIANTS:
-        raise InputError(f"--attention: {card.name} is not a model of sightline; leave --attention out")
-    outputs = {"num_classes": base.model.num_classes, "in_chans": base.model.in_chans}
-    model = _create(card.name, {**card.arguments, "attention": attention, **outputs}, base.seed)
-    own, given = model.state_dict(), base.model.state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `warning` names what is random
-        state = fit_mechanism(given, model)
-    kept = {key: value for key, value in state.items() if key in own and own[key].shape == value.shape}
-    fresh = tuple(key for key in own if key not in kept or (key not in given and torch.equal(kept[key], own[key])))
-    model.load_state_dict({**own, **kept})
-    replaced = _mechanisms(model) != _mechanisms(base.model)
-    return replace(base, model=model, attention=attention, replaced=replaced, fresh=fresh)
-
-
-def _mechanisms(model: nn.Module) -> list[str]:
-    return [str(module.mechanism) for module in model.modules() if hasattr(module, "mechanism")]
-
-
-def _titled(found: list[StudyModel], sources: int, mechanisms: int) -> list[StudyModel]:
-    """Titles that tell the models apart, and no longer than that needs."""
-    titles = []
-    for item in found:
-        parts = [item.attention] if mechanisms > 1 and item.attention else []
-        if item.checkpoint is not None and (sources > 1 or not parts):
-            path = Path(item.checkpoint)
-            parts.insert(0, path.resolve().name if path.is_dir() else path.stem)
-        titles.append(", ".join(parts) or item.title)
-    unique = len(set(titles)) == len(titles)
-    return [
-        replace(item, title=title if unique else f"{i}: {title}")
-        for i, (item, title) in enumerate(zip(found, titles, strict=True), 1)
-    ]
+def _are_files(data: str) -> bool:
+    """Whether `data` names image files, one by one or by their folder; not an archive or a data set."""
+    archives = Path(data).is_dir() and any(Path(data).glob("*.tar"))
+    return data != EMBEDDED and not data.startswith("hfds/") and Path(data).suffix != ".tar" and not archives
 
 
 @dataclass(frozen=True)
@@ -255,11 +214,6 @@ class Prepared(Sequence[Tensor]):
         return tensor.to(self.device)
 
 
-def subjects_of(models: Sequence[StudyModel], gallery: Gallery, device: torch.device) -> list[Subject]:
-    """Every model with the images as it takes them."""
-    return [Subject(item.title, item.model, Prepared(gallery, item.card, device)) for item in models]
-
-
 def labelled_of(models: Sequence[StudyModel], split: Split, batch_size: int, device: torch.device) -> list[Labelled]:
     """Every model with labelled batches; classes are matched with outputs by name if the outputs have names.
 
@@ -288,24 +242,5 @@ def thinned(split: Split, limit: int) -> Split:
         return split
     order = sorted(range(len(split)), key=lambda i: split.targets[i])
     chosen = sorted(order[i * len(order) // limit] for i in range(limit))
-    targets = [0] * (max(split.indices) + 1)  # by the reader's index
-    for index, target in zip(split.indices, split.targets, strict=True):
-        targets[index] = target
+    targets = dict(zip(split.indices, split.targets, strict=True))
     return Split(split.reader, targets, split.classes, split.title, [split.indices[i] for i in chosen])
-
-
-def describe(
-    what: str, device: torch.device, models: Sequence[StudyModel], images: Sequence[str] | None
-) -> dict[str, object]:
-    """How the numbers of a study were made."""
-    from sightline import __version__
-
-    return {
-        "instrument": what, "sightline": __version__, "torch": torch.__version__, "device": str(device),
-        "models": [item.facts() for item in models], "images": None if images is None else list(images),
-    }  # fmt: skip
-
-
-def sizes_of(models: Sequence[StudyModel]) -> str:
-    """The image sizes of some models, for messages."""
-    return ", ".join(sorted({format_size(item.card.input_size[1:]) for item in models}))

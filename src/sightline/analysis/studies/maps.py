@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -12,19 +12,19 @@ from sightline.analysis.capture import BlockCall, capture
 from sightline.analysis.figures import attention_figure
 from sightline.analysis.maps import AttentionMap, Query, map_of
 from sightline.analysis.rollout import roll_up
-from sightline.analysis.studies.study import Study, Subject, Tick, no_tick, short
+from sightline.analysis.studies.study import Facts, Study, Subject, Tick, no_tick, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VIEWS = ("layers", "heads", "rollout")
-COLUMNS = 6  # maps beside an image before the next line
+COLUMNS = 6  # maps next to an image before the next line
 SCAN = 16  # queries of an animation
 FRAME_MS = 450
 SCALE = (
-    "Weights are shown as multiples of even attention, 1 / N, on the scale beside each map. Where any is negative, "
-    "blue is below zero, white zero and red above; elsewhere dark is least and bright most. The ring is the query. The "
-    "3x3 residual of InLine and the convolution of SOFT come on top and are not drawn."
+    "Weights are shown as multiples of uniform attention, 1 / N, on the scale next to each map. If any is negative, "
+    "blue is below zero, white zero and red above; otherwise dark is least and bright most. The ring is the query. The "
+    "3x3 residual of InLine and the convolution of SOFT are added on top and are not drawn."
 )
 
 
@@ -33,7 +33,7 @@ class Choice:
     """What to draw.
 
     Args:
-        queries: places as shares of the image, None for the class token.
+        queries: fractions of the height and width of the image; None for the class token.
         view: layers, heads or rollout.
         layers: numbers from 0 on, below zero from the end; all by default.
         heads: numbers from 0 on; all by default, of which `layers` shows the mean.
@@ -51,7 +51,7 @@ class Choice:
 def study_maps(
     subjects: Sequence[Subject], shown: Image.Image, name: str, choice: Choice, tick: Tick = no_tick
 ) -> Study:
-    """The attention of every subject to its first image, which is drawn as `shown`.
+    """The attention of every subject on its first image, which is drawn as `shown`.
 
     Raises:
         ValueError: there is no such layer or head, or no class token where it is asked for.
@@ -61,26 +61,30 @@ def study_maps(
         captured[subject.title] = telling(subject, choice)
         tick()
     figures: dict[str, Figure] = {}
-    facts: dict[str, Any] = {"image": name, "view": choice.view, "maps": []}
+    results: list[Facts] = []
+    table: list[list[str]] = []
     for number, query in enumerate(choice.queries, 1):
         rows: list[tuple[str, Image.Image, list[AttentionMap]]] = []
         for title, blocks in captured.items():
             maps = view_of(blocks, query, choice)
-            facts["maps"] += [_fact(title, query, found) for found in maps]
+            results += [_fact(title, query, found) for found in maps]
+            table += [_row(title, query, found) for found in maps]
             for start in range(0, len(maps), COLUMNS):
                 rows.append((_title(title, query), shown, maps[start : start + COLUMNS]))
         figures["maps" if len(choice.queries) == 1 else f"maps-{number}"] = attention_figure(rows)
-    study = Study("maps", f"Attention maps of {name}", facts, figures, notes=[SCALE], **_table(facts["maps"]))
+    facts: Facts = {"image": name, "view": choice.view, "maps": results}
+    columns = ("model", "layer", "mechanism", "query", "least", "most", "sum")
+    study = Study("maps", f"Attention maps of {name}", facts, figures, columns, table, [SCALE])
     if choice.animate is not None:
         study.animations[f"maps-{choice.animate}"] = animation(captured, shown, choice)
     return study
 
 
 def telling(subject: Subject, choice: Choice) -> list[BlockCall]:
-    """The chosen blocks of a subject's first image, of those that see more than one place."""
+    """The chosen blocks of a subject's first image, of those with more than one key."""
     blocks = [block for block in capture(subject.model, subject.images[0]) if block.keys > 1]
     if not blocks:
-        raise ValueError(f"{subject.title} sees only one place of an image of this size; give a larger --img-size")
+        raise ValueError(f"{subject.title} has one key only at this image size; give a larger --img-size")
     for layer in choice.layers or ():
         if not -len(blocks) <= layer < len(blocks):
             raise ValueError(f"{subject.title} has no layer {layer}; its layers are 0 to {len(blocks) - 1}")
@@ -91,7 +95,7 @@ def telling(subject: Subject, choice: Choice) -> list[BlockCall]:
 
 
 def view_of(blocks: Sequence[BlockCall], query: Query, choice: Choice) -> list[AttentionMap]:
-    """The maps of one query, as asked for."""
+    """The maps of one query in the chosen view."""
     if choice.view == "rollout":
         return [roll_up(blocks, query)]
     maps = [found for block in blocks if (found := map_of(block, query)) is not None]
@@ -118,7 +122,7 @@ def _head(found: AttentionMap, head: int) -> AttentionMap:
 
 
 def animation(captured: dict[str, list[BlockCall]], shown: Image.Image, choice: Choice) -> bytes:
-    """A GIF: one frame a layer for the first query, or one a query on its way over the image in the last layer."""
+    """A GIF: one frame per layer for the first query, or one per query across the image in the last layer."""
     frames = []
     if choice.animate == "layers":
         if choice.queries[0] is None:  # not every block has the class token
@@ -140,7 +144,7 @@ def animation(captured: dict[str, list[BlockCall]], shown: Image.Image, choice: 
 
 
 def _frame(blocks: dict[str, BlockCall], query: Query, shown: Image.Image, choice: Choice) -> Image.Image:
-    """One picture of an animation: the image, and a map for every subject."""
+    """One frame: the image, and a map per subject."""
     maps = []
     for title, block in blocks.items():
         found = map_of(block, query)
@@ -157,7 +161,7 @@ def _title(title: str, query: Query) -> str:
     return f"{title}, {place}"
 
 
-def _fact(title: str, query: Query, found: AttentionMap) -> dict[str, Any]:
+def _fact(title: str, query: Query, found: AttentionMap) -> Facts:
     return {
         "subject": title, "query": "class" if query is None else list(query), "block": found.block,
         "mechanism": found.mechanism, "place": found.position, "grid": found.grid,
@@ -165,13 +169,10 @@ def _fact(title: str, query: Query, found: AttentionMap) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _table(maps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Least, most and sum of every map, mean over heads."""
-    rows = []
-    for fact in maps:
-        mean = torch.tensor(fact["weights"]).mean(0)
-        even = mean.numel() + (len(fact["prefix"][0]) if fact["prefix"] else 0)
-        query = fact["query"] if fact["query"] == "class" else ",".join(f"{share:g}" for share in fact["query"])
-        numbers = [f"{float(mean.min()) * even:.2f}", f"{float(mean.max()) * even:.2f}", f"{float(mean.sum()):.3f}"]
-        rows.append([fact["subject"], short(fact["block"]), fact["mechanism"], query, *numbers])
-    return {"columns": ("model", "layer", "mechanism", "query", "least", "most", "sum"), "rows": rows}
+def _row(title: str, query: Query, found: AttentionMap) -> list[str]:
+    """Least, most and sum of a map, mean over heads; the first two as multiples of uniform attention."""
+    mean = found.weights.mean(0)
+    keys = mean.numel() + found.prefix.shape[1]
+    position = "class" if query is None else ",".join(f"{share:g}" for share in query)
+    numbers = [f"{float(mean.min()) * keys:.2f}", f"{float(mean.max()) * keys:.2f}", f"{float(mean.sum()):.3f}"]
+    return [title, short(found.block), found.mechanism, position, *numbers]

@@ -1,38 +1,37 @@
 """Peak memory against sequence length (SOFT's Fig. 1b)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from sightline.analysis.charts import draw_curves
 from sightline.analysis.figures import new_figure
 from sightline.analysis.memory import BLOCKS, HEADS, METHODS, MODES, WIDTH, Peak, measure_peak
-from sightline.analysis.studies.study import Study
+from sightline.analysis.studies.study import Facts, Study
 
 MIB = 2**20
 
 
 def study_memory(
-    times: Sequence[int] = range(1, 9),
+    factors: Sequence[int] = range(1, 9),
     methods: Mapping[str, str] = METHODS,
     device: torch.device | str = "cpu",
     tick: Callable[[str], None] = lambda _: None,
 ) -> Study:
-    """The peak of every method at 784 p tokens for every p in `times`, without and with the backward pass."""
+    """The peak of every method at 784 p tokens for every p in `factors`, without and with the backward pass."""
     found: list[Peak] = []
     for method, mechanism in methods.items():
-        for p in times:
+        for p in factors:
             found += [measure_peak(method, mechanism, p, mode, device) for mode in MODES]
             tick(f"{method}, {784 * p} tokens")
     counted = torch.device(device).type != "cuda"
     figure = new_figure(11, 4.2)
-    axes: Any = figure.subplots(1, 2)
+    axes = figure.subplots(1, 2)
     for axis, mode in zip(axes, MODES, strict=True):
         curves = {m: _curve(found, m, mode) for m in methods}
         draw_curves(axis, mode, "tokens", "peak memory, MiB", curves, base=2)
         axis.set_xscale("log", base=2)
-        axis.set_xticks([784 * p for p in times], [f"{784 * p}" for p in times], rotation=45)
+        axis.set_xticks([784 * p for p in factors], [f"{784 * p}" for p in factors], rotation=45)
         axis.minorticks_off()
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     how = (
@@ -41,13 +40,13 @@ def study_memory(
         if counted
         else "Measured: the peak of the CUDA allocator, weights included."
     )
-    facts = {
+    facts: Facts = {
         "blocks": BLOCKS, "width": WIDTH, "heads": HEADS, "batch": 1, "landmarks": 49, "dtype": "float32",
         "how": "counted" if counted else "allocated", "peaks": [vars(peak) for peak in found],
     }  # fmt: skip
     return Study(
         "memory", "Peak memory against sequence length (SOFT, Fig. 1b)", facts, {"memory": figure},
-        ("method", "mode", *(f"{784 * p} tokens" for p in times)), _rows(found, methods),
+        ("method", "mode", *(f"{784 * p} tokens" for p in factors)), _rows(found, methods),
         [f"MiB. {BLOCKS} blocks of width {WIDTH} with {HEADS} heads, batch 1, float32. {how} Softmax keeps its matrix "
          "in the paper's figure; torch's own does not."],
     )  # fmt: skip

@@ -1,23 +1,36 @@
 """Studies as sections of one HTML page."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from sightline.analysis.studies.paper import Section
-from sightline.analysis.studies.study import DPI, Study
+from sightline.analysis.studies.paper import PAPERS, Section
+from sightline.analysis.studies.study import DPI, Study, write_studies
 from sightline.engine.report import html
+from sightline.util.files import write_text
 from sightline.util.names import format_size
 
 MAX_ROWS = 60  # of a table; the rest is in the JSON file
 
 
-def render_studies(
-    title: str, sections: Sequence[Section], head: Mapping[str, Any], *, subtitle: str, warnings: Sequence[str]
-) -> str:
-    """The page as HTML; `head` is what `sightline.engine.analyze.describe` returns."""
+def write_paper(
+    folder: Path, which: str, sections: Sequence[Section], head: Mapping[str, Any], warnings: Sequence[str]
+) -> Path:
+    """Write a paper's page, `WHICH.html`, with the files of its studies next to it; returns its path.
+
+    Args:
+        which: a key of `PAPERS`.
+        head: what `Session.describe` returns.
+        warnings: lines that a reader must not miss.
+    """
+    studies = [section.study for section in sections if section.study]
+    write_studies(folder, head, studies)
     made = [html.Section(item.title, _blocks(item), "" if item.study else " (missing)") for item in sections]
     made.append(html.Section("Made by", [_about(head)]))
-    return html.render(title, made, subtitle=subtitle, warnings=warnings, contents=True)
+    subtitle = f"{len(studies)} of {len(sections)} figures and tables could be made from what was given"
+    path = folder / f"{which}.html"
+    write_text(path, html.render(PAPERS[which].title, made, subtitle=subtitle, warnings=warnings, contents=True))
+    return path
 
 
 def _blocks(section: Section) -> list[html.Block]:

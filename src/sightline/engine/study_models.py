@@ -1,0 +1,206 @@
+"""The models of a study: checkpoints or random weights, each with its own mechanism or with others."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sightline.analysis.capture import attention_blocks
+from sightline.hub import load
+from sightline.models.factory import check_arguments, variant_name
+from sightline.models.weights.fit import fit_mechanism
+from sightline.models.zoo import VARIANTS, create
+from sightline.tasks.base import Loaded
+from sightline.tasks.card import ModelCard
+from sightline.tasks.classification.preprocess import at_size
+from sightline.util.errors import FileError, InputError
+
+DEFAULT = "inline_deit_tiny"
+Arguments = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which models to study: every checkpoint with every mechanism.
+
+    Args:
+        checkpoints: run folders or files of weights; without one, weights are random.
+        attention: mechanisms to put into the model, keeping the weights that fit.
+        name, args: the variant and its arguments, if a checkpoint leaves them open or there is none.
+        size: (height, width) of the images; by default as trained.
+        seed: of random weights.
+    """
+
+    checkpoints: Sequence[str] = ()
+    attention: Sequence[str] = ()
+    name: str | None = None
+    args: Arguments = field(default_factory=dict)
+    size: tuple[int, int] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class StudyModel:
+    """A model under study and the origin of its weights.
+
+    Args:
+        title: unique among the models of one study.
+        name: the variant.
+        replaced: whether the weights were trained with another mechanism.
+        fresh: tensors that kept random values because the checkpoint has none that fit.
+    """
+
+    title: str
+    name: str
+    model: nn.Module
+    card: ModelCard
+    checkpoint: str | None
+    attention: str | None
+    seed: int
+    replaced: bool = False
+    fresh: tuple[str, ...] = ()
+
+    @property
+    def warning(self) -> str | None:
+        """What a reader must know about the weights."""
+        if self.checkpoint is None:
+            return f"{self.title}: the weights are RANDOM (seed {self.seed}); nothing here was learned"
+        if not self.replaced:
+            return None
+        text = f"{self.title}: the weights were trained with another mechanism"
+        if self.fresh:
+            text += f", and {len(self.fresh)} that do not fit are RANDOM (seed {self.seed}), such as {self.fresh[0]}"
+        return text
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "title": self.title, "model": self.name, "checkpoint": self.checkpoint, "attention": self.attention,
+            "random": self.checkpoint is None, "replaced": self.replaced, "seed": self.seed,
+            "random_tensors": list(self.fresh), "input_size": list(self.card.input_size),
+        }  # fmt: skip
+
+
+def open_checkpoints(choice: ModelChoice) -> list[Loaded]:
+    """Open the checkpoints of a choice.
+
+    Raises:
+        FileError: a file cannot be read, or is not a classifier.
+    """
+    found = []
+    for source in choice.checkpoints:
+        loaded = load(source, model=choice.name, model_args=dict(choice.args))
+        if not isinstance(loaded.card, ModelCard):
+            raise FileError(f"{loaded.path}: expected a classifier, got a model for {loaded.task}")
+        found.append(loaded)
+    return found
+
+
+def make_models(
+    choice: ModelChoice, opened: Sequence[Loaded], device: torch.device, classes: int | None = None
+) -> list[StudyModel]:
+    """The models of a choice, in evaluation mode on a device.
+
+    Args:
+        opened: the checkpoints, from `open_checkpoints`.
+        classes: outputs of models with random weights.
+
+    Raises:
+        InputError: a model has no attention blocks of sightline, or cannot take another mechanism.
+    """
+    found: list[StudyModel] = []
+    for source, loaded in zip(choice.checkpoints, opened, strict=True):
+        assert isinstance(loaded.card, ModelCard)
+        card = loaded.card if choice.size is None else at_size(loaded.card, choice.size)
+        base = StudyModel(loaded.title, loaded.title, loaded.model, card, source, None, choice.seed)
+        found += [_with_attention(base, name) for name in choice.attention] or [base]
+    if not opened:
+        found = [_random(choice, classes, name) for name in choice.attention or (None,)]
+    found = _titled(found, len(opened), len(choice.attention))
+    for item in found:
+        item.model.eval().to(device)
+        if not attention_blocks(item.model):
+            raise InputError(f"{item.name} has no attention blocks of sightline; choose a model of `sightline list`")
+    return found
+
+
+def _random(choice: ModelChoice, classes: int | None, attention: str | None) -> StudyModel:
+    """A model without a checkpoint: the same weights every time."""
+    from timm.data import resolve_model_data_config
+
+    name, args = variant_name(choice.name or DEFAULT), dict(choice.args)
+    check_arguments(name, args)
+    if choice.size is not None:
+        args.setdefault("img_size", choice.size)
+    if classes is not None:
+        args.setdefault("num_classes", classes)
+    if attention is not None:
+        args["attention"] = attention
+    model = _create(name, args, choice.seed)
+    usual = resolve_model_data_config(model)
+    channels, height, width = _channels(model), *_img_size(model)
+    mean, std = (tuple(usual[key]) if len(usual[key]) == channels else (0.5,) * channels for key in ("mean", "std"))
+    size = (channels, height, width)
+    card = ModelCard(name, {}, (), size, mean, std, usual["interpolation"], usual["crop_pct"])
+    return StudyModel(name, name, model, card, None, attention, choice.seed)
+
+
+def _create(name: str, args: Arguments, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return create(name, **args)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise InputError(f"--model-args: {name} cannot be built: {error}") from error
+
+
+def _channels(model: nn.Module) -> int:
+    channels = model.in_chans
+    assert isinstance(channels, int)
+    return channels
+
+
+def _img_size(model: nn.Module) -> tuple[int, int]:
+    size = model.img_size
+    assert isinstance(size, tuple)
+    return size
+
+
+def _with_attention(base: StudyModel, attention: str) -> StudyModel:
+    """The same model with another mechanism; weights of the same name and shape are kept."""
+    card = base.card
+    if card.name not in VARIANTS:
+        raise InputError(f"--attention: {card.name} is not a model of sightline; leave --attention out")
+    outputs = {"num_classes": base.model.num_classes, "in_chans": base.model.in_chans}
+    model = _create(card.name, {**card.arguments, "attention": attention, **outputs}, base.seed)
+    own, given = model.state_dict(), base.model.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `warning` names what is random
+        state = fit_mechanism(given, model)
+    kept = {key: value for key, value in state.items() if key in own and own[key].shape == value.shape}
+    fresh = tuple(key for key in own if key not in kept or (key not in given and torch.equal(kept[key], own[key])))
+    model.load_state_dict({**own, **kept})
+    replaced = _mechanisms(model) != _mechanisms(base.model)
+    return replace(base, model=model, attention=attention, replaced=replaced, fresh=fresh)
+
+
+def _mechanisms(model: nn.Module) -> list[str]:
+    return [str(module.mechanism) for module in model.modules() if hasattr(module, "mechanism")]
+
+
+def _titled(found: list[StudyModel], sources: int, mechanisms: int) -> list[StudyModel]:
+    """Titles that tell the models apart, and no longer than that needs."""
+    titles = []
+    for item in found:
+        parts = [item.attention] if mechanisms > 1 and item.attention else []
+        if item.checkpoint is not None and (sources > 1 or not parts):
+            path = Path(item.checkpoint)
+            parts.insert(0, path.resolve().name if path.is_dir() else path.stem)
+        titles.append(", ".join(parts) or item.title)
+    unique = len(set(titles)) == len(titles)
+    return [
+        replace(item, title=title if unique else f"{i}: {title}")
+        for i, (item, title) in enumerate(zip(found, titles, strict=True), 1)
+    ]
