@@ -214,6 +214,7 @@ def test_a_configuration_that_is_no_text(unfinished: tuple[Any, Path], tmp_path:
         train(tiny.config(root / "data", tmp_path / "run", **more_of(tiny)))
 
 
+@pytest.mark.slow
 def test_a_cascade_from_training_to_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Polygons, run lengths and a crowd; an image without objects and one with a crowd alone."""
     data = detection.make_data(tmp_path / "data", 4)
@@ -238,6 +239,7 @@ def test_a_cascade_from_training_to_pictures(tmp_path: Path, capsys: pytest.Capt
     assert len(list((tmp_path / "seen").glob("*.png"))) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), [(segmentation, detection), (detection, segmentation)])
 def test_a_backbone_of_another_run(
     tmp_path: Path, source: Any, target: Any, capsys: pytest.CaptureFixture[str]

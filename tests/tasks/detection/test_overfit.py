@@ -9,6 +9,7 @@ from tests.engine.tiny import train
 from tests.tasks.detection.tiny import config, make_data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "epochs", "lr", "short", "model"),
     [

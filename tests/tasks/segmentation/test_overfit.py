@@ -13,6 +13,7 @@ PLAIN = {"name": "inline_deit_tiny", "args": {"depths": 2, "embed_dims": 32, "nu
 CALM = {"scale": [1.0, 1.0], "hflip": 0.0, "colour": False, "most_of_one": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "epochs"),
     [({"head": "upernet"}, 40), ({"head": "semantic_fpn", "channels": 64}, 50), ({"head": "upernet", **PLAIN}, 50)],
