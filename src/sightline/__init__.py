@@ -12,12 +12,10 @@ other instruments are those of `sightline.analysis`. See docs/python.md.
 
 import os
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
-try:
-    __version__ = version("sightline")
-except PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "0+unknown"
+from sightline.util.provenance import VERSION
+
+__version__ = VERSION
 
 # The public names and where they are; each is imported when it is first used. __init__.pyi has their types.
 _PUBLIC = {

@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from sightline import __version__
 from sightline.models.base import Arguments
 from sightline.models.factory import variant_name
 from sightline.models.weights.checkpoint import Checkpoint, Choice, build, choose, prefix_errors
@@ -19,11 +18,12 @@ from sightline.models.weights.identify import Identity, identify
 from sightline.models.weights.layouts import IGNORED, rename
 from sightline.models.weights.reader import Weights, find_weights, read_weights
 from sightline.tasks.base import Loaded
-from sightline.tasks.classification.public import open_public
+from sightline.tasks.public import open_public
 from sightline.tasks.registry import task_of
 from sightline.util.device import choose_device
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import write_atomic
+from sightline.util.provenance import VERSION
 
 Shape = tuple[int, ...]
 
@@ -170,7 +170,7 @@ def _check_target(out: Path, force: bool) -> Path:
 def _write(model: nn.Module, out: Path, identity: Identity) -> None:
     metadata = {
         "format": "pt",
-        "sightline": __version__,
+        "sightline": VERSION,
         "model": identity.name,
         "model_args": json.dumps(identity.kwargs),
     }

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sightline.tasks.card import CardError, ModelCard
-from sightline.tasks.classification.preprocess import at_size, make_transform
+from sightline.tasks.preprocess import at_size, make_transform
 
 CARD = ModelCard(
     name="inline_deit_tiny",

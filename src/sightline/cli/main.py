@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-import sightline
 from sightline.cli import analyze, bench, convert, eval, info, lra, predict, train
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, parse
@@ -18,6 +17,7 @@ from sightline.cli.output import one_line, quiet
 from sightline.engine.errors import RunError
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
+from sightline.util.provenance import VERSION
 
 COMMANDS: "dict[str, Command | Group]" = {
     "list": list_models.COMMAND,
@@ -115,7 +115,7 @@ def _top(argv: Sequence[str]) -> int:
         description = "Vision transformers whose attention costs linear time."
         return _help("sightline", description, COMMANDS, "COMMAND", "`sightline COMMAND --help` describes a command.")
     if "--version" in argv:
-        print(f"sightline {sightline.__version__}")
+        print(f"sightline {VERSION}")
         return 0
     got = f"got {argv[0]!r}" if argv else "got none"
     raise InputError(f"no command: expected one of {', '.join(COMMANDS)}, or --help; {got}")

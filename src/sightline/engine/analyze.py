@@ -5,7 +5,7 @@ study_locality(session.subjects(limit=32))
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import overload
@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sightline import __version__
 from sightline.analysis.maps import Patch, Query
 from sightline.analysis.studies import Subject
 from sightline.analysis.studies.masking import Labelled
@@ -27,13 +26,12 @@ from sightline.engine.report.attention import shown
 from sightline.engine.study_models import ModelChoice, StudyModel, make_models, open_checkpoints
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.config import Data
-from sightline.tasks.classification.data import open_split
-from sightline.tasks.classification.evaluate import data_section
-from sightline.tasks.classification.passes import one_pass
-from sightline.tasks.classification.preprocess import make_transform
+from sightline.tasks.passes import one_pass
+from sightline.tasks.preprocess import make_transform
+from sightline.tasks.registry import LABELLED
 from sightline.util.errors import FileError, InputError
 from sightline.util.names import format_size
+from sightline.util.provenance import VERSION
 
 EMBEDDED = "embedded"
 NO_IMAGES = "there are no images; give --data FOLDER, or --checkpoint with a run folder"
@@ -60,11 +58,9 @@ class Session:
         return open_checkpoints(self.choice)
 
     @cached_property
-    def run_data(self) -> Data | None:
-        """The data of the run that the first checkpoint is from."""
-        section = run_data(Path(self.choice.checkpoints[0]), "classification") if self.choice.checkpoints else None
-        assert section is None or isinstance(section, Data)
-        return section
+    def run_data(self) -> object | None:
+        """The section `data` of the run that the first checkpoint is from."""
+        return run_data(Path(self.choice.checkpoints[0]), LABELLED.name) if self.choice.checkpoints else None
 
     @property
     def has_images(self) -> bool:
@@ -84,8 +80,7 @@ class Session:
         """
         if not self.has_images:
             raise InputError("--data: no images; give a folder, a file, or embedded, or --checkpoint with a run folder")
-        data = Data() if self.data == EMBEDDED else data_section(self.data, self.run_data)
-        return open_split(replace(data, limit=None), "val")
+        return LABELLED.images(self.data, self.run_data)
 
     def gallery(self, limit: int) -> "Gallery":
         """At most `limit` images, evenly spread."""
@@ -141,7 +136,7 @@ class Session:
     def describe(self, what: str) -> dict[str, object]:
         """How the numbers of a study were made."""
         return {
-            "instrument": what, "sightline": __version__, "torch": torch.__version__, "device": str(self.device),
+            "instrument": what, "sightline": VERSION, "torch": torch.__version__, "device": str(self.device),
             "models": [item.facts() for item in self.models],
             "images": None if self.names is None else list(self.names),
         }  # fmt: skip

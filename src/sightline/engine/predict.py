@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from sightline.data.images import find_images
 from sightline.tasks.base import ImageSource, Loaded, OnError, Prediction, PredictOptions
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
@@ -27,7 +28,7 @@ def predict(
 
     Args:
         loaded: what `sightline.load` opened.
-        images: a path or PIL image, or several; upright and of any colour space, depth and size once decoded.
+        images: a file, a folder, a pattern such as "photos/*.jpg", a PIL image, or several files and PIL images.
         top: classes per image (classification).
         img_size: height and width; by default those of training (classification).
         score: least score of a detection.
@@ -53,5 +54,9 @@ def predict(
         raise InputError(f"--score: expected 0 to 1; got {score:g}")
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     options = PredictOptions(choose_device(device, "--device"), top, size, score, on_error)
-    several = [images] if isinstance(images, str | Path | Image.Image) else images
+    several: Iterable[ImageSource]
+    if isinstance(images, str | Path):
+        several = find_images([str(images)])
+    else:
+        several = [images] if isinstance(images, Image.Image) else images
     return TASKS[loaded.task].predict(loaded, several, options)

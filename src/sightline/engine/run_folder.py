@@ -161,11 +161,10 @@ def versions(device: str) -> dict[str, str | None]:
     import timm
     import torch
 
-    from sightline import __version__
-    from sightline.util.provenance import source_commit
+    from sightline.util.provenance import VERSION, source_commit
 
     return {
-        "sightline": __version__,
+        "sightline": VERSION,
         "commit": source_commit()[0],
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -15,7 +15,7 @@ from sightline.models.weights.fit import fit_mechanism
 from sightline.models.zoo import VARIANTS, create
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.preprocess import at_size
+from sightline.tasks.preprocess import at_size
 from sightline.util.errors import FileError, InputError
 
 DEFAULT = "inline_deit_tiny"

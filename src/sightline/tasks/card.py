@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sightline import __version__
 from sightline.util.errors import FileError
+from sightline.util.provenance import VERSION
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -63,7 +63,7 @@ class ModelCard:
         values = asdict(self)
         return {
             "format": "pt",
-            "sightline": __version__,
+            "sightline": VERSION,
             "model": self.name,
             "model_args": json.dumps(self.arguments),
             "classes": json.dumps(list(self.classes)),

@@ -22,6 +22,7 @@ from sightline.tasks.sequences.config import Config as SequencesConfig
 
 if TYPE_CHECKING:
     from sightline.data.order import Placement
+    from sightline.data.splits import Split
     from sightline.tasks.base import (
         EvalOptions,
         Example,
@@ -56,6 +57,9 @@ class Spec(Protocol):
 
     def examples(self, loaded: Loaded, section: Any) -> Iterator[Example]:
         """A few images of the evaluation split; of the tasks with `pictures`."""
+
+    def images(self, data: str | None, section: Any | None) -> Split:
+        """The labelled images of the evaluation split; of the tasks with `pictures`."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,18 @@ class TaskSpec:
         """
         return self.module.examples(loaded, section)
 
+    def images(self, data: str | None, section: object | None) -> Split:
+        """The labelled images of the evaluation split, for studies.
+
+        Args:
+            data: path of the data, "embedded", or None for that of `section`.
+            section: the section `data` of a run, or None.
+
+        Raises:
+            ValueError: there are no images, or they have no labels.
+        """
+        return self.module.images(data, section)
+
 
 def _shown(*keys: str) -> dict[str, str]:
     return {key: MAIN[key] for key in keys}
@@ -154,6 +170,8 @@ TASKS: dict[str, TaskSpec] = {
         ),
     )
 }  # fmt: skip
+
+LABELLED = TASKS["classification"]  # images with one label each: the task of public checkpoints and of studies
 
 
 def task_of(metadata: Metadata) -> TaskSpec | None:

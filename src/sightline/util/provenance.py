@@ -46,6 +46,9 @@ def package_version(name: str) -> str | None:
         return None
 
 
+VERSION = package_version("sightline") or "0+unknown"  # a source tree that is not installed
+
+
 def machine_name(device_type: str) -> str:
     """The name of the current GPU, or the processor and its threads in use."""
     import torch

@@ -15,9 +15,9 @@ from sightline.tasks.base import EvalOptions, Loaded, Scores
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import open_split
-from sightline.tasks.classification.passes import one_pass
-from sightline.tasks.classification.preprocess import at_size
 from sightline.tasks.evaluation import Evaluation, evaluate_tables
+from sightline.tasks.passes import one_pass
+from sightline.tasks.preprocess import at_size
 from sightline.util.errors import InputError
 from sightline.util.names import format_size
 
@@ -109,6 +109,12 @@ def data_section(given: str | None, known: Data | None, split: str | None = None
     if split is None and path.is_dir() and _is_split(path):
         return replace(data, path=str(path.resolve().parent), val_split=path.resolve().name)
     return replace(data, path=given, val_split=split)
+
+
+def images(data: str | None, section: Data | None) -> Split:
+    """All labelled images of the evaluation split, for studies; "embedded" is the embedded test set."""
+    chosen = Data() if data == "embedded" else data_section(data, section)
+    return open_split(replace(chosen, limit=None), "val")
 
 
 def _is_split(path: Path) -> bool:

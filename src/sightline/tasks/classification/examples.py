@@ -10,7 +10,7 @@ from sightline.tasks.base import Example, Loaded
 from sightline.tasks.card import ModelCard, shown
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import open_split
-from sightline.tasks.classification.preprocess import make_transform
+from sightline.tasks.preprocess import make_transform
 from sightline.util.errors import FileError
 
 IMAGES = 4

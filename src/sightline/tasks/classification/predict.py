@@ -11,7 +11,7 @@ from sightline.data.images import ImageError, load_image
 from sightline.data.labels import in_words
 from sightline.tasks.base import ImageSource, Loaded, Prediction, PredictOptions, Row
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.preprocess import at_size, make_transform
+from sightline.tasks.preprocess import at_size, make_transform
 from sightline.util.errors import InputError
 from sightline.util.names import format_size
 

@@ -9,15 +9,15 @@ from sightline.models.zoo import VARIANTS
 from sightline.tasks.base import Loaded, Metadata, Note, StateReader
 from sightline.tasks.card import CardError, ModelCard
 from sightline.tasks.classification.config import Config
-from sightline.tasks.classification.evaluate import evaluate
+from sightline.tasks.classification.evaluate import evaluate, images
 from sightline.tasks.classification.examples import examples
 from sightline.tasks.classification.predict import predict
-from sightline.tasks.classification.preprocess import make_transform
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.create import create, restore
+from sightline.tasks.preprocess import make_transform
 from sightline.util.errors import FileError
 
-__all__ = ["evaluate", "examples", "make", "open", "predict"]
+__all__ = ["evaluate", "examples", "images", "make", "open", "predict"]
 
 
 def make(config: Config, placement: Placement, note: Note) -> Classification:

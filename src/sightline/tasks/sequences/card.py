@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sightline import __version__
 from sightline.tasks.sequences.data import SEQUENCE_TASKS
 from sightline.util.errors import FileError
+from sightline.util.provenance import VERSION
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SequenceCard:
         """The card as safetensors keeps it."""
         return {
             "format": "pt",
-            "sightline": __version__,
+            "sightline": VERSION,
             "model": self.name,
             "model_args": json.dumps(self.arguments),
             "classes": json.dumps(list(self.classes)),

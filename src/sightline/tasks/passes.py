@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from sightline.data.images import ImageError
 from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.preprocess import make_transform
+from sightline.tasks.preprocess import make_transform
 
 Sample = tuple[Tensor | None, int, str | None]  # image, index, what was wrong
 

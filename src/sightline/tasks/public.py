@@ -11,7 +11,7 @@ from sightline.models.weights.identify import Identity
 from sightline.models.weights.reader import Weights
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.preprocess import make_transform
+from sightline.tasks.preprocess import make_transform
 from sightline.util.errors import FileError, WeightsWarning
 
 
