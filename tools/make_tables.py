@@ -1,15 +1,15 @@
-"""Write the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
+"""Writes the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
 
-These are the README's tables of models and speed; the tables of docs/mechanisms.md, docs/training.md, docs/dense.md and
-docs/sequences.md; all of docs/performance.md and docs/performance_tables.md; the figures in docs/images. `--check`
-writes nothing and fails if a page is out of date or a figure is missing.
+These are the README's headline and table of speeds; the tables of docs/models.md, docs/mechanisms.md, docs/training.md,
+docs/dense.md and docs/sequences.md; docs/performance.md and docs/performance_tables.md; the figures in docs/images.
+`--check` writes nothing and fails if a page is out of date or a figure is missing.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from tables.bench import speed_section, tables_page
+from tables.bench import headline, speed_section, tables_page
 from tables.dense import cost_section, runs_section
 from tables.figures import FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
@@ -34,7 +34,8 @@ def pages() -> dict[Path, str]:
     docs, results = ROOT / "docs", ROOT / "results"
     imagenette = f"imagenette-{MACHINE}.json"
     blocks = {
-        ROOT / "README.md": {"models": model_table(), "speed": speed_section(results)},
+        ROOT / "README.md": {"headline": headline(results), "speed": speed_section(results)},
+        docs / "models.md": {"models": model_table()},
         docs / "mechanisms.md": {
             "mechanisms": mechanism_table(),
             "evidence": evidence_section(results / "mechanisms" / imagenette),

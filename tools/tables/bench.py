@@ -8,10 +8,9 @@ from pathlib import Path
 
 from sightline.bench import Report, Row, tables
 from sightline.bench.goals import evaluate, limit_of, pick
-from sightline.bench.operators import SDPA
 from sightline.bench.published import SOURCE
 from sightline.bench.run_ops import crossovers
-from sightline.bench.tables import Table, number, rate
+from sightline.bench.tables import Table, rate
 from tables.markdown import table
 
 NOTHING = "No measurements are recorded yet; `sightline bench` makes them."
@@ -72,42 +71,46 @@ def _markdown(found: Table) -> str:
 
 
 def speed_section(folder: Path, more: str = "docs/performance.md") -> str:
-    """The README's short tables, one row per shape and one per size, from the runs on CUDA; `more` is linked."""
-    found = [(report, row) for _, report in load_reports(folder) for row in report if row.device == "cuda"]
-    rows = [row for _, row in found]
-    ops = _best(rows, "op", False, lambda row: row.candidate == "inline triton")
-    models = _best(rows, "model", True, lambda row: row.candidate == "inline_deit_tiny")
-    if not ops and not models:
+    """The README's table, one row per image size, from the runs on CUDA; `more` is linked."""
+    found = _model_rows(folder)
+    if found is None:
         return NOTHING
-    origin = {id(row): report.about for report, row in found}
-    about = origin[id((ops or models)[0])]
-    parts = [f"One {about['card']}, torch {about['torch']}, {rows[0].dtype}. More, and training: "
-             f"[{more}]({more})."]  # fmt: skip
-    if ops:
-        parts += [f"Operators, milliseconds by CUDA-graph replay, commit {_commit(origin[id(ops[0])]['commit'])}. "
-                  "*x floor*: relative to moving the tensors through memory once.", _speed_ops(rows, ops)]  # fmt: skip
-    if models:
-        parts += [f"`inline_deit_tiny` through `torch.compile`, images per second by CUDA-graph replay and by plain "
-                  f"calls, commit {_commit(origin[id(models[0])]['commit'])}. Softmax is timm's DeiT-Tiny.",
-                  _speed_models(rows, models)]  # fmt: skip
-    return "\n\n".join(parts)
+    about, rows, models = found
+    sentence = (
+        f"Images per second of `inline_deit_tiny` through `torch.compile`, by plain calls and by CUDA-graph replay. "
+        f"Softmax is timm's DeiT-Tiny. One {about['card']}, torch {about['torch']}, {models[0].dtype}, commit "
+        f"{about['commit'][:7]}. Training and operators: [{more}]({more})."
+    )
+    return f"{sentence}\n\n{_speed_models(rows, models)}"
 
 
-def _commit(commit: str) -> str:
-    return commit[:7]
+def headline(folder: Path) -> str:
+    """The README's sentence on how much faster InLine is, from the plain calls at the largest sizes."""
+    found = _model_rows(folder)
+    if found is None:
+        return NOTHING
+    about, rows, models = found
+    gains = []
+    for row in models[-2:]:
+        softmax = pick(rows, row, lambda name: name.startswith("timm "))
+        assert softmax is not None
+        assert softmax.call_ms is not None
+        assert row.call_ms is not None
+        gains.append(f"{softmax.call_ms / row.call_ms:.1f}x at {row.height} px")
+    card = about["card"].removeprefix("NVIDIA ")
+    return (
+        f"On an {card}, a compiled DeiT-Tiny with InLine attention is faster than timm's with FlashAttention softmax: "
+        f"{' and '.join(gains)} (images per second, plain calls)."
+    )
 
 
-def _speed_ops(rows: Sequence[Row], ops: Sequence[Row]) -> str:
-    lines = []
-    for row in ops:
-        sdpa, both = _other(rows, row, SDPA), _same_case(rows, row, "forward+backward")
-        sdpa_both = _other(rows, both, SDPA) if both is not None else None
-        cells = [number(row.ms), _ms(sdpa), number(row.of_floor, 2), _ms(both), _ms(sdpa_both)]
-        cells.append(number(both.of_floor if both else None, 2))
-        lines.append([f"{row.batch} x {row.heads} x {row.dim}, {row.tokens:,} tokens", *cells])
-    titles = ("batch x heads x dim, tokens", "InLine", "SDPA", "x floor", "InLine with backward", "SDPA with backward",
-              "x floor")  # fmt: skip
-    return table(titles, lines)
+def _model_rows(folder: Path) -> tuple[dict[str, str], list[Row], list[Row]] | None:
+    """What a run on CUDA says of itself, its rows, and those of compiled inference with `inline_deit_tiny`, by size."""
+    for _, report in load_reports(folder):
+        rows = [row for row in report if row.device == "cuda"]
+        if models := _best(rows, "model", True, lambda row: row.candidate == "inline_deit_tiny"):
+            return report.about, rows, sorted(models, key=lambda row: row.height or 0)
+    return None
 
 
 def _speed_models(rows: Sequence[Row], models: Sequence[Row]) -> str:
@@ -117,24 +120,11 @@ def _speed_models(rows: Sequence[Row], models: Sequence[Row]) -> str:
         each = (row, softmax, limit_of(rows, row))
         graph = ["-" if r is None else rate(r.graph_ms, r.batch) for r in each]
         calls = ["-" if r is None else rate(r.call_ms, r.batch) for r in each]
-        lines.append([f"{row.height} px, batch {row.batch}", *graph, *calls])
-    titles = ("size", "InLine, graph", "softmax, graph", "no attention, graph", "InLine, calls", "softmax, calls",
-              "no attention, calls")  # fmt: skip
+        lines.append([f"{row.height} px, batch {row.batch}", *calls, *graph])
+    titles = ("size", "InLine", "softmax", "no attention", "InLine, graph", "softmax, graph",
+              "no attention, graph")  # fmt: skip
     return table(titles, lines)
 
 
 def _best(rows: Sequence[Row], kind: str, compiled: bool, wanted: Callable[[Row], bool]) -> list[Row]:
     return [r for r in rows if (r.kind, r.mode, r.compiled) == (kind, "forward", compiled) and wanted(r) and r.ms]
-
-
-def _other(rows: Sequence[Row], row: Row, candidate: str) -> Row | None:
-    return pick(rows, row, lambda name: name == candidate)
-
-
-def _same_case(rows: Sequence[Row], row: Row, mode: str) -> Row | None:
-    key = (row.kind, row.case, row.candidate, row.compiled, row.dtype, mode)
-    return next((r for r in rows if (r.kind, r.case, r.candidate, r.compiled, r.dtype, r.mode) == key), None)
-
-
-def _ms(row: Row | None) -> str:
-    return number(None if row is None else row.ms)
