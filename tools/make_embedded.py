@@ -36,7 +36,7 @@ def read(source: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def png(image: np.ndarray) -> bytes:
-    """A grey image as a PNG file that is not compressed."""
+    """A gray image as a PNG file that is not compressed."""
     height, width = image.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), image], 1).tobytes()  # no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)

@@ -6,7 +6,7 @@
 | `capture` | queries, keys and values of every block, and rows of its attention matrix |
 | `certify`, `count_confusions`, `toy_scores` | whether attention tells queries apart |
 | `measure_rank`, `measure_newton` | effective rank; convergence of SOFT's inverse |
-| `measure_locality`, `masked` | attention to neighbours, and what a model loses without it |
+| `measure_locality`, `masked` | attention to neighbors, and what a model loses without it |
 | `measure_peak` | peak memory of a stack of blocks |
 
 Example:

@@ -37,7 +37,7 @@ def layer_figure(
     title: str, y: str, series: Mapping[str, Sequence[float]], levels: Mapping[str, Sequence[float]] | None = None,
     spread: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None, zero: bool = True,
 ) -> "Figure":  # fmt: skip
-    """A line per model over its layers; `levels` dotted in grey, `spread` as a band from least to most."""
+    """A line per model over its layers; `levels` dotted in gray, `spread` as a band from least to most."""
     figure = new_figure(WIDE, HIGH)
     axis = figure.subplots()
     for (label, values), marker in zip(series.items(), MARKERS * len(series), strict=False):

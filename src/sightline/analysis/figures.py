@@ -78,7 +78,7 @@ def _draw_map(figure: "Figure", axis: "Axes", found: AttentionMap, size: tuple[i
 
 
 def _scale(low: float, high: float) -> tuple[float, float, str]:
-    """The ends of a map's scale, far enough apart that rounding does not look like a pattern, and its colours."""
+    """The ends of a map's scale, far enough apart that rounding does not look like a pattern, and its colors."""
     if low < 0:
         end = max(-low, high, SPAN / 2)
         return -end, end, SIGNED

@@ -1,7 +1,7 @@
-"""Locality: how much of a query's attention lies in its neighbourhood (the InLine paper's Fig. 3).
+"""Locality: how much of a query's attention lies in its neighborhood (the InLine paper's Fig. 3).
 
-The mean is taken over queries whose whole neighbourhood lies inside the map, so that even attention over N keys gives
-exactly 9 / N; if a map has no such position, over all of its positions, and the even level counts the neighbours that
+The mean is taken over queries whose whole neighborhood lies inside the map, so that even attention over N keys gives
+exactly 9 / N; if a map has no such position, over all of its positions, and the even level counts the neighbors that
 there are.
 """
 
@@ -19,7 +19,7 @@ class Locality:
     """One block on one image.
 
     Args:
-        mass: the sum of the weights in the neighbourhood per head, mean over queries; signed weights count as such.
+        mass: the sum of the weights in the neighborhood per head, mean over queries; signed weights count as such.
         even: the same of even attention over the keys that a query may attend to.
         residual: what the local residual of InLine adds: the sum of its 3x3 weights, mean over channels.
     """
@@ -32,7 +32,7 @@ class Locality:
 
 
 def measure_locality(blocks: Sequence[BlockCall], size: int = 3, limit: int = 256) -> list[Locality]:
-    """The mass in the size x size neighbourhood of at most `limit` queries of every block; O(limit N)."""
+    """The mass in the size x size neighborhood of at most `limit` queries of every block; O(limit N)."""
     return [_measure(block, size, limit) for block in blocks]
 
 
@@ -46,7 +46,7 @@ def _measure(block: BlockCall, size: int, limit: int) -> Locality:
 
 
 def inner_tokens(block: BlockCall, size: int, limit: int) -> Tensor:
-    """At most `limit` tokens whose neighbourhood lies inside the map, evenly spread; any if there are none."""
+    """At most `limit` tokens whose neighborhood lies inside the map, evenly spread; any if there are none."""
     (height, width), edge = block.grid, size // 2
     if min(height, width) < size:
         edge = 0
@@ -57,7 +57,7 @@ def inner_tokens(block: BlockCall, size: int, limit: int) -> Tensor:
 
 
 def neighbourhood(block: BlockCall, tokens: Tensor, size: int) -> Tensor:
-    """(Q, keys): which keys lie in the size x size neighbourhood of each token, none for tokens of the prefix."""
+    """(Q, keys): which keys lie in the size x size neighborhood of each token, none for tokens of the prefix."""
     return near_keys(tokens - block.prefix, block.grid, block.key_grid, block.prefix, size)
 
 

@@ -70,8 +70,8 @@ def attention_maps(
 
     Args:
         model: a model of sightline, in evaluation mode.
-        image: a normalised tensor (channels, height, width), or a picture (PIL image or file), which is resized,
-            cropped and normalised as the model expects.
+        image: a normalized tensor (channels, height, width), or a picture (PIL image or file), which is resized,
+            cropped and normalized as the model expects.
         query: a position in the image, from (0, 0) at the top left to (1, 1) at the bottom right; a `Patch` of the
             finest map; or None for the class token, which gives maps of the blocks that have one.
         blocks: names of attention modules, as `attention_blocks(model)` lists them; all by default.

@@ -1,8 +1,8 @@
-"""Masking: what a model loses if queries cannot attend to their neighbours, or to as many random keys.
+"""Masking: what a model loses if queries cannot attend to their neighbors, or to as many random keys.
 
 The table of the InLine paper. Inside the context manager every query of every block attends only to the keys that are
 left, as if the others were not there: rows that sum to one by division (softmax, linear) are divided again, InLine's
-are centred again over the keys that are left, and rows without a sum (SOFT) lose the terms. Local terms and class
+are centered again over the keys that are left, and rows without a sum (SOFT) lose the terms. Local terms and class
 tokens stay.
 
     with masked(model, Mask(3)):
@@ -28,7 +28,7 @@ TOLERANCE = 1e-3  # of row sums that are one by division
 
 @dataclass
 class Mask:
-    """Which keys are hidden from a query: those of its `size` x `size` neighbourhood, or as many random ones."""
+    """Which keys are hidden from a query: those of its `size` x `size` neighborhood, or as many random ones."""
 
     size: int
     random: bool = False
@@ -114,7 +114,7 @@ class MaskedBlock:
 def left_over(core: Core, weights: Tensor, hidden: Tensor, key_mask: Tensor | None = None) -> Tensor:
     """The weights (B, H, Q, M) of the keys that are left when `hidden` (B or 1, Q, M) are taken away.
 
-    As the mechanism would have them: centred over what is left (InLine), divided by their sum if rows sum to one, and
+    As the mechanism would have them: centered over what is left (InLine), divided by their sum if rows sum to one, and
     else unchanged. A row without any key is zero.
     """
     gone = hidden[:, None]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Points = list[tuple[float, float]]
 Series = dict[str, Points]
-Styles = dict[str, tuple[str, str]]  # colour and marker by name
-# Okabe and Ito's colours, which people with colour vision deficiencies can tell apart.
+Styles = dict[str, tuple[str, str]]  # color and marker by name
+# Okabe and Ito's colors, which people with color vision deficiencies can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "os^Dvp*"
 GREY = "#6E6E6E"
@@ -126,7 +126,7 @@ def series_of(
 
 
 def draw(panels: Sequence[Panel], footer: str, path: Path, styles: Styles | None = None, columns: int = 2) -> None:
-    """Draw panels side by side, each line labelled at its right end, in the same colour wherever its name occurs."""
+    """Draw panels side by side, each line labeled at its right end, in the same color wherever its name occurs."""
     pyplot = require_matplotlib()
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)

@@ -24,13 +24,13 @@ class ImageError(FileError):
 def load_image(source: Source, name: str | None = None, channels: int = 3) -> Image.Image:
     """Read and decode an image.
 
-    It is turned upright by its EXIF entry, 16-bit grey is scaled to eight bits, what is transparent shows white,
-    and every colour space (palette, CMYK, grey) becomes RGB. Of a moving picture the first frame is taken.
+    It is turned upright by its EXIF entry, 16-bit gray is scaled to eight bits, what is transparent shows white,
+    and every color space (palette, CMYK, gray) becomes RGB. Of a moving picture the first frame is taken.
 
     Args:
         source: a path, the bytes of a file, or an open file.
         name: what to call the image in an error; by default its path.
-        channels: 3 for RGB, 1 for grey.
+        channels: 3 for RGB, 1 for gray.
 
     Raises:
         ImageError: there is no such file, or it is truncated, unreadable or too large to decode.

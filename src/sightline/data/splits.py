@@ -1,4 +1,4 @@
-"""Labelled images: folders, tar files, WebDataset shards and Hugging Face data sets, through timm's readers."""
+"""Labeled images: folders, tar files, WebDataset shards and Hugging Face data sets, through timm's readers."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class ImageReader(Protocol):
 
 
 class Split:
-    """Labelled images, read one at a time.
+    """Labeled images, read one at a time.
 
     Args:
         reader: gives the file of an image by its index.

@@ -73,7 +73,7 @@ class Session:
         return self.models
 
     def split(self) -> Split:
-        """The labelled images.
+        """The labeled images.
 
         Raises:
             FileError: they cannot be read, or have no labels.
@@ -100,7 +100,7 @@ class Session:
         return [Subject(item.title, item.model, Prepared(gallery, item.card, self.device)) for item in models]
 
     def labelled(self, limit: int, batch_size: int = 16) -> list[Labelled]:
-        """The models with labelled batches of at most `limit` images, evenly spread over classes."""
+        """The models with labeled batches of at most `limit` images, evenly spread over classes."""
         try:
             split = self.split()
         except FileError as error:
@@ -210,7 +210,7 @@ class Prepared(Sequence[Tensor]):
 
 
 def labelled_of(models: Sequence[StudyModel], split: Split, batch_size: int, device: torch.device) -> list[Labelled]:
-    """Every model with labelled batches; classes are matched with outputs by name if the outputs have names.
+    """Every model with labeled batches; classes are matched with outputs by name if the outputs have names.
 
     Raises:
         LabelError: a class of the data has no output.

@@ -170,7 +170,7 @@ class Core(nn.Module):
 
 
 def convolve(conv: nn.Module, v: Tensor, place: Place) -> Tensor:
-    """`conv` of the values at the positions of the grid, (B, N, H, D); zero for the prefix, which has no neighbours."""
+    """`conv` of the values at the positions of the grid, (B, N, H, D); zero for the prefix, which has no neighbors."""
     return F.pad(conv(place.local_values(v), place.grid), (0, 0, 0, 0, place.prefix, 0))
 
 

@@ -139,7 +139,7 @@ def _patches(x: Tensor, weight: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor
 
 @register_notrace_module
 class PatchMerge(nn.Module):
-    """Swin's merge: 2x2 neighbours concatenated, layer norm, linear."""
+    """Swin's merge: 2x2 neighbors concatenated, layer norm, linear."""
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()

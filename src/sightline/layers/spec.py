@@ -1,7 +1,7 @@
 """The table of attention mechanisms, and the notation that selects them.
 
 A mechanism is a name, with options in brackets if it has any: `softmax`, `inline(phi=relu,residual=false)`. New
-behaviour is a new row here.
+behavior is a new row here.
 """
 
 import inspect

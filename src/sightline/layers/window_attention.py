@@ -18,7 +18,7 @@ class WindowAttention(Attention):
 
     Args:
         window: side of a window in tokens; 0 for the whole map.
-        shift: shift every window by half its side, keeping apart tokens that were not neighbours.
+        shift: shift every window by half its side, keeping apart tokens that were not neighbors.
 
     Softmax shifts the map cyclically and masks pairs of different regions. The other mechanisms have no pairs to mask:
     their shifted windows are laid over a padded map, which gives the same regions.

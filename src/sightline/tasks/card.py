@@ -185,7 +185,7 @@ def _typed(value: object, hint: Any, limits: Mapping[str, Any]) -> object:
 
 
 def shown(image: "Tensor", card: ModelCard) -> "Image.Image":
-    """A normalised image (channels, height, width) as a picture again."""
+    """A normalized image (channels, height, width) as a picture again."""
     import torch
     from PIL import Image
 

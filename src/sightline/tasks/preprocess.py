@@ -1,4 +1,4 @@
-"""From a decoded image to what a model is evaluated on: resize, centre crop, normalise."""
+"""From a decoded image to what a model is evaluated on: resize, center crop, normalize."""
 
 from collections.abc import Callable
 from dataclasses import replace

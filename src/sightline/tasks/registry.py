@@ -59,7 +59,7 @@ class Spec(Protocol):
         """A few images of the evaluation split; of the tasks with `pictures`."""
 
     def images(self, data: str | None, section: Any | None) -> Split:
-        """The labelled images of the evaluation split; of the tasks with `pictures`."""
+        """The labeled images of the evaluation split; of the tasks with `pictures`."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class TaskSpec:
         return self.module.examples(loaded, section)
 
     def images(self, data: str | None, section: object | None) -> Split:
-        """The labelled images of the evaluation split, for studies.
+        """The labeled images of the evaluation split, for studies.
 
         Args:
             data: path of the data, "embedded", or None for that of `section`.

@@ -66,10 +66,10 @@ def study_confusions(
     }  # fmt: skip
     return Study(
         "confusions", "Pairs of different queries with the same scores (InLine paper, Fig. 2)", facts, figures,
-        ("model", "mean", "least", "most", "% of pairs", "centred, mean", "least", "most", "% of pairs"), rows,
+        ("model", "mean", "least", "most", "% of pairs", "centered, mean", "least", "most", "% of pairs"), rows,
         [f"A confusion is a pair of queries further apart than {thresholds.query:g} of the longer one's length whose "
          f"scores differ by at most {thresholds.score:g} of the longer row's length, in one head of one layer, among "
-         f"at most {queries} evenly spread queries of an image; centred: with uniform attention subtracted from the "
+         f"at most {queries} evenly spread queries per image; centered: with uniform attention subtracted from the "
          "scores, so that attention which is nearly uniform does not count as confusion. The paper publishes no "
          "thresholds."],
     )  # fmt: skip

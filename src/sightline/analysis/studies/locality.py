@@ -10,7 +10,7 @@ from sightline.analysis.studies.study import Facts, Study, Subject, Tick, captur
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer over all images: mean, least and most mass in the neighbourhood, and the mass of uniform attention."""
+    """One layer over all images: mean, least and most mass in the neighborhood, and the mass of uniform attention."""
 
     block: str
     mechanism: str
@@ -23,7 +23,7 @@ class Layer:
 
 
 def study_locality(subjects: Sequence[Subject], size: int = 3, queries: int = 256, tick: Tick = no_tick) -> Study:
-    """The mass in the neighbourhood of a query, mean over queries, heads and images, in every layer."""
+    """The mass in the neighborhood of a query, mean over queries, heads and images, in every layer."""
     results: list[Facts] = []
     lines: dict[str, list[float]] = {}
     levels: dict[str, list[float]] = {}
@@ -44,14 +44,14 @@ def study_locality(subjects: Sequence[Subject], size: int = 3, queries: int = 25
         rows += [_row(subject.title, layer) for layer in layers]
     if len(levels) == 1:
         levels = {"uniform": next(iter(levels.values()))}
-    title = f"Attention inside the {size}x{size} neighbourhood of the query"
+    title = f"Attention inside the {size}x{size} neighborhood of the query"
     return Study(
         "locality", f"{title} (InLine paper, Fig. 3)", {"size": size, "queries": queries, "subjects": results},
         {"locality": layer_figure(title, "sum of the weights", lines, levels, spread)},
         ("model", "layer", "mechanism", "mass", "uniform", "times uniform", "residual adds"), rows,
-        ["Mean over queries that have their whole neighbourhood inside the map, over heads and images; the band is the "
+        ["Mean over queries that have their whole neighborhood inside the map, over heads and images; the band is the "
          "range over images. Uniform attention over N keys has 9 / N of its mass there. The residual of InLine adds "
-         "the sum of its 3x3 weights, mean over channels, to the neighbourhood."],
+         "the sum of its 3x3 weights, mean over channels, to the neighborhood."],
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]  # (images, labels), fro
 
 @dataclass(frozen=True)
 class Labelled:
-    """A classifier and labelled batches, on its device."""
+    """A classifier and labeled batches, on its device."""
 
     title: str
     model: nn.Module
@@ -41,7 +41,7 @@ def study_masking(subjects: Sequence[Labelled], sizes: Sequence[int], seed: int 
         {"sizes": list(sizes), "seed": seed, "subjects": results},
         {"masking": bars_figure("Top-1 with keys masked for every query", "top-1, %", groups, series)}, columns, rows,
         ["Every query of every layer attends to the keys that are left, as if the others were not there; local terms "
-         "and the class token stay. Random keys are drawn for each query, as many as its neighbourhood has inside the "
+         "and the class token stay. Random keys are drawn for each query, as many as its neighborhood has inside the "
          "map."],
     )  # fmt: skip
 

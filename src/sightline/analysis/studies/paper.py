@@ -28,7 +28,7 @@ class Material:
     Args:
         subjects: models and their images.
         no_images: why there are none, if so.
-        labelled: gives models with labelled batches, or raises the reason why there are none.
+        labelled: gives models with labeled batches, or raises the reason why there are none.
         picture, name: the first image as it is shown, and its name.
         queries: of the attention maps.
         longest: memory is measured up to 784 times as many tokens.

@@ -9,7 +9,7 @@ CENTRE = "0.5,0.5"
 
 
 def parse_query(text: str | None, option: str = "--query") -> Query | Patch:
-    """`3,7` -> a patch; `0.5,0.25` -> fractions of height and width; `class` -> None; the centre by default.
+    """`3,7` -> a patch; `0.5,0.25` -> fractions of height and width; `class` -> None; the center by default.
 
     Raises:
         InputError: none of these; names `option` and the text.

@@ -18,7 +18,7 @@ from sightline.ops.inline.weights import kernel_takes, weights_from_tokens
 
 
 class InlineCore(Core):
-    """InLine attention; `residual=False` leaves the 3x3 neighbourhood out, which has one row in a sequence."""
+    """InLine attention; `residual=False` leaves the 3x3 neighborhood out, which has one row in a sequence."""
 
     feature_map: FeatureMap
     centred = True

@@ -101,6 +101,6 @@ class SoftCore(Core):
 
 
 class SoftNormCore(SoftCore):
-    """SOFT++: the inverse between the landmarks is normalised by the square roots of their degrees."""
+    """SOFT++: the inverse between the landmarks is normalized by the square roots of their degrees."""
 
     normalized = True

@@ -1,6 +1,6 @@
 """Tensors as kernels take them: the pointer and the strides together, in a NamedTuple.
 
-Triton unpacks the tuple: `q.ptr` and `q.token` in a kernel are a pointer and a number, specialised like plain
+Triton unpacks the tuple: `q.ptr` and `q.token` in a kernel are a pointer and a number, specialized like plain
 arguments.
 """
 

@@ -1,12 +1,12 @@
 """InLine attention taken straight from the tokens, when phi is the identity and q, k, v are projections of them.
 
-The operator then needs neither q nor k. With the centred cross moment S = mean(v x^T) - mean_v mean_x^T of a head,
+The operator then needs neither q nor k. With the centered cross moment S = mean(v x^T) - mean_v mean_x^T of a head,
     C^T = S Wk^T    and    s q C = x (s C^T Wq)^T + s C^T bq,
 so the two projections are applied to a d x d matrix instead of N tokens, the bias of k cancels, and the tokens take
 part in four plain products of size N x C x C: those of a block without attention. Faster on a CPU, where such products
 run at full speed and products of N x d x d do not.
 
-The moment is not centred before the product as the reference does; the tokens of a block come out of a layer norm,
+The moment is not centered before the product as the reference does; the tokens of a block come out of a layer norm,
 whose means are small.
 """
 

@@ -35,7 +35,7 @@ def inline_attention(
     if key_mask is not None:
         share = 1 / key_mask.sum(1).clamp(min=1).to(wide)[:, None, None, None]  # B 1 1 1
     mean_k, mean_v = fk.sum(1, keepdim=True) * share, fv.sum(1, keepdim=True) * share  # B 1 H D
-    # Centred before the product, so that large means do not cancel in it.
+    # Centered before the product, so that large means do not cancel in it.
     centred_k, centred_v = hide(fk - mean_k, hidden), hide(fv - mean_v, hidden)
     covariance = moment(centred_k.transpose(1, 2), centred_v.transpose(1, 2)) * (share * scale)  # B H D E
     out = mean_v + matmul(fq.transpose(1, 2), covariance).transpose(1, 2)  # B N H E

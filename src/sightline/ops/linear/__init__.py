@@ -1,4 +1,4 @@
-"""Linear attention: kernel feature maps, normalised by the row sum."""
+"""Linear attention: kernel feature maps, normalized by the row sum."""
 
 from torch import Tensor
 

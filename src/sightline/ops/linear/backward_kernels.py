@@ -162,7 +162,7 @@ def _pass_strip(
     """Writes dk and dv of the columns x0 <= x < x1 and rows y0 <= y < y1 of the grid.
 
     Down the grid as in the forward pass: a row of G read three times serves three rows of dv. The filter is turned,
-    for G_(j-t) is the neighbour on the other side. dk and the product in dv are made one row ahead, where k and v come
+    for G_(j-t) is the neighbor on the other side. dk and the product in dv are made one row ahead, where k and v come
     with the row of G: then all loads lead to a product, so that they are pipelined.
     """
     col = x0 + tl.arange(0, X)
@@ -208,9 +208,9 @@ def backward_taps(
     GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
     PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """dw of one strip and chunk of grid rows, (part, image, 9, C): what G has there, times its neighbours in v.
+    """dw of one strip and chunk of grid rows, (part, image, 9, C): what G has there, times its neighbors in v.
 
-    Down the grid with the three rows of G that a row of v is a neighbour of.
+    Down the grid with the three rows of G that a row of v is a neighbor of.
     """
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channels = channels_of(group, D, GROUP, W)

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches on their device, for preloaded data: crop, flip, colours, RandAugment.
+"""Augmentation of whole batches on their device, for preloaded data: crop, flip, colors, RandAugment.
 
 Everything is a function of uniform numbers, COLUMNS for each image, so that a batch needs one small copy to the
 device and no decision in Python. The crop, the flip and the geometric operations of RandAugment are one affine map,
@@ -56,7 +56,7 @@ class BatchAugment:
     Args:
         augment: what to do; mixing and erasing come later.
         size: (height, width) that comes out.
-        fill: mean colour, for what an operation brings in from outside of the image.
+        fill: mean color, for what an operation brings in from outside of the image.
     """
 
     def __init__(self, augment: Augment, size: tuple[int, int], fill: tuple[float, ...], device: torch.device) -> None:
@@ -92,7 +92,7 @@ class BatchAugment:
         return _affine(wide * flip, zero, across, zero, tall * turn, down)
 
     def _window(self, uniform: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Half height and width, and centre, of the part of the image that is kept, in units of half its sides."""
+        """Half height and width, and center, of the part of the image that is kept, in units of half its sides."""
         area, ratio, down, across = uniform[:, :4].unbind(1)
         if self.augment.crop == "center":
             one, zero = torch.ones_like(area), torch.zeros_like(area)

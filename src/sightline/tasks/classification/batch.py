@@ -11,7 +11,7 @@ class Batch:
     """A micro-batch.
 
     Args:
-        images: (B, C, H, W), uint8 from a loader, float and normalised for a model.
+        images: (B, C, H, W), uint8 from a loader, float and normalized for a model.
         targets: (B,) classes, or (B, classes) probabilities once images are mixed.
         broken: messages about images that could not be read.
     """

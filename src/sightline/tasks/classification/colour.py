@@ -1,4 +1,4 @@
-"""Operations on the colours of batches of pixels from 0 to 1, one of them for each image, as RandAugment has them.
+"""Operations on the colors of batches of pixels from 0 to 1, one of them for each image, as RandAugment has them.
 
 Strengths are from -1 to 1; where a sign makes no sense the amount counts.
 """

@@ -90,7 +90,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimised."""
+    """What is minimized."""
 
     name: Literal["cross_entropy", "bce"] = entry("cross_entropy", "softmax cross entropy, or binary per class")
     smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)

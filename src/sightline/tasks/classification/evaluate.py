@@ -112,7 +112,7 @@ def data_section(given: str | None, known: Data | None, split: str | None = None
 
 
 def images(data: str | None, section: Data | None) -> Split:
-    """All labelled images of the evaluation split, for studies; "embedded" is the embedded test set."""
+    """All labeled images of the evaluation split, for studies; "embedded" is the embedded test set."""
     chosen = Data() if data == "embedded" else data_section(data, section)
     return open_split(replace(chosen, limit=None), "val")
 

@@ -1,6 +1,6 @@
 """Loaders of training batches: worker processes, the memory of the device, or synthetic data to measure speed.
 
-Every loader gives the local micro-batches of an epoch, normalised and on the device, and the local share of the images
+Every loader gives the local micro-batches of an epoch, normalized and on the device, and the local share of the images
 to evaluate.
 """
 
@@ -43,7 +43,7 @@ class Loader(Protocol):
 
 
 class WorkerLoader:
-    """Images decoded and augmented by loader processes, normalised on the device."""
+    """Images decoded and augmented by loader processes, normalized on the device."""
 
     def __init__(
         self, data: Data, augment: Augment, card: ModelCard, train: Split, val: Split, placement: Placement

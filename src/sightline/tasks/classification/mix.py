@@ -32,7 +32,7 @@ def mix(
     """Mix every image with the one at the mirrored position of its batch.
 
     Args:
-        images: (B, C, H, W), normalised.
+        images: (B, C, H, W), normalized.
         targets: (B,) classes.
         classes: their number.
         rng: for this micro-batch, the same in every process.
@@ -60,7 +60,7 @@ def mix(
 
 
 def _draw(augment: Augment, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For all images of a micro-batch: the share that stays, whether it is cut, and the centre of the cut."""
+    """For all images of a micro-batch: the share that stays, whether it is cut, and the center of the cut."""
     count = {"batch": 1, "pair": (size + 1) // 2, "elem": size}[augment.mix_mode]
     up = rng.beta(augment.mixup, augment.mixup, count) if augment.mixup else np.ones(count)
     down = rng.beta(augment.cutmix, augment.cutmix, count) if augment.cutmix else np.ones(count)
@@ -95,10 +95,10 @@ def _mask(box: Tensor, height: int, width: int) -> Tensor:
 
 
 def erase(images: Tensor, augment: Augment, rng: np.random.Generator, slots: Tensor, size: int, noise: int) -> Tensor:
-    """Replace a rectangle of some images by noise, by one random colour, or by the mean.
+    """Replace a rectangle of some images by noise, by one random color, or by the mean.
 
     Args:
-        images: (B, C, H, W), normalised.
+        images: (B, C, H, W), normalized.
         noise: seed of the noise.
     """
     drawn = rng.random((size, 5))[slots.numpy()]

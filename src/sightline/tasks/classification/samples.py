@@ -27,7 +27,7 @@ class Samples(Dataset[Sample]):
     """A split whose items are uint8 (C, H, W) with their class; an unreadable one gives a message.
 
     Args:
-        split: labelled images.
+        split: labeled images.
         transform: PIL image -> uint8 array.
         channels: of the model.
         replace: take the next readable image for a broken one, so that a training batch stays whole.
@@ -97,7 +97,7 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 
 
 def train_transform(card: ModelCard, augment: Augment) -> Transform:
-    """Crop, flip and change colours with timm's transforms; uint8 comes out, which the device normalises."""
+    """Crop, flip and change colors with timm's transforms; uint8 comes out, which the device normalizes."""
     from timm.data import create_transform
     from timm.data.transforms import ToNumpy
     from torchvision import transforms
@@ -133,7 +133,7 @@ def train_transform(card: ModelCard, augment: Augment) -> Transform:
 
 
 def eval_transform(card: ModelCard) -> Transform:
-    """Resize and cut out the centre; uint8 comes out."""
+    """Resize and cut out the center; uint8 comes out."""
     from timm.data.transforms import ToNumpy
     from torchvision import transforms
 
@@ -141,7 +141,7 @@ def eval_transform(card: ModelCard) -> Transform:
 
 
 def _geometry(card: ModelCard, crop_pct: float) -> list[Transform]:
-    """timm's resize and centre crop of evaluation, without what follows them."""
+    """timm's resize and center crop of evaluation, without what follows them."""
     from timm.data import create_transform
 
     made = create_transform(

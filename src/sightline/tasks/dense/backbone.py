@@ -55,7 +55,7 @@ class Backbone(nn.Module):
 
     Args:
         config: name, arguments and starting weights.
-        norm: normalise every map, for heads that do not.
+        norm: normalize every map, for heads that do not.
     """
 
     def __init__(self, config: DenseModel, norm: bool = True) -> None:

@@ -56,9 +56,9 @@ class DenseModel:
 
 
 def check_dense(data: DenseData, model: DenseModel) -> None:
-    """Reject images that are not in colour."""
+    """Reject images that are not in color."""
     for key in ("mean", "std"):
         if len(values := getattr(data, key)) != 3:
-            raise InputError(f"data.{key}: {len(values)} numbers; give three, one for each channel of a colour image")
+            raise InputError(f"data.{key}: {len(values)} numbers; give three, one for each channel of a color image")
     if model.args.get("in_chans", 3) != 3:
         raise InputError("model.args: in_chans is 3 for segmentation and detection; leave it out")

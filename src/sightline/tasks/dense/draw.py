@@ -7,13 +7,13 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-ALPHA = 0.55  # of the colours over the image
-GOLDEN = 0.618034  # turns of hue from one class to the next, so that neighbours differ
+ALPHA = 0.55  # of the colors over the image
+GOLDEN = 0.618034  # turns of hue from one class to the next, so that neighbors differ
 Colour = tuple[int, int, int]
 
 
 def palette(count: int) -> list[Colour]:
-    """One colour per class, the same in every picture."""
+    """One color per class, the same in every picture."""
     colours = []
     for i in range(count):
         value = 0.95 - 0.3 * (i // 7 % 2)
@@ -23,7 +23,7 @@ def palette(count: int) -> list[Colour]:
 
 
 def draw_classes(image: Image.Image, classes: np.ndarray, names: Sequence[str]) -> Image.Image:
-    """An image with its pixels coloured by class (H, W), and a legend of the classes that occur, largest first."""
+    """An image with its pixels colored by class (H, W), and a legend of the classes that occur, largest first."""
     colours = palette(len(names))
     table = np.array(colours, dtype=np.float32)
     mixed = np.asarray(image.convert("RGB"), dtype=np.float32) * (1 - ALPHA) + table[classes] * ALPHA
@@ -34,7 +34,7 @@ def draw_classes(image: Image.Image, classes: np.ndarray, names: Sequence[str]) 
 
 
 def with_legend(picture: Image.Image, rows: Sequence[tuple[Colour, str]]) -> Image.Image:
-    """A picture with a column of colours and labels to its right; rows that do not fit are counted."""
+    """A picture with a column of colors and labels to its right; rows that do not fit are counted."""
     size = max(11, min(18, picture.height // 24))
     font = ImageFont.load_default(size)
     line = round(size * 1.5)

@@ -44,7 +44,7 @@ def to_pixels(image: Image.Image, size: Size) -> tv_tensors.Image:
 
 
 def resize_masks(masks: Tensor, size: Size) -> tv_tensors.Mask:
-    """Masks (N, H, W) at `size`; each pixel takes the value at its centre.
+    """Masks (N, H, W) at `size`; each pixel takes the value at its center.
 
     The kernel of images, because that of masks ignores NEAREST_EXACT before torchvision 0.29 and is half a pixel off.
     """
@@ -74,7 +74,7 @@ class EvalTransform:
 
 
 class InferenceTransform(EvalTransform):
-    """PIL image -> float (3, h, w), resized and normalised as a model expects it."""
+    """PIL image -> float (3, h, w), resized and normalized as a model expects it."""
 
     def __init__(self, short: int | None, long: int, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(short, long)

@@ -68,7 +68,7 @@ class PyramidBackbone(nn.Module):
 
 
 class BatchImages(GeneralizedRCNNTransform):
-    """Only pads images into one batch: our transforms resize and normalise them, and boxes are scaled back when the
+    """Only pads images into one batch: our transforms resize and normalize them, and boxes are scaled back when the
     size of the original is known."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class BatchImages(GeneralizedRCNNTransform):
 
 
 class Detector(WithBackbone):
-    """A list of normalised images (3, h, w) of any sizes -> in training the losses by name, else one dictionary per
+    """A list of normalized images (3, h, w) of any sizes -> in training the losses by name, else one dictionary per
     image: `boxes` (N, 4), `scores`, `labels` from 1 on, and `masks` (N, 1, 28, 28) inside the boxes.
 
     Args:

@@ -17,7 +17,7 @@ class Data(DenseData):
     ignore: int | None = entry(None, "mask value of ignored pixels; by default that of the classes file, or 255",
                                least=0, most=65535)  # fmt: skip
     zero: Literal["auto", "class", "ignore"] = entry(
-        "auto", "mask value 0: the first class, or ignored with classes from 1 on; auto recognises ADE20K"
+        "auto", "mask value 0: the first class, or ignored with classes from 1 on; auto recognizes ADE20K"
     )
     size: int | tuple[int, int] = entry(512, "pixels of a training crop, 512 or [height, width]", least=32)
     short: int | None = entry(None, "pixels of the short side before random scaling and in evaluation; by default "

@@ -1,4 +1,4 @@
-"""From a normalised image to the classes of its pixels: whole or by windows, at several scales, flipped."""
+"""From a normalized image to the classes of its pixels: whole or by windows, at several scales, flipped."""
 
 from collections.abc import Iterator, Sequence
 
@@ -43,7 +43,7 @@ def probabilities(
 
     Args:
         model: gives logits of the size of its images.
-        images: normalised, (B, 3, h, w).
+        images: normalized, (B, 3, h, w).
         test: how.
         size: of a window.
         out: (H, W) of the result; by default that of the images.

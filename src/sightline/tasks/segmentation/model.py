@@ -34,7 +34,7 @@ Card = DenseCard[Head]
 
 
 class Segmenter(WithBackbone):
-    """Normalised images (B, 3, H, W) of any size -> logits (B, classes, H, W); in training, a pair with the logits of
+    """Normalized images (B, 3, H, W) of any size -> logits (B, classes, H, W); in training, a pair with the logits of
     the auxiliary head or None.
 
     Args:
@@ -49,7 +49,7 @@ class Segmenter(WithBackbone):
     def __init__(self, config: Model, classes: int, auxiliary: bool = False) -> None:
         super().__init__()
         upernet = config.head == "upernet"
-        self.backbone = Backbone(config, norm=not upernet)  # UPerNet's decoder normalises the maps itself
+        self.backbone = Backbone(config, norm=not upernet)  # UPerNet's decoder normalizes the maps itself
         channels = self.backbone.channels
         self.decoder, width = _decoder(config, channels)
         self.drop = nn.Dropout2d(config.drop)

@@ -79,7 +79,7 @@ class Segmented(Prediction):
     names: tuple[str, ...]
 
     def draw(self) -> Image.Image:
-        """The image coloured by class, with a legend."""
+        """The image colored by class, with a legend."""
         return draw_classes(self.image, self.classes, self.names)
 
 

@@ -19,7 +19,7 @@ from sightline.tasks.segmentation.model import build
 from sightline.tasks.segmentation.transforms import TrainTransform
 from sightline.util.errors import InputError
 
-Batch = tuple[Tensor, Tensor]  # normalised images (B, 3, h, w); masks (B, h, w)
+Batch = tuple[Tensor, Tensor]  # normalized images (B, 3, h, w); masks (B, h, w)
 
 
 class Segmentation(DenseTask[Item, Item]):

@@ -1,4 +1,4 @@
-"""Augmentation of an image together with its mask: scale, crop, horizontal flip, colours."""
+"""Augmentation of an image together with its mask: scale, crop, horizontal flip, colors."""
 
 import random
 
@@ -19,7 +19,7 @@ BRIGHTNESS, CONTRAST, HUE = 0.125, 0.5, 0.1  # largest changes; saturation as co
 class TrainTransform:
     """An image and its mask -> a crop of data.size, uint8 (3, h, w) and int16 (h, w).
 
-    If the image is smaller than the crop, it is padded with the mean colour and its mask with IGNORE.
+    If the image is smaller than the crop, it is padded with the mean color and its mask with IGNORE.
     """
 
     def __init__(self, data: Data, augment: Augment) -> None:

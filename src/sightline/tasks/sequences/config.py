@@ -49,7 +49,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimised: softmax cross entropy."""
+    """What is minimized: softmax cross entropy."""
 
     smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
 

@@ -1,4 +1,4 @@
-"""Image, and pictures in general, as sequences of grey pixels: CIFAR-10 as published in binary, or folders."""
+"""Image, and pictures in general, as sequences of gray pixels: CIFAR-10 as published in binary, or folders."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def read_folder(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[T
 
 
 def grey(path: Path, side: int) -> np.ndarray:
-    """The grey pixels of an image file of side x side, (side * side,) uint8."""
+    """The gray pixels of an image file of side x side, (side * side,) uint8."""
     image = load_image(path)
     if image.size != (side, side):
         raise FileError(f"{path}: {image.size[0]}x{image.size[1]} pixels; this task takes {side}x{side}")

@@ -24,7 +24,7 @@ from sightline.tasks.sequences.tokens import TokenSet
 from sightline.util.errors import FileError
 
 SIDE = 32
-LINK = 3  # largest distance, along rows or columns, between neighbouring dashes of a path
+LINK = 3  # largest distance, along rows or columns, between neighboring dashes of a path
 DASH, GAP = 2.0, 3.0  # lengths from tip to tip in pixels; a gap of 3 has one or two dark pixels
 DASHES = 6  # of the two long paths
 DISTRACTORS = 8  # short paths that are tried in an image; those that fit stay
@@ -175,7 +175,7 @@ def walk(rng: np.random.Generator, dashes: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _simple(pixels: np.ndarray, exists: np.ndarray, tips: np.ndarray | None) -> np.ndarray:
-    """Whether only neighbouring dashes of a path are within reach of each other; discs reach a pixel further."""
+    """Whether only neighboring dashes of a path are within reach of each other; discs reach a pixel further."""
     most = pixels.shape[1]
     apart = np.abs(pixels[:, :, None, :, None] - pixels[:, None, :, None, :]).max(-1).min((-1, -2))  # n L L
     distant = np.abs(np.subtract.outer(np.arange(most), np.arange(most))) >= 2

@@ -11,7 +11,7 @@ PAIRS = ("unrelated", "related")
 
 
 def read_imdb(folder: Path, split: str, length: int) -> TokenSet:
-    """The reviews in `folder`/train or /test, one a file in neg/ and pos/; unlabelled ones are left alone."""
+    """The reviews in `folder`/train or /test, one per file in neg/ and pos/; unlabeled ones are ignored."""
     sequences, labels = [], []
     for label, name in enumerate(REVIEWS):
         source = folder / split / name

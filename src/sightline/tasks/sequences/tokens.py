@@ -1,4 +1,4 @@
-"""Labelled sequences of bytes in memory, and how they become a batch of ids."""
+"""Labeled sequences of bytes in memory, and how they become a batch of ids."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Enhanced linear attention of EfficientViT: relu linear attention over tokens at several scales, O(N d^2).
 
 EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense Prediction (ICCV 2023). Next to the tokens
-themselves, queries, keys and values aggregated from small neighbourhoods attend with heads of their own:
+themselves, queries, keys and values aggregated from small neighborhoods attend with heads of their own:
     out = A(q, k, v) + sum_s W_s A(agg_s(q), agg_s(k), agg_s(v)),   A linear attention with relu
 agg is a depthwise convolution and a matrix for every head, of q, k and v each. In the paper the output projection takes
 all scales concatenated; here W_s brings each to the width of one before it, which amounts to the same.
@@ -28,7 +28,7 @@ class EnhancedCore(Core):
 
     Args:
         scales: sets of aggregated tokens in addition to the plain ones.
-        kernel: side of the first set's neighbourhood; every further one is two tokens wider.
+        kernel: side of the first set's neighborhood; every further one is two tokens wider.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Scale(nn.Module):
         self.fuse = nn.Linear(dim, dim, bias=False)
 
     def tokens(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Triple:
-        """q, k and v aggregated on the grids of queries and keys; masked tokens are nobody's neighbours."""
+        """q, k and v aggregated on the grids of queries and keys; masked tokens are nobody's neighbors."""
         if place.key_mask is not None:
             hidden = place.hidden(k)
             k, v = hide(k, hidden), hide(v, hidden)
@@ -95,7 +95,7 @@ class Scale(nn.Module):
 class Aggregate(nn.Module):
     """A depthwise convolution of the tokens' map, then a matrix for every head.
 
-    A prefix token has only itself for a neighbourhood: the middle of the convolution's weights.
+    A prefix token has only itself for a neighborhood: the middle of the convolution's weights.
     """
 
     def __init__(self, dim: int, num_heads: int, kernel: int, sequence: bool) -> None:

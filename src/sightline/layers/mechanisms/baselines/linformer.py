@@ -104,7 +104,7 @@ def _resample(table: Tensor, grid: Grid) -> Tensor:
 
 
 def _interpolation(source: int, target: int, like: Tensor) -> Tensor:
-    """(target, source): linear interpolation between centres of positions, over wider triangles where it shrinks.
+    """(target, source): linear interpolation between centers of positions, over wider triangles where it shrinks.
 
     Every position takes shares that sum to source / target. Unlike torch's own resampling, products with it have
     gradients at any size under torch.compile and give the same bits in every run.
