@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, Group, option, positional
 from sightline.cli.output import Column, Progress, bar, escaped, print_json, show
 from sightline.util.errors import InputError
-from sightline.util.names import nearest, parse_numbers, parse_size
+from sightline.util.names import nearest, parse_model_args, parse_numbers, parse_size
 
 if TYPE_CHECKING:
     from sightline.analysis.studies import Study, Subject

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, Progress, show
 from sightline.util.errors import InputError
+from sightline.util.names import parse_model_args
 
 if TYPE_CHECKING:
     from sightline.bench import Network, Report

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sightline.cli.models import parse_classes, parse_model_args, parse_size
 from sightline.cli.options import Command, option, positional
+from sightline.util.names import parse_classes, parse_img_size, parse_model_args
 
 if TYPE_CHECKING:
     from sightline.hub import Conversion
@@ -38,7 +38,7 @@ def run(options: Options) -> None:
 
     args = parse_model_args(options.model_args)
     if options.img_size is not None:
-        args["img_size"] = parse_size(options.img_size)
+        args["img_size"] = parse_img_size(options.img_size)
     if options.num_classes is not None:
         args["num_classes"] = parse_classes(options.num_classes)
     try:

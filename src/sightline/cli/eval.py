@@ -5,15 +5,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, option
-from sightline.cli.output import Column, bar, check_writable, show, write_facts, write_results, write_tables
+from sightline.cli.output import Column, bar, show
 from sightline.tasks.dense.config import BY_CLASS, DETECTION, SEGMENTATION
 from sightline.util.errors import InputError
-from sightline.util.names import format_size, parse_sizes
+from sightline.util.files import check_writable
+from sightline.util.names import format_size, parse_model_args, parse_sizes
 
 if TYPE_CHECKING:
     from sightline.tasks.base import Row, Scores
@@ -87,6 +86,7 @@ class Options:
 def run(options: Options) -> None:
     """Load, evaluate at every size, print."""
     from sightline.engine.evaluate import evaluate_label_sets
+    from sightline.engine.results import write_scores
     from sightline.hub import load
     from sightline.tasks.base import EvalOptions
     from sightline.util.device import choose_device
@@ -122,15 +122,9 @@ def run(options: Options) -> None:
     else:
         view.show(found, device)
     if options.out is not None:
-        written = write_results(Path(options.out), facts) if "results" in facts else _write_one(options.out, facts)
+        written = write_scores(options.out, facts)
         if not options.json:
             print(f"wrote {', '.join(map(str, written))}")
-
-
-def _write_one(folder: str, facts: Facts) -> list[Path]:
-    written = write_facts(Path(folder), facts)
-    classes = facts.get("classes") or [row["class"] for row in facts["per_class"]]
-    return [written, *write_tables(Path(folder), classes, facts["per_class"], facts.get("confusion"))]
 
 
 def parse_scales(text: str | None) -> tuple[float, ...]:

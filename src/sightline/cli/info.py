@@ -4,10 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from sightline.cli.models import parse_classes, parse_size
 from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, show
-from sightline.util.names import format_size
+from sightline.util.names import format_size, parse_classes, parse_img_size
 
 if TYPE_CHECKING:
     from sightline.bench.info import InputInfo, StageInfo
@@ -44,7 +43,7 @@ def run(options: Options) -> None:
 
     info = describe_model(
         options.name,
-        img_size=None if options.img_size is None else parse_size(options.img_size),
+        img_size=None if options.img_size is None else parse_img_size(options.img_size),
         attention=options.attention,
         num_classes=None if options.num_classes is None else parse_classes(options.num_classes),
     )

@@ -20,8 +20,6 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar,
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
 
-UsageError = InputError  # the former name
-
 
 class Fields(Protocol):
     """Any dataclass."""

@@ -1,23 +1,18 @@
-"""What commands print and write: lines, tables, progress bars, JSON, result files; and no warnings of libraries."""
+"""What commands print: lines, tables, progress bars, JSON; and no warnings of libraries."""
 
-import csv
-import io
 import json
 import logging
 import re
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
-from sightline.util.errors import InputError, WeightsWarning
-from sightline.util.files import jsonable, reason, write_atomic
-from sightline.util.names import format_size
+from sightline.util.errors import WeightsWarning
+from sightline.util.files import jsonable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -210,91 +205,3 @@ def bar(total: int, title: str) -> Iterator[Callable[[int], None]]:
 def print_json(value: object) -> None:
     """Print a value as JSON; NaN and infinities become null."""
     print(json.dumps(jsonable(value), indent=2))
-
-
-def check_writable(folder: str | Path, name: str) -> None:
-    """Create the folder of option `name`, and reject one that cannot be written before any work is done.
-
-    Raises:
-        InputError: the path is empty, or nothing can be written there.
-    """
-    if not str(folder).strip():
-        raise InputError(f"{name}: the path is empty; give a folder")
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"{name}: cannot write to {folder} ({reason(error).lower()}); give another folder") from error
-
-
-def write_whole(path: Path, write: Callable[[Path], object], name: str = "--out") -> None:
-    """Write a file under a temporary name and rename it, so that a partial file never takes its place.
-
-    Args:
-        write: writes to the path it is given, which has the same suffix.
-        name: the option that gives the folder.
-
-    Raises:
-        InputError: no space or no permission.
-    """
-    try:
-        write_atomic(path, write)
-    except OSError as error:
-        why = reason(error).lower()
-        raise InputError(f"{path}: cannot be written ({why}); free some space, or give another {name}") from error
-
-
-def write_facts(folder: Path, facts: Mapping[str, object]) -> Path:
-    """Write eval.json with everything."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(facts, indent=1) + "\n"
-    write_whole(folder / "eval.json", lambda path: path.write_text(text, encoding="utf-8"))
-    return folder / "eval.json"
-
-
-def write_results(folder: Path, facts: Mapping[str, Any]) -> list[Path]:
-    """Write eval.json with everything, and the files of `write_tables` for every size; returns their paths."""
-    written = [write_facts(folder, facts)]
-    for result in facts["results"]:
-        ending = f"-{format_size(result['img_size'])}"
-        written += write_tables(folder, facts["classes"], result["per_class"], result["confusion"], ending)
-    return written
-
-
-def write_tables(
-    folder: Path,
-    classes: Sequence[str],
-    rows: Sequence[Mapping[str, object]] | None,
-    confusion: list[list[int]] | None,
-    ending: str = "",
-) -> list[Path]:
-    """Write scores by class as CSV, and the confusion matrix as CSV (one row per true class) and PNG.
-
-    Args:
-        rows: one per class; None or empty for none.
-        confusion: counts; None if there is no matrix.
-        ending: the end of the file names.
-    """
-    from sightline.engine.report.figures import confusion_figure
-    from sightline.engine.report.record import Record
-
-    written = []
-    if rows:
-        written.append(folder / f"per_class{ending}.csv")
-        _write_csv(written[-1], [list(rows[0]), *(list(row.values()) for row in rows)])
-    if confusion:
-        written.append(folder / f"confusion{ending}.csv")
-        lines = [[name, *counts] for name, counts in zip(classes, confusion, strict=True)]
-        _write_csv(written[-1], [["true class", *classes], *lines])
-        figure = confusion_figure(Record(folder.name, {}, {}, [], list(classes), confusion))
-        assert figure is not None
-        written.append(folder / f"confusion{ending}.png")
-        write_whole(written[-1], lambda path: figure.savefig(path, dpi=110, bbox_inches="tight"))
-    return written
-
-
-def _write_csv(path: Path, lines: Iterable[Sequence[object]]) -> None:
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows(lines)
-    write_whole(path, lambda target: target.write_text(text.getvalue(), encoding="utf-8", newline=""))

@@ -2,19 +2,16 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sightline.cli.models import parse_model_args
 from sightline.cli.options import Command, option, positional, refuse_given
-from sightline.cli.output import Column, check_writable, show, write_whole
+from sightline.cli.output import Column, show
 from sightline.util.errors import InputError
-from sightline.util.names import parse_size
+from sightline.util.files import write_result
+from sightline.util.names import parse_model_args, parse_size
 
 if TYPE_CHECKING:
-    from sightline.analysis.maps import Patch, Query
-    from sightline.tasks.base import Loaded, Prediction
+    from sightline.tasks.base import Loaded
 
 Fact = dict[str, Any]  # JSON
 COLUMNS = (Column("rank", right=True), Column("index", right=True), Column("probability", right=True), Column("class"))
@@ -61,8 +58,10 @@ def run(options: Options) -> None:
     """Predict one image after the other, printing as they come."""
     from sightline.analysis.studies.query import parse_query
     from sightline.data.images import find_images
+    from sightline.engine.pictures import check_attention, draw_attention, picture_files
     from sightline.engine.predict import predict
     from sightline.hub import load
+    from sightline.tasks.classification.predict import Classified
 
     if options.checkpoint is None:
         raise InputError("--checkpoint: say which weights: a run folder, or a file")
@@ -72,10 +71,10 @@ def run(options: Options) -> None:
     loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
     _check_options(options, loaded)
     classifies = loaded.task == "classification"
-    name = "--attention" if classifies else "--out"
-    pictures = _pictures(options.attention if classifies else options.out, paths, name)
+    target, name = (options.attention, "--attention") if classifies else (options.out, "--out")
+    pictures = picture_files(target, paths, name)
     if options.attention is not None:
-        _check_attention(loaded, query)
+        check_attention(loaded, query)
     facts = []
     results = predict(
         loaded, paths, options.top, img_size=size, score=options.score, device=options.device,
@@ -89,12 +88,15 @@ def run(options: Options) -> None:
             fact["predictions"] = result.found
             if path in pictures:
                 fact["attention"] = str(pictures[path])
-                _draw_attention(loaded, result, query, path.name, pictures[path])
+                assert isinstance(result, Classified)
+                assert result.pixels is not None
+                title = f"{path.name}: {result.found[0]['class']}"
+                draw_attention(loaded, result.pixels, query, title, pictures[path])
         else:
             fact |= {"found": result.found, "picture": str(pictures[path])}
             picture = result.draw()
             assert picture is not None
-            write_whole(pictures[path], picture.save)
+            write_result(pictures[path], picture.save)
         facts.append(fact)
         if not options.json:
             _print(fact)
@@ -119,64 +121,6 @@ def _check_options(options: Options, loaded: "Loaded") -> None:
     refuse_given(classifiers, f"for classifiers; leave it out for {loaded.task}")
     if loaded.task == "segmentation":
         refuse_given({"--score": options.score != Options.score}, "for detection; leave it out for segmentation")
-
-
-def _pictures(target: str | None, paths: list[Path], name: str) -> dict[Path, Path]:
-    """The file for the picture of every image."""
-    if target is None:
-        return {}
-    path = Path(target)
-    if path.suffix.lower() == ".png":
-        if len(paths) > 1:
-            raise InputError(f"{name}: {target} is one file for {len(paths)} images; give a folder")
-        if not path.parent.is_dir() or path.is_dir():
-            raise InputError(f"{name}: {target} cannot be written; is there a folder {path.parent}?")
-        check_writable(path.parent, name)
-        pictures = {paths[0]: path}
-    else:
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{name}: {target} is not a folder; give a folder, or a file that ends in .png")
-        check_writable(target, name)
-        width, unique = len(str(len(paths))), len({image.stem for image in paths}) == len(paths)
-        pictures = {
-            image: path / (f"{image.stem}.png" if unique else f"{i:0{width}d}-{image.stem}.png")
-            for i, image in enumerate(paths, 1)
-        }
-    images = {image.resolve() for image in pictures}
-    for picture in pictures.values():
-        if picture.resolve() in images:
-            raise InputError(f"{name}: {picture} is one of the images and would be lost; give another path")
-    return pictures
-
-
-def _check_attention(loaded: "Loaded", query: "Query | Patch") -> None:
-    """Reject what cannot be drawn before any image is read."""
-    from sightline.analysis.figures import new_figure
-    from sightline.analysis.maps import attention_blocks
-
-    new_figure(1, 1)
-    if not attention_blocks(loaded.model):
-        raise InputError(f"--attention: {loaded.title} has no attention blocks of sightline")
-    if query is None and not getattr(loaded.model, "num_prefix_tokens", 0):
-        raise InputError(f"--query: {loaded.title} has no class token; give a point such as 0.5,0.5")
-
-
-def _draw_attention(loaded: "Loaded", result: "Prediction", query: "Query | Patch", name: str, target: Path) -> None:
-    """Write the attention maps of an image as a PNG file."""
-    from sightline.analysis.figures import attention_figure, telling_maps
-    from sightline.analysis.studies.query import find_query
-    from sightline.engine.report.attention import shown
-    from sightline.tasks.card import ModelCard
-    from sightline.tasks.classification.predict import Classified
-
-    assert isinstance(result, Classified)
-    assert isinstance(loaded.card, ModelCard)
-    assert result.pixels is not None
-    point = find_query(query, loaded.model, result.pixels)
-    title = f"{name}: {result.found[0]['class']}" + (" (class token)" if point is None else "")
-    maps = telling_maps(loaded.model, result.pixels, point)
-    figure = attention_figure([(title, shown(result.pixels, loaded.card), maps)])
-    write_whole(target, partial(figure.savefig, dpi=110, bbox_inches="tight"), "--attention")
 
 
 def _print(fact: Fact) -> None:

@@ -22,10 +22,9 @@ from sightline.data.images import find_images, load_image
 from sightline.data.labels import match
 from sightline.data.splits import Split
 from sightline.engine.evaluate import run_data
-from sightline.engine.report.attention import shown
 from sightline.engine.study_models import ModelChoice, StudyModel, make_models, open_checkpoints
 from sightline.tasks.base import Loaded
-from sightline.tasks.card import ModelCard
+from sightline.tasks.card import ModelCard, shown
 from sightline.tasks.passes import one_pass
 from sightline.tasks.preprocess import make_transform
 from sightline.tasks.registry import LABELLED

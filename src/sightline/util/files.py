@@ -4,10 +4,14 @@ import contextlib
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+
+from sightline.util.errors import FileError, InputError
 
 STALE = 3600.0  # seconds after which a temporary file belongs to a process that was killed
 
@@ -59,6 +63,53 @@ def jsonable(value: object) -> object:
 def write_bytes(path: Path, data: bytes) -> None:
     """Create or replace a binary file."""
     write_atomic(path, lambda temporary: temporary.write_bytes(data))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; {} if the file is missing.
+
+    Raises:
+        FileError: it is damaged, or holds no object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} is damaged; remove it and give the command again") from error
+    if not isinstance(found, dict):
+        raise FileError(f"{path} is not what sightline wrote; remove it and give the command again")
+    return found
+
+
+def check_writable(folder: str | Path, option: str) -> None:
+    """Create the folder that an option names, and reject one that cannot be written before any work is done.
+
+    Raises:
+        InputError: the path is empty, or nothing can be written there.
+    """
+    if not str(folder).strip():
+        raise InputError(f"{option}: the path is empty; give a folder")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = reason(error).lower()
+        raise InputError(f"{option}: cannot write to {folder} ({why}); give another folder") from error
+
+
+def write_result(path: Path, write: Callable[[Path], object], option: str = "--out") -> None:
+    """`write_atomic` for a file in the folder that an option names.
+
+    Raises:
+        InputError: no space or no permission.
+    """
+    try:
+        write_atomic(path, write)
+    except OSError as error:
+        why = reason(error).lower()
+        raise InputError(f"{path}: cannot be written ({why}); free some space, or give another {option}") from error
 
 
 def flush(path: Path) -> None:

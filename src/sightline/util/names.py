@@ -1,8 +1,10 @@
-"""Names and sizes as people type them: the nearest known name, and image sizes such as 224 and 384x640."""
+"""What people type: the nearest known name, image sizes such as 224 and 384x640, arguments of models."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from sightline.util.errors import InputError
 
@@ -47,6 +49,12 @@ def parse_sizes(texts: Iterable[str], option: str = "--img-size") -> list[tuple[
     return list(dict.fromkeys(parse_size(text, option) for text in ",".join(texts).split(",")))
 
 
+def parse_img_size(text: str) -> int | tuple[int, int]:
+    """Read the argument `img_size` of a model: `224` -> 224, `384x640` -> (384, 640)."""
+    height, width = parse_size(text)
+    return height if height == width else (height, width)
+
+
 def format_size(size: Sequence[int]) -> str:
     """Write a size: (384, 640) -> `384x640`."""
     return "x".join(map(str, size))
@@ -62,3 +70,61 @@ def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
         return None if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise InputError(f"{option}: expected comma-separated whole numbers, e.g. 0,1,2; got {text!r}") from error
+
+
+def parse_classes(number: int) -> int:
+    """Check a number of classes; 0 is a model without classifier.
+
+    Raises:
+        InputError: it is negative or above a million.
+    """
+    if not 0 <= number <= 1_000_000:
+        raise InputError(f"--num-classes: expected 0 (no classifier) to 1000000; got {number}")
+    return number
+
+
+def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
+    """Read arguments of a model: key=value pairs with commas between them, or JSON objects.
+
+    Raises:
+        InputError: neither of the two.
+
+    Example:
+        >>> parse_model_args(["depths=1,3,20,4,attention=soft(ratio=2)", '{"num_classes": 10}'])
+        {'depths': [1, 3, 20, 4], 'attention': 'soft(ratio=2)', 'num_classes': 10}
+    """
+    args: dict[str, Any] = {}
+    for text in (part for given in texts for part in _split_pairs(given)):
+        key, equals, value = text.partition("=")
+        if text.lstrip().startswith("{"):
+            loaded = _parse_json(text)
+            if not isinstance(loaded, dict):
+                raise InputError(f"--model-args: {text!r} is not a JSON object; write key=value instead")
+            args.update(loaded)
+        elif equals and key.strip().isidentifier():
+            args[key.strip()] = _parse_value(value.strip())
+        else:
+            raise InputError(f"--model-args: {text!r}; write key=value, such as depths=1,3,20,4, or a JSON object")
+    return args
+
+
+def _split_pairs(text: str) -> list[str]:
+    """`a=1,2,b=x(c=3,d=4)` -> `a=1,2` and `b=x(c=3,d=4)`."""
+    return [text] if text.lstrip().startswith("{") else re.split(r",(?=\s*[A-Za-z_]\w*=)(?![^(]*\))", text)
+
+
+def _parse_json(text: str) -> object:
+    """The value of JSON; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parse_value(text: str) -> object:
+    """A JSON value, a list of JSON values with commas between them, or else the text."""
+    for form in (text, f"[{text}]"):
+        value = _parse_json(form)
+        if value is not None:
+            return value
+    return text

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from sightline.cli import lra
 from sightline.cli.main import main
 from sightline.data.order import Placement
+from sightline.engine.arena import configure as configure_arena
 from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
 from sightline.models.sequence import SEQUENCE_MODELS
 from sightline.tasks.sequences import arena
@@ -214,7 +214,7 @@ def test_tasks_have_keys_of_their_own() -> None:
 
 @pytest.mark.parametrize(("task", "steps"), [("image", 399), ("listops", 130), ("pathfinder", 6240), ("text", 7)])
 def test_as_many_updates_as_asked_for(task: str, steps: int, tmp_path: Path) -> None:
-    config = lra.configure(lra.Options(task=task, steps=steps, data="x"), "softmax", tmp_path)
+    config = configure_arena(task, "softmax", tmp_path, steps=steps, data="x")
     assert config.data.epoch_steps * config.schedule.epochs == steps
 
 
@@ -298,7 +298,7 @@ def test_checks_say_nothing_on_the_way(tmp_path: Path, capsys: pytest.CaptureFix
         Image.new("L", (32, 32)).save(tmp_path / "imgs" / f"{number}.png")
     lines = [f"imgs {number}.png {number} {number % 2}\n" for number in range(20)]
     (tmp_path / "metadata" / "0.npy").write_text("".join(lines), encoding="ascii")
-    arena.check_runs([lra.configure(lra.Options(task="pathfinder", data=str(tmp_path)), "inline", tmp_path)])
+    arena.check_runs([configure_arena("pathfinder", "inline", tmp_path, data=str(tmp_path))])
     assert capsys.readouterr().out == ""
 
 

@@ -8,10 +8,7 @@ from sightline.analysis.maps import attention_blocks
 from sightline.engine.report.record import Record
 from sightline.engine.settings import TASK, configure
 from sightline.hub import load
-from sightline.tasks.card import shown
 from sightline.util.files import write_atomic
-
-__all__ = ["draw_attention", "shown"]
 
 QUERY = (0.5, 0.5)
 

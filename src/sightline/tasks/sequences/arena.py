@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from sightline.tasks.sequences.data import open_splits
 from sightline.tasks.sequences.model import build
 from sightline.tasks.sequences.published import MECHANISMS
 from sightline.util.errors import FileError, InputError
-from sightline.util.files import write_text
+from sightline.util.files import read_json, write_text
 
 DEFAULT_MECHANISMS = ("softmax", "linear", "inline", "soft", "soft_norm", "nystromformer(landmarks=128,kernel=35)")
 RESULTS = "results.json"
@@ -75,26 +74,3 @@ def read_rows(path: Path, task: str) -> list[Row]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise FileError(f"{path} is not what sightline wrote; remove it and give the command again")
     return rows
-
-
-def median_rate(path: Path) -> float:
-    """The median over the epochs of a run."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        rates = [float(json.loads(line)["images_per_second"]) for line in lines]
-        return sorted(rates)[len(rates) // 2]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise FileError(f"{path} is damaged; remove the folder of the run to train again") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a run, or {} if it is missing."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} is damaged; remove it and give the command again") from error
-    if not isinstance(found, dict):
-        raise FileError(f"{path} is not what sightline wrote; remove it and give the command again")
-    return found

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sightline.cli.models import parse_model_args
+from sightline.util.names import parse_model_args
 
 
 @pytest.mark.parametrize(
