@@ -1,7 +1,7 @@
-"""Scores of the runs in a folder in one file: `collect_dense.py FOLDER [--out FILE] [--note TEXT]`.
+"""Collect the scores of all runs in a folder into one file: `collect_dense.py FOLDER [--out FILE] [--note TEXT]`.
 
-A row for every `FOLDER/NAME/eval-SPLIT/eval.json`, and one for the validation at the best epoch of every training.
-Runs that are not complete, and have no `done.json`, are left out.
+One row per `FOLDER/NAME/eval-SPLIT/eval.json`, and one per run for the validation at its best epoch. Incomplete runs
+(without `done.json`) are left out.
 """
 
 import argparse
@@ -18,7 +18,7 @@ NOT_SCORES = ("epoch", "step", "train_loss", "lr", "images_per_second")
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """A run on its splits: what was trained, for how long, on what, and its scores."""
+    """Rows of a run, one per split: configuration, duration and scores."""
     done, versions = (json.loads((run / name).read_text()) for name in ("done.json", "versions.json"))
     config = yaml.safe_load((run / "config.yaml").read_text())
     words = versions["command"].split()

@@ -1,11 +1,11 @@
-"""Make the embedded data set again, from Debian's package `dataset-fashion-mnist`.
+"""Rebuild the embedded dataset from Debian's package `dataset-fashion-mnist`.
 
     apt-get install dataset-fashion-mnist
     python tools/make_embedded.py [/usr/share/datasets/fashion-mnist]
 
-The first TRAIN and TEST images of every class are taken from the training and the test set of Fashion-MNIST, in their
-order, pixels untouched, as PNG files in folders named after their classes. The PNG files are stored and not deflated,
-so that xz may find what images have in common. The result is the same to the byte on every run.
+The first TRAIN and TEST images of every class are taken from the training and the test set of Fashion-MNIST, in order
+and with unchanged pixels, as PNG files in folders named after their classes. The PNG files are stored uncompressed, so
+that xz compresses across images. The result is byte-identical on every run.
 """
 
 import gzip
@@ -24,8 +24,8 @@ SOURCE = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = (
     "T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-TRAIN, TEST = 1000, 200  # images of a class
-DATE = 1503619200  # 25 August 2017, the day of the data set
+TRAIN, TEST = 1000, 200  # images per class
+DATE = 1503619200  # 25 August 2017, release of the dataset
 
 
 def read(source: Path, name: str) -> tuple[np.ndarray, np.ndarray]:

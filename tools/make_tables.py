@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
+"""Write the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
 
 These are the README's headline and table of speeds; the tables of docs/models.md, docs/mechanisms.md, docs/training.md,
 docs/dense.md and docs/sequences.md; docs/performance.md and docs/performance_tables.md; the figures in docs/images.

@@ -1,13 +1,12 @@
-"""What dense models cost: time and peak memory by image size, beside a softmax twin of the same backbone.
+"""Time and peak memory of dense models by image size, next to a softmax twin of the same backbone.
 
     python tools/measure_dense.py --out cost.json                        # on a GPU, about two minutes
-    python tools/measure_dense.py --device cpu --sizes 64 --seconds 0    # a look at whether it runs
+    python tools/measure_dense.py --device cpu --sizes 64 --seconds 0    # a smoke test
 
 UPerNet with 150 classes is measured at squares and at 512 x 2048, Mask R-CNN with 80 at 800 x 1280: forward of one
 image in evaluation mode and, for UPerNet at squares, forward and backward of two. SOFT++ is measured with landmarks 32
-pixels apart, as published, and with 49 of them at any size. Weights are random, and no box of Mask R-CNN is kept, so
-that its masks are left out. Memory is the peak of what torch holds, without what was
-there before.
+pixels apart, as published, and with 49 of them at any size. Weights are random, and Mask R-CNN keeps no
+boxes, so its mask head does not run. Memory is the peak allocated by torch beyond what was allocated before.
 """
 
 import json
@@ -41,7 +40,7 @@ def cases(name: str, sizes: list[tuple[int, int]], device: torch.device) -> Iter
                     {**facts, "head": "upernet", "height": height, "width": width, "mode": mode},
                     _call(segmenter, x, mode),
                 )
-        nothing = detection.Inference(score=1.0)  # else the boxes of random weights would decide on the work
+        nothing = detection.Inference(score=1.0)  # otherwise the work would depend on the boxes of random weights
         detector = Detector(detection.Model(name=name, args=args), 80, nothing).to(device).eval()
         height, width = DETECTION if device.type == "cuda" else sizes[0]
         image = torch.randn(3, height, width, device=device)
@@ -74,7 +73,7 @@ def _call(model: Any, x: Any, mode: str) -> Callable[[], None]:
                 loss = model(x)[0].float().square().mean()
             loss.backward()
         finally:
-            model.zero_grad()  # also where memory ran out
+            model.zero_grad()  # also after running out of memory
 
     return forward if mode == "forward" else step
 
@@ -95,7 +94,7 @@ def main() -> None:
         for facts, call in cases(name, sizes, device):
             rows.append({**facts, **measure(call, device, budget.share())})
             print(json.dumps(rows[-1]), flush=True)
-            write(options.out, __file__, rows, device)  # after every case: what is measured stays measured
+            write(options.out, __file__, rows, device)  # after every case, so that no measurement is lost
     print(f"wrote {options.out}" if options.out else "give --out to keep this")
 
 

@@ -1,8 +1,8 @@
-"""Mechanisms beside each other on real photographs: `python tools/measure_mechanisms.py IMAGENETTE OUT`.
+"""Compare mechanisms on real photographs: `python tools/measure_mechanisms.py IMAGENETTE OUT`.
 
-Trains DeiT-Tiny with 8 px patches (256 tokens at 128 px) once for every mechanism and seed by the recipe
-`imagenette_deit`, looks at confusions and locality of the first seed, times all of them alone, and writes
-OUT/mechanisms.json. Stopped and started again with the same OUT it goes on. Wants one CUDA card.
+Trains DeiT-Tiny with 8 px patches (256 tokens at 128 px) for every mechanism and seed with the recipe
+`imagenette_deit`, analyzes confusions and locality for the first seed, times each mechanism on an idle GPU, and writes
+OUT/mechanisms.json. Started again with the same OUT, it resumes. Needs one CUDA GPU.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Queue:
             self.run(folder, what, ["analyze", what, *images, "--out", str(folder / what)])
 
     def run(self, folder: Path, name: str, words: list[str]) -> int | None:
-        """The exit status of `sightline` with some words, or None where the deadline came before."""
+        """The exit status of `sightline` with these arguments, or None if the deadline passed first."""
         folder.mkdir(parents=True, exist_ok=True)
         mark = folder / f"{name}.status"
         if mark.exists():
@@ -74,21 +74,21 @@ class Queue:
                 process.wait(max(self.until - time.time(), 1))
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGTERM)
-                if process.wait() != DONE:  # it may have come to its end all the same
+                if process.wait() != DONE:  # it may have finished anyway
                     return None
         mark.write_text(str(process.returncode))
         return process.returncode
 
 
 def last_line(folder: Path) -> dict[str, Any] | None:
-    """The last evaluation of a run that reached its end."""
+    """The last evaluation of a complete run; None if incomplete."""
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     status = folder / "train.status"
     return lines[-1] if status.exists() and status.read_text() == "0" else None
 
 
 def row_of(queue: Queue, attention: str, seeds: int) -> dict[str, Any]:
-    """What the runs of a mechanism came to."""
+    """The results of all runs of a mechanism."""
     found, ended = [], []
     for seed in range(seeds):
         folder = queue.folder(attention, seed)
@@ -113,7 +113,7 @@ def row_of(queue: Queue, attention: str, seeds: int) -> dict[str, Any]:
 
 
 def looked_at(folder: Path) -> dict[str, Any]:
-    """Confusions by image and the local share of attention by layer, where they were measured."""
+    """Confusions per image and the local share of attention per layer, if measured."""
     seen: dict[str, Any] = {}
     if (path := folder / "injectivity" / "confusions.json").exists():
         found = json.loads(path.read_text())["result"]["subjects"][0]
@@ -128,7 +128,7 @@ def looked_at(folder: Path) -> dict[str, Any]:
 
 
 def speed_of(queue: Queue) -> dict[str, Any]:
-    """Images a second and memory of every mechanism, alone on the card; empty where there was no time for it."""
+    """Images per second and memory of every mechanism on an idle GPU; empty if there was no time for it."""
     folder = queue.out / "bench"
     others = [word for name in COMPARED if name != "inline" for word in ("--attention", name)]
     words = ["bench", "models", "--model", f"{MODEL}:patch_size=8", *others, "--img-size", "128", "--batch-size",
@@ -145,7 +145,7 @@ def speed_of(queue: Queue) -> dict[str, Any]:
             "gib": round(found["memory_mib"] / 1024, 2),
         }  # fmt: skip
     what = (
-        "Speed and memory alone on the card, bfloat16, eager, by graph replay: inference at batch 1,024, a training "
+        "Speed and memory on an idle GPU, bfloat16, eager, by graph replay: inference at batch 1,024, a training "
         "step at batch 256"
     )
     return {"what": what, "command": "sightline " + " ".join(words), "rows": list(rows.values())}
@@ -157,8 +157,8 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--jobs", type=int, default=8, help="runs at a time")
-    parser.add_argument("--minutes", type=float, default=600, help="no longer than this")
+    parser.add_argument("--jobs", type=int, default=8, help="parallel runs")
+    parser.add_argument("--minutes", type=float, default=600, help="time limit")
     options = parser.parse_args()
     queue = Queue(options.data, options.out, options.epochs, time.time() + 60 * options.minutes)
     names = [*COMPARED, *(name for name in ABLATED if name not in SAME)]
@@ -172,7 +172,7 @@ def main() -> int:
         "versions": {"torch": torch.__version__, "timm": timm.__version__, "python": sys.version.split()[0]},
         "commit": os.environ.get("SIGHTLINE_COMMIT", ""),
         "command": f"{COMMAND} --schedule.epochs {options.epochs}",
-        "note": f"{options.jobs} runs at a time shared the card.",
+        "note": f"{options.jobs} runs at a time shared the GPU.",
         "seeds": options.seeds,
         "epochs": options.epochs,
         "rows": [row_of(queue, name, options.seeds) for name in names],

@@ -1,12 +1,12 @@
-"""What the models of the Long Range Arena cost with every mechanism: examples a second and peak memory.
+"""Speed and peak memory of the Long Range Arena models with every mechanism.
 
     python tools/measure_sequences.py --out speed.json                                       # on a GPU, under a minute
-    python tools/measure_sequences.py --device cpu --batch 2 --seconds 0 --tasks image       # a look at whether it runs
+    python tools/measure_sequences.py --device cpu --batch 2 --seconds 0 --tasks image       # a smoke test
 
 Models and batches are those of the recipes `lra_TASK`, tokens are random; sequences of ListOps have 501 to 1,999
-tokens, all lengths alike, and are padded as in training. A training step is autocast to bfloat16, cross entropy,
-backward and fused AdamW; inference is autocast too. Both are plain calls, alone on the card. Memory is the peak of what
-torch holds, without the model.
+tokens, uniformly distributed, and are padded as in training. A training step is autocast to bfloat16, cross entropy,
+backward and fused AdamW; inference is autocast too. Both are plain calls on an idle GPU. Memory is the peak
+allocated by torch, excluding the model.
 """
 
 import itertools
@@ -24,23 +24,23 @@ from sightline.engine.settings import load_recipe
 from sightline.layers.spec import Spec
 from sightline.models.sequence import SequenceEncoder, create_sequence_model
 from sightline.tasks.sequences.arena import DEFAULT_MECHANISMS
-from sightline.tasks.sequences.data import KINDS
+from sightline.tasks.sequences.data import SEQUENCE_TASKS
 from sightline.tasks.sequences.tokens import TokenSet
 
 TASKS = ("listops", "image", "pathfinder")
-SHORTEST = {"listops": 501}  # tokens; the others are all as long
+SHORTEST = {"listops": 501}  # tokens; the other tasks have a fixed length
 BATCHES = 8
 Batch = tuple[Tensor, Tensor]
 
 
 def batches(task: str, size: int, device: torch.device) -> list[Batch]:
     """Random examples of a task, (ids, labels) by batch, as long as the real ones."""
-    kind, random = KINDS[task], np.random.default_rng(0)
-    longest = kind.length - (task in SHORTEST)
+    spec, random = SEQUENCE_TASKS[task], np.random.default_rng(0)
+    longest = spec.length - (task in SHORTEST)
     lengths = random.integers(SHORTEST.get(task, longest), longest + 1, BATCHES * size)
-    sequences = (random.integers(0, kind.tokens, count, dtype=np.uint8).tobytes() for count in lengths)
-    examples = TokenSet.pack(sequences, random.integers(0, len(kind.classes), BATCHES * size), kind.length)
-    pairs = (examples.batch(np.arange(start, start + size), kind.length) for start in range(0, len(examples), size))
+    sequences = (random.integers(0, spec.tokens, count, dtype=np.uint8).tobytes() for count in lengths)
+    examples = TokenSet.pack(sequences, random.integers(0, len(spec.classes), BATCHES * size), spec.length)
+    pairs = (examples.batch(np.arange(start, start + size), spec.length) for start in range(0, len(examples), size))
     return [(ids.int().to(device), labels.to(device)) for ids, labels in pairs]
 
 
@@ -103,7 +103,7 @@ def main() -> None:
         for name in names:
             rows.append(row_of(task, name, examples, recipe["model"]["drop"], budget))
             print(json.dumps(rows[-1]), flush=True)
-            write(options.out, __file__, rows, device)  # after every case: what is measured stays measured
+            write(options.out, __file__, rows, device)  # after every case, so that no measurement is lost
     print(f"wrote {options.out}" if options.out else "give --out to keep this")
 
 

@@ -1,4 +1,4 @@
-"""What the scripts that measure share: timing by plain calls, peak memory, a budget of time, and who measured what."""
+"""Shared by the measuring scripts: timing by plain calls, peak memory, a time budget, and provenance."""
 
 import argparse
 import json
@@ -17,37 +17,37 @@ NOTHING = {"ms": None, "peak_mib": None}
 
 
 def options_of(about: str | None, seconds: float, total: float) -> argparse.ArgumentParser:
-    """The options that all scripts have: where, how long for a case and in all."""
+    """The options of all scripts: output, device, time per case and in total."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file; by default only printed")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=seconds, help="for a case, with its first calls")
-    parser.add_argument("--budget", type=float, default=total, help="seconds in all; a case gets its share of the rest")
+    parser.add_argument("--seconds", type=float, default=seconds, help="per case, including warm-up")
+    parser.add_argument("--budget", type=float, default=total, help="seconds in total; each case gets its share")
     return parser
 
 
 class Budget:
-    """Time for a number of cases: each gets at most `seconds`, and an even share of what is left of `total`."""
+    """Time for a number of cases: each gets at most `seconds`, or an equal share of what is left of `total`."""
 
     def __init__(self, cases: int, seconds: float, total: float) -> None:
         self.cases, self.seconds = cases, seconds
         self.end = time.perf_counter() + total
 
     def share(self) -> float | None:
-        """Seconds for the next case; None where no time is left."""
+        """Seconds for the next case; None if no time is left."""
         self.cases -= 1
         left = self.end - time.perf_counter()
         return min(self.seconds, left / (self.cases + 1)) if left > 0 else None
 
 
 def measure(call: Callable[[], Any], device: torch.device, seconds: float | None, warm: int = 1) -> dict[str, Any]:
-    """Milliseconds of a call, the median of some rounds, and the peak memory in MiB without what was held before.
+    """Milliseconds per call, the median of some rounds, and the peak memory in MiB beyond what was allocated before.
 
     Args:
         call: what is measured.
         device: where it runs; memory is None on a CPU.
-        seconds: about how long, with the `warm` calls before, though some calls are always timed; None for not at all.
-        warm: calls before the first that counts.
+        seconds: approximate total time, including the `warm` calls; some calls are always timed. None skips the case.
+        warm: warm-up calls, not timed.
     """
     if seconds is None:
         return {**NOTHING, "error": "no time left"}
@@ -66,7 +66,7 @@ def measure(call: Callable[[], Any], device: torch.device, seconds: float | None
 
 
 def write(path: str | None, script: str, rows: list[dict[str, Any]], device: torch.device, **facts: Any) -> None:
-    """Keep the rows with versions, machine and command, if a file was asked for."""
+    """Write the rows with versions, machine and command, if `path` is given."""
     if path is None:
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
@@ -76,7 +76,7 @@ def write(path: str | None, script: str, rows: list[dict[str, Any]], device: tor
 
 
 def _timed(call: Callable[[], Any], device: torch.device, calls: int) -> float:
-    """Seconds of some calls behind each other, to the end of the last."""
+    """Seconds of consecutive calls, until the last one is done."""
     _wait(device)
     start = time.perf_counter()
     for _ in range(calls):

@@ -1,9 +1,9 @@
 #!/bin/sh
 # The runs behind docs/dense.md, on one GPU.
 #   [RUNS="NAME ..."] [JOBS=N] tools/run_dense.sh DATA [OUT [OPTION ...]]
-# DATA holds camvid, bccd and coco_mini; RUNS picks some of the names below; JOBS of them share the GPU, a process each;
-# options such as --schedule.epochs 50 or --run.max_steps 100 go to every training. Scores are written to
-# OUT/NAME/eval-SPLIT/eval.json and all together to OUT/results.json. Started again, runs go on and complete ones stay.
+# DATA holds camvid, bccd and coco_mini; RUNS picks some of the names below; JOBS of them share the GPU, one process each;
+# options such as --schedule.epochs 50 or --run.max_steps 100 are passed to every run. Scores are written to
+# OUT/NAME/eval-SPLIT/eval.json and collected in OUT/results.json. Started again, incomplete runs resume.
 set -eu
 here=$(dirname "$0")
 all="camvid_inline_swin camvid_swin_softmax camvid_soft_norm camvid_soft_softmax bccd coco_mini cost"
@@ -17,7 +17,7 @@ one() { # name, data, out, options of the training
     camvid_soft_norm) run camvid "val test" --model.name soft_norm_tiny "$@" ;;
     camvid_soft_softmax) run camvid "val test" --model.name soft_norm_tiny --model.args '{attention: softmax}' "$@" ;;
     bccd) run bccd "train val test" "$@" ;;
-    coco_mini) weights=/checkpoints/last run coco_mini "train2017 val2017" "$@" ;; # learned by heart: val chooses nothing
+    coco_mini) weights=/checkpoints/last run coco_mini "train2017 val2017" "$@" ;; # memorized: val selects nothing
     cost) python "$here/measure_dense.py" --out "$out/cost.json" ;;
     *) echo "no run $name; there are $all" >&2 && exit 2 ;;
     esac

@@ -162,7 +162,7 @@ def test_wrong_columns(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     path = f"hfds/{as_parquet(folder, tmp_path / 'rows')}"
     refuse("no column 'img' among image, label; give --data.image_key", Data(path=path, image_key="img"))
-    refuse("no data set or no split dev", Data(path=path, train_split="dev"))
+    refuse("no dataset or no split dev", Data(path=path, train_split="dev"))
 
 
 def test_wrong_shards(folder: Path, tmp_path: Path) -> None:

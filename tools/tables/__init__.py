@@ -1,1 +1,1 @@
-"""The generated parts of the documentation, a module for what they are made of; see `make_tables.py`."""
+"""The generated parts of the documentation, one module per source; see `make_tables.py`."""

@@ -13,11 +13,11 @@ from sightline.bench.run_ops import crossovers
 from sightline.bench.tables import Table, rate
 from tables.markdown import table
 
-NOTHING = "No measurements are recorded yet; `sightline bench` makes them."
+NOTHING = "No measurements are recorded yet; run `sightline bench`."
 TABLES_INTRO = """# Performance tables
 
 Generated from the files in `results/` by `make tables`; do not edit by hand. [performance.md](performance.md) explains
-how the numbers are made.
+how they are measured.
 """
 
 
@@ -105,7 +105,7 @@ def headline(folder: Path) -> str:
 
 
 def _model_rows(folder: Path) -> tuple[dict[str, str], list[Row], list[Row]] | None:
-    """What a run on CUDA says of itself, its rows, and those of compiled inference with `inline_deit_tiny`, by size."""
+    """The `about` of a CUDA run, its rows, and those of compiled inference with `inline_deit_tiny`, by size."""
     for _, report in load_reports(folder):
         rows = [row for row in report if row.device == "cuda"]
         if models := _best(rows, "model", True, lambda row: row.candidate == "inline_deit_tiny"):

@@ -13,13 +13,13 @@ NONE = "-"
 
 
 def runs_section(path: Path) -> str:
-    """Scores by split, a table for segmentation and one for detection; nothing where there is no file."""
+    """Scores by split, one table for segmentation and one for detection; empty if the file is missing."""
     if not path.exists():
         return ""
     made = json.loads(path.read_text())
     machines = "; ".join(dict.fromkeys(made_on(row) for row in made["rows"]))
     head = (
-        f"{machines}; scores in percent with the weights of the best epoch in validation. "
+        f"{machines}; scores in percent, with the weights of the best validation epoch. "
         f"{made['note']} Commands and all numbers: [{path.name}](../results/dense/{path.name})."
     )
     runs: dict[str, Rows] = {}
@@ -35,7 +35,7 @@ def runs_section(path: Path) -> str:
         scores = [f"{split} {kind} AP" for kind in ("box", "mask") for split in SPLITS]
         parts.append(_filled((*titles, *scores), detected))
     if any("\\*" in cell for line in (*segmented, *detected) for cell in line):
-        parts.append("\\* as evaluated during the training.")
+        parts.append("\\* evaluated during training.")
     return "\n\n".join(parts)
 
 
@@ -62,14 +62,15 @@ def _score(rows: Rows, score: str, split: str) -> str:
 
 
 def cost_section(path: Path) -> str:
-    """Time and peak memory by image size beside softmax twins; nothing where there is no file."""
+    """Time and peak memory by image size next to softmax twins; empty if the file is missing."""
     if not path.exists():
         return ""
     made = json.loads(path.read_text())
     versions, rows = made["versions"], made["rows"]
     head = (
-        f"{made_on(versions)}, autocast to bfloat16, random weights. *ms* is the time of a call, *MiB* the peak of "
-        "what torch holds without the model. Forward is of one image, a training step is forward and backward of two. "
+        f"{made_on(versions)}, autocast to bfloat16, random weights. *ms* is the time per call, *MiB* the peak "
+        "memory allocated by torch, excluding the model. Forward runs one image; a training step is forward and "
+        "backward on two. "
         f"`{versions['command']}`; data: [{path.name}](../results/dense/{path.name}). {made.get('note', '')}"
     ).rstrip()
     parts = ["### Time and memory by image size", head]
@@ -78,13 +79,13 @@ def cost_section(path: Path) -> str:
     if detector := [row for row in rows if row["head"] == "mask_rcnn"]:
         size = f"{detector[0]['height']} x {detector[0]['width']}"
         lines = [[_name(row), row["attention"], *_cells(row)] for row in detector]
-        parts += [f"Mask R-CNN, 80 classes, forward at {size} with no box kept, and so without the head of the masks:",
+        parts += [f"Mask R-CNN, 80 classes, forward at {size} with all boxes discarded, without the mask head:",
                   table(("backbone", "attention", "ms", "MiB"), lines)]  # fmt: skip
     return "\n\n".join(parts)
 
 
 def _by_size(rows: Rows) -> str:
-    """A line a backbone, attention and mode; the last column compares the memory of a pixel at the ends."""
+    """One line per backbone, attention and mode; the last column compares memory per pixel at the two ends."""
     sizes = list(dict.fromkeys((row["height"], row["width"]) for row in rows))
     squares = sorted(height for height, width in sizes if height == width)
     lines: dict[tuple[str, str, str], dict[tuple[int, int], dict[str, Any]]] = {}
@@ -95,7 +96,7 @@ def _by_size(rows: Rows) -> str:
     titles = ["backbone", "attention", "mode", *(f"{label}, {unit}" for label in labels for unit in ("ms", "MiB"))]
     grows = len(squares) > 1
     if grows:
-        titles.append(f"MiB a pixel, {squares[-1]} over {squares[0]}")
+        titles.append(f"MiB per pixel, {squares[-1]} over {squares[0]}")
     body = []
     for key, line in lines.items():
         cells = [cell for size in sizes for cell in _cells(line.get(size))]
@@ -118,6 +119,6 @@ def _cells(row: dict[str, Any] | None) -> list[str]:
 
 
 def _growth(line: dict[tuple[int, int], dict[str, Any]], small: int, large: int) -> str:
-    """Memory of a pixel at the large size over that at the small one: 1.00 where it grows linearly."""
+    """Memory per pixel at the large size relative to the small one: 1.00 if it grows linearly."""
     first, last = (line.get((side, side), {}).get("peak_mib") for side in (small, large))
     return f"{last / first * (small / large) ** 2:.2f}" if first and last else NONE

@@ -1,4 +1,4 @@
-"""Results on Imagenette: training, and mechanisms beside each other."""
+"""Results on Imagenette: training, and a comparison of mechanisms."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def imagenette_section(path: Path) -> str:
-    """Accuracies on Imagenette beside the softmax twin, and the speed of preloaded data."""
+    """Accuracy on Imagenette next to the softmax twin, and the speed of preloaded data."""
     made = json.loads(path.read_text())
     board, versions = made["leaderboard"], made["versions"]
     twins = {(row["model"], row["epochs"]): row["top1"] for row in made["rows"] if row["attention"] == "softmax"}
@@ -30,7 +30,7 @@ def _median(values: list[int]) -> str:
 
 
 def evidence_section(path: Path) -> str:
-    """Mechanisms beside each other on Imagenette: accuracy, speed, confusions and locality."""
+    """Mechanisms compared on Imagenette: accuracy, speed, confusions and locality."""
     made = json.loads(path.read_text())
     versions, speed = made["versions"], {row["attention"]: row for row in made.get("speed", {}).get("rows", ())}
     software = f"torch {versions['torch']}, timm {versions['timm']}, commit {made['commit']}"
@@ -40,7 +40,7 @@ def evidence_section(path: Path) -> str:
         f"Commands and all numbers: [{path.name}](../results/mechanisms/{path.name})."
     )
     compared = [row for row in made["rows"] if "confusions" in row]
-    titles = ("mechanism", "top-1, mean", "least to most", "confusions by image", "local mass, first / last third",
+    titles = ("mechanism", "top-1, mean", "lowest to highest", "confusions per image", "local mass, first / last third",
               "training, images/s", "inference, images/s", "training, GiB")  # fmt: skip
     rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in compared:

@@ -1,4 +1,4 @@
-"""docs/performance.md: five sentences with three figures, then how the numbers are made."""
+"""docs/performance.md: five sentences with three figures, then how the numbers are measured."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,13 +8,14 @@ from sightline.bench.goals import pick
 from sightline.bench.operators import SDPA
 from tables.bench import NOTHING, load_reports, speed_section
 
-METHOD = """## How the numbers are made
+METHOD = """## How the numbers are measured
 
-- All candidates of a table row ran in the same process, in turns. *graph* is the time by CUDA-graph replay, which
+- All candidates in a table row ran in the same process and took turns. *graph* is the time by CUDA-graph replay, which
   leaves out launch overhead, *calls* by plain calls. A time is the median of several rounds.
 - *floor* is the time to move the operator's tensors once (4 forward, 11 forward and backward, and the weights of the
-  residual; 3 and 8 for SOFT, whose queries are its keys) at the copy speed that the same run measured.
-- *sdpa* is torch's scaled_dot_product_attention. *move* is plain torch that moves as many tensors as the floor counts.
+  residual; 3 and 8 for SOFT, whose queries are its keys) at the copy speed measured in the same run.
+- *sdpa* is torch's scaled_dot_product_attention. *move* is plain torch code that moves as many
+  tensors as the floor assumes.
 - *limit* is the same network with its attention removed: values go straight to the projection.
 - Every operator was compared with the float32 reference, output and gradients, before it was timed.
 - Inference keeps its weights in the dtype of the table. A training step is autocast, cross entropy, backward and fused
@@ -30,7 +31,7 @@ def performance_page(folder: Path) -> str:
         return "\n\n".join([*parts, NOTHING]) + "\n"
     parts += opening([row for _, report in reports for row in report if row.device == "cuda" and row.ms])
     more = (
-        "All rows of all runs, and the goals: [performance_tables.md](performance_tables.md). What was tried on the "
+        "All measurements and goals: [performance_tables.md](performance_tables.md). What was tried on the "
         "way to these kernels: [performance_log.md](performance_log.md)."
     )
     speed = speed_section(folder, "performance_tables.md")
@@ -62,8 +63,8 @@ def opening(rows: Sequence[Row]) -> list[str]:
         f"{_over(rows, train_last, calls=True):.2f} times, so train with "
         '`torch.compile(mode="reduce-overhead")`.',
         "![Throughput of models against resolution](images/throughput.png)",
-        "Memory grows linearly with the tokens for all of them, softmax included, as SDPA never stores its matrix; "
-        "the kernels of SOFT need about a third of the memory of its reference. Launch overhead depends on the "
+        "Memory grows linearly with the tokens for all of them, softmax included, because SDPA never stores its "
+        "matrix; SOFT's kernels need about a third of the memory of its reference. Launch overhead depends on the "
         "machine, so measure on yours: `sightline bench models --plot`.",
         "![Memory against size](images/memory.png)",
     ]

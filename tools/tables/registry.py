@@ -10,7 +10,7 @@ from sightline.models import VARIANTS
 
 
 def model_table() -> str:
-    """A row a model: what was published beside what is measured."""
+    """One row per model: published and measured figures."""
     rows = ["| model | size | parameters | FLOPs, measured | top-1, published |", "|---|---|---|---|---|"]
     for name, variant in VARIANTS.items():
         with torch.device("meta"):
@@ -22,7 +22,7 @@ def model_table() -> str:
 
 
 def mechanism_table() -> str:
-    """A row a mechanism, as the registry has it."""
+    """One row per mechanism in the registry."""
     rows = ["| name and options | weight of key j for query i | cost | extra parameters | paper | when to use |",
             "|---|---|---|---:|---|---|"]  # fmt: skip
     for name, found in MECHANISMS.items():

@@ -14,14 +14,14 @@ HEADER = ("mechanism", "updates", "val %", "test %", "published %", "training, e
 
 
 def sequences_section(folder: Path, machine: str) -> str:
-    """A table a task whose results are in the folder; nothing where there are none."""
+    """One table per task with results in the folder; empty if there are none."""
     paths = {task: folder / f"{task}-{machine}.json" for task in TITLES}
     found = {task: path for task, path in paths.items() if path.exists()}
     if not found:
         return ""
     measured = folder / f"speed-{machine}.json"
     speed = json.loads(measured.read_text()) if measured.exists() else None
-    parts = ["## What came out"]
+    parts = ["## Results"]
     if speed:
         parts.append(f"{_about(speed['versions'], measured)} {speed.get('note', '')}".rstrip())
     return "\n\n".join([*parts, *(_task(task, path, speed) for task, path in found.items())])
@@ -29,8 +29,8 @@ def sequences_section(folder: Path, machine: str) -> str:
 
 def _about(versions: dict[str, Any], path: Path) -> str:
     return (
-        f"Speed and memory: {made_on(versions)}, alone on the card, plain calls at the recipe's batch, autocast to "
-        "bfloat16; memory is the peak of what torch holds without the model. "
+        f"Speed and memory: {made_on(versions)}, on an idle GPU, plain calls at the recipe's batch size, autocast to "
+        "bfloat16; memory is the peak allocated by torch, excluding the model. "
         f"`{versions['command']}`; data: [{path.name}](../results/sequences/{path.name})."
     )
 
@@ -47,7 +47,7 @@ def _task(task: str, path: Path, speed: dict[str, Any] | None) -> str:
     text = (
         f"{machines}. The recipe has {whole:,} updates of {batch} examples{compressed}; batch {sizes}, learning "
         f"rate {rates} (the recipe's is {recipe['optim']['lr']:g}), seed {seeds}, "
-        f"tested on {rows[0]['examples']:,} examples with the weights that were best in validation."
+        f"tested on {rows[0]['examples']:,} examples with the best validation weights."
         f"{' ' + made['note'] if 'note' in made else ''} Data: [{path.name}](../results/sequences/{path.name})."
     )
     fast = {row["attention"]: row for row in speed["rows"] if row["task"] == task} if speed else {}

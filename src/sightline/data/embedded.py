@@ -1,4 +1,4 @@
-"""The embedded data set: 10,000 training and 2,000 test images of Fashion-MNIST in ten classes (MIT, Zalando SE).
+"""The embedded dataset: 10,000 training and 2,000 test images of Fashion-MNIST in ten classes (MIT, Zalando SE).
 
 It is kept compressed in the package, because tar files of small images are mostly padding, and unpacked once to plain
 tar files of PNG images, which the ordinary loader reads. `tools/make_embedded.py` makes it.

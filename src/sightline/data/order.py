@@ -27,7 +27,7 @@ class Order:
     """The batches of a training run, as one of several processes gets them.
 
     Args:
-        images: size of the data set.
+        images: size of the dataset.
         batch: images per update, over all processes and micro-batches.
         accumulate: micro-batches per update, one after the other.
         ranks, rank: number of processes, and which of them this is.
@@ -124,7 +124,7 @@ class Placement:
     seed: int = 0
 
     def order(self, images: int, repeats: int = 1) -> Order:
-        """The batches of a data set of `images` images."""
+        """The batches of a dataset of `images` images."""
         return Order(images, self.batch, self.accumulate, self.ranks, self.rank, self.seed, repeats)
 
     def evaluation(self, images: int) -> Iterator[range]:

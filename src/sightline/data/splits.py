@@ -1,4 +1,4 @@
-"""Labeled images: folders, tar files, WebDataset shards and Hugging Face data sets, through timm's readers."""
+"""Labeled images: folders, tar files, WebDataset shards and Hugging Face datasets, through timm's readers."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -107,7 +107,7 @@ def open_split(
         source: "folder", "tar", "wds", "hfds", or "auto" to decide by the path.
         split: its name; by default train or training, or val, validation, test or eval.
         class_map: a text file of class names, if `classes` are not given.
-        image_key, label_key: columns of a Hugging Face data set.
+        image_key, label_key: columns of a Hugging Face dataset.
         limit: use the first images of every class only, this many.
 
     Raises:
@@ -213,7 +213,7 @@ def _open_hub(
     try:
         from sightline.data.readers.hub import HubReader
     except ImportError as error:
-        raise InputError("data.path: Hugging Face data sets need datasets: pip install datasets") from error
+        raise InputError("data.path: Hugging Face datasets need datasets: pip install datasets") from error
     name = path.removeprefix(HF)
     last: Exception | None = None
     for split in names:
@@ -228,7 +228,7 @@ def _open_hub(
         except (ValueError, OSError, RuntimeError) as error:
             last = error
     assert last is not None
-    raise FileError(f"{name}: no data set or no split {' or '.join(names)} ({reason(last)})")
+    raise FileError(f"{name}: no dataset or no split {' or '.join(names)} ({reason(last)})")
 
 
 def _check(split: Split, which: str) -> None:

@@ -1,4 +1,4 @@
-"""The models, images and labels of a study, from checkpoints, files and data sets; opened when they are asked for.
+"""The models, images and labels of a study, from checkpoints, files and datasets; opened when they are asked for.
 
 session = Session(ModelChoice(["runs/quick"]), torch.device("cpu"))
 study_locality(session.subjects(limit=32))
@@ -42,7 +42,7 @@ class Session:
     Args:
         choice: the models.
         device: where they run.
-        data: an image file, folder, pattern, tar file, data set or "embedded"; by default the images of the run that
+        data: an image file, folder, pattern, tar file, dataset or "embedded"; by default the images of the run that
             the first checkpoint is from.
     """
 
@@ -152,7 +152,7 @@ class Session:
 
 
 def _are_files(data: str) -> bool:
-    """Whether `data` names image files, one by one or by their folder; not an archive or a data set."""
+    """Whether `data` names image files, one by one or by their folder; not an archive or a dataset."""
     archives = Path(data).is_dir() and any(Path(data).glob("*.tar"))
     return data != EMBEDDED and not data.startswith("hfds/") and Path(data).suffix != ".tar" and not archives
 

@@ -13,7 +13,7 @@ class InputError(ValueError):
 
 
 class FileError(ValueError):
-    """A file, folder or data set that cannot be used. Exit status 2."""
+    """A file, folder or dataset that cannot be used. Exit status 2."""
 
 
 class RunError(RuntimeError):

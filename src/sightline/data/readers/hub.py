@@ -1,4 +1,4 @@
-"""A Hugging Face data set as a reader: the bytes of an image and its label, in any order."""
+"""A Hugging Face dataset as a reader: the bytes of an image and its label, in any order."""
 
 import io
 from pathlib import Path
@@ -9,11 +9,11 @@ from timm.data.readers.reader import Reader
 
 
 class HubReader(Reader):
-    """A split of a data set from the hub, or of a local folder that `datasets.load_dataset` understands.
+    """A split of a dataset from the hub, or of a local folder that `datasets.load_dataset` understands.
 
     Args:
         name: as `load_dataset` takes it; remote code is never run.
-        split: of the data set.
+        split: of the dataset.
         image_key, label_key: its columns; a missing one is a KeyError with the columns that there are.
     """
 

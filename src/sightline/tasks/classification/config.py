@@ -38,8 +38,8 @@ class Data:
         None, "pixels that preloaded images are kept at; by default data.size", least=1
     )
     on_error: Literal["stop", "skip"] = entry("stop", "on an unreadable image: stop, or skip, count and report it")
-    image_key: str = entry("image", "name of the image in a Hugging Face data set")
-    label_key: str = entry("label", "name of the label in a Hugging Face data set")
+    image_key: str = entry("image", "name of the image in a Hugging Face dataset")
+    label_key: str = entry("label", "name of the label in a Hugging Face dataset")
     limit: int | None = entry(None, "use the first images of every class only, this many", least=1)
 
 

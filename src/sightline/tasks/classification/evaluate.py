@@ -1,4 +1,4 @@
-"""Evaluation of a classifier on a folder, archive or data set, against one or two label sets."""
+"""Evaluation of a classifier on a folder, archive or dataset, against one or two label sets."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Small data sets decoded once and kept as uint8 in the memory of the device."""
+"""Small datasets decoded once and kept as uint8 in the memory of the device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

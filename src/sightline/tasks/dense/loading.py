@@ -61,7 +61,7 @@ class ItemBatch(Generic[T]):
 
 
 class Items(Dataset[tuple[T | None, list[str]]]):
-    """Items of a data set by (index, seed).
+    """Items of a dataset by (index, seed).
 
     Args:
         count: how many there are.
