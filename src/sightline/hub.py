@@ -100,6 +100,25 @@ class Conversion:
     tensors: int
     parameters: int
 
+    @property
+    def guesses(self) -> list[str]:
+        """What the weights do not show about the model, one sentence each, with the option that settles it."""
+        choice, found = self.choice, []
+        if choice.alike:
+            flags = " or ".join(option_flags(other) for other in choice.alike)
+            found.append(f"another model has the same shapes and cannot be told from it; for that one pass {flags}")
+        if choice.guessed_heads:
+            found.append(
+                f"softmax does not show its heads; taken as {choice.guessed_heads}; "
+                "if not, pass --model-args num_heads="
+            )
+        if choice.guessed_attention:
+            found.append(
+                "mechanisms without tensors of their own (linear, hydra, ...) have the shapes of softmax, and options "
+                f"do not show; taken as {choice.guessed_attention}; if not, pass --model-args attention="
+            )
+        return found
+
 
 def convert(
     source: str | Path,

@@ -37,20 +37,20 @@ class Options:
                                 "soft: the same for SOFT and SOFT++, at 784 to 65,536 tokens",
                                 metavar="NAME")  # fmt: skip
     mechanism: tuple[str, ...] = option(
-        "ops: mechanism such as inline or linear(phi=elu1); may be repeated", default=(), metavar="NAME"
+        "ops: mechanism such as inline or linear(phi=elu1); can be repeated", default=(), metavar="NAME"
     )
     shape: tuple[str, ...] = option(
-        "ops: batch,heads,dim,tokens such as 64,6,32,1+40x40, or a name of the table; may be repeated",
+        "ops: batch,heads,dim,tokens such as 64,6,32,1+40x40, or a name of the table; can be repeated",
         default=(), metavar="SHAPE",
     )  # fmt: skip
     backend: str | None = option("ops: triton, torch or both, comma-separated; by default all that exist",
                                  metavar="NAMES")  # fmt: skip
     model: tuple[str, ...] = option(
-        "models: any model of sightline or timm, with arguments as in inline_swin_tiny:depths=2,2,2,2; may be repeated",
+        "models: any model of sightline or timm, with arguments as in inline_swin_tiny:depths=2,2,2,2; can be repeated",
         default=(), metavar="NAME",
     )  # fmt: skip
     attention: tuple[str, ...] = option(
-        "models: also the same models with this mechanism or pattern, such as performer(features=64); may be repeated",
+        "models: also the same models with this mechanism or pattern, such as performer(features=64); can be repeated",
         default=(), metavar="PATTERN",
     )  # fmt: skip
     img_size: str | None = option("models: comma-separated sizes, such as 224,384x640", metavar="SIZES")

@@ -1,4 +1,4 @@
-"""`sightline convert`: a checkpoint of any origin to safetensors in sightline's layout."""
+"""`sightline convert`: convert a checkpoint, published or our own, to safetensors in sightline's layout."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ class Options:
     out: str = positional("file to write, ending in .safetensors")
     model: str | None = option("fit the weights to this model instead of the one that is found", metavar="NAME")
     model_args: tuple[str, ...] = option(
-        "arguments of the model, as key=value or a JSON object; may be repeated", default=(), metavar="ARGS"
+        "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
     )
     img_size: str | None = option("pixels to fit the position tables to, 224 or 384x640", metavar="SIZE")
     num_classes: int | None = option("classes; if the weights have another number, the classifier starts from scratch",
@@ -60,27 +60,12 @@ def _print(what: str, text: str) -> None:
 
 def _print_model(done: "Conversion") -> None:
     """The model, and what had to be guessed about it."""
-    from sightline.hub import option_flags
-
-    file, choice = done.file, done.choice
-    layout = "sightline" if file.native else "public"
-    _print("read", f"{file.weights.path}: {len(file.weights.state)} tensors, {layout} layout")
-    _print("family", file.family)
-    _print("model", str(choice.identity))
-    if choice.alike:
-        flags = " or ".join(option_flags(other) for other in choice.alike)
-        _print("note", f"another model has the same shapes and cannot be told from it; for that one pass {flags}")
-    if choice.guessed_heads:
-        _print(
-            "note",
-            f"softmax does not show its heads; taken as {choice.guessed_heads}; if not, pass --model-args num_heads=",
-        )
-    if choice.guessed_attention:
-        _print(
-            "note",
-            f"mechanisms without tensors of their own (linear, hydra, ...) have the shapes of softmax, and options do "
-            f"not show; taken as {choice.guessed_attention}; if not, pass --model-args attention=",
-        )
+    layout = "sightline" if done.file.native else "public"
+    _print("read", f"{done.file.weights.path}: {len(done.file.weights.state)} tensors, {layout} layout")
+    _print("family", done.file.family)
+    _print("model", str(done.choice.identity))
+    for guess in done.guesses:
+        _print("note", guess)
 
 
 def _print_keys(done: "Conversion") -> None:
@@ -113,7 +98,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 COMMAND = Command(
     Options,
     run,
-    help="a checkpoint of any origin to safetensors in sightline's layout",
+    help="convert a checkpoint to safetensors in sightline's layout",
     examples=(
         "  sightline convert public.pth inline_swin_tiny.safetensors\n"
         "  sightline convert public.pth out.safetensors --img-size 384x640 --num-classes 10\n"

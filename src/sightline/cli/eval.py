@@ -1,4 +1,4 @@
-"""`sightline eval`: how good a model is, at any sizes, against any label sets."""
+"""`sightline eval`: evaluate a model, at any sizes and with any label sets."""
 
 import json
 import sys
@@ -51,18 +51,18 @@ class Options:
         "folder, tar file, shards or hfds/NAME; by default what the run was trained with", metavar="PATH"
     )
     split: str | None = option("split of the data; by default val, validation or test", metavar="NAME")
-    limit: int | None = option("evaluate the first images of every class only, this many", metavar="N")
+    limit: int | None = option("evaluate only the first N images per class", metavar="N")
     img_size: tuple[str, ...] = option(
         "sizes to evaluate at, 224,288,384x640 (height x width); by default that of training", default=(),
         metavar="SIZES",
     )  # fmt: skip
     labels: str = option(
-        "names: classes by name; order: as they come; v2: folders are indices of outputs; real: the ReaL labels of "
-        "ImageNet next to the usual ones; or a JSON file of such sets", default="names", metavar="WAY",
+        "names: classes by name; order: class i of the data is output i; v2: folders are indices of outputs; real: "
+        "ImageNet's ReaL labels next to the usual ones; or a JSON file of label sets", default="names", metavar="WAY",
     )  # fmt: skip
     model: str | None = option("the model, if the weights do not show it", metavar="NAME")
     model_args: tuple[str, ...] = option(
-        "arguments of the model, as key=value or a JSON object; may be repeated", default=(), metavar="ARGS"
+        "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
     )
     batch_size: int = option("images per batch; by default 64", default=64, metavar="N")
     workers: int = option("processes that decode images; by default 2", default=2, metavar="N")
@@ -71,13 +71,15 @@ class Options:
         "mixed precision: no, fp16 or bf16; by default no", default="no", metavar="KIND"
     )
     on_error: Literal["stop", "skip"] = option(
-        "on an unreadable image: stop (default) or skip it", default="stop", metavar="WHAT"
+        "unreadable images: stop (default) or skip", default="stop", metavar="WHAT"
     )
-    slide: bool = option("segmentation: by overlapping windows of the size of training", default=False)
-    scales: str | None = option("segmentation: average over scales, such as 0.5,0.75,1.0,1.25,1.5", metavar="SCALES")
-    flip: bool = option("segmentation: average over the mirror image too", default=False)
+    slide: bool = option("segmentation: slide overlapping windows of the training size over the image", default=False)
+    scales: str | None = option(
+        "segmentation: average over several scales, such as 0.5,0.75,1.0,1.25,1.5", metavar="SCALES"
+    )
+    flip: bool = option("segmentation: also average over the mirrored image", default=False)
     out: str | None = option(
-        "folder for eval.json, a CSV file per class, and but for detectors the confusion matrix as CSV and a picture",
+        "folder for eval.json, scores by class as CSV and, except for detectors, the confusion matrix as CSV and PNG",
         metavar="FOLDER",
     )  # fmt: skip
     json: bool = option("print JSON, with scores per class and confusion matrices", default=False)
@@ -92,7 +94,7 @@ def run(options: Options) -> None:
     from sightline.util.device import choose_device
 
     if options.checkpoint is None:
-        raise InputError("--checkpoint: say which weights: a run folder, or a file")
+        raise InputError("--checkpoint: expected a run folder or a file of weights; got none")
     sizes: Sequence[tuple[int, int] | None] = parse_sizes(options.img_size) if options.img_size else [None]
     scales = parse_scales(options.scales)
     if options.out is not None:
@@ -277,7 +279,7 @@ VIEWS = {
 COMMAND = Command(
     Options,
     run,
-    help="how good a classifier, segmenter or detector is, at any sizes",
+    help="evaluate a classifier, segmenter, detector or model of sequences",
     examples=(
         "  sightline eval --checkpoint runs/quick\n"
         "  sightline eval --checkpoint public.pth --data imagenet --img-size 224,288,384\n"

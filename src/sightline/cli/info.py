@@ -1,4 +1,4 @@
-"""`sightline info`: what a model is and what it costs at a given size."""
+"""`sightline info`: describe a model and its cost at a given size."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -87,7 +87,7 @@ def _stage_cells(i: int, stage: "StageInfo") -> list[str]:
 COMMAND = Command(
     Options,
     run,
-    help="what a model is and what it costs at a given size",
+    help="describe a model and its cost at a given size",
     examples=(
         "  sightline info inline_swin_tiny\n"
         "  sightline info inline_deit_tiny --img-size 384x640 --attention softmax\n"

@@ -1,4 +1,4 @@
-"""`sightline list`: the registered models, or the attention mechanisms."""
+"""`sightline list`: list the registered models, or the attention mechanisms."""
 
 import json
 from dataclasses import dataclass
@@ -50,8 +50,11 @@ class Options:
 
 def run(options: Options) -> None:
     """Print the table of models or of mechanisms."""
+    from sightline.layers.spec import describe_mechanisms
+    from sightline.models.factory import describe_models
+
     pattern = "*" if options.pattern is None else options.pattern
-    known = _mechanism_rows() if options.attention else _model_rows()
+    known = describe_mechanisms() if options.attention else describe_models()
     rows = [row for row in known if fnmatchcase(row["name"], pattern)]
     if not rows:
         names = [row["name"] for row in known]
@@ -65,51 +68,6 @@ def run(options: Options) -> None:
         print(f"\n{ATTENTION_NOTE}")
     else:
         show(COLUMNS, [_model_cells(row) for row in rows])
-
-
-def _model_rows() -> list[Row]:
-    """Everything published about every model."""
-    from sightline.layers.pattern import format_pattern, parse_pattern
-    from sightline.models.weights.identify import arguments
-    from sightline.models.zoo import VARIANTS
-
-    rows: list[Row] = []
-    for name, variant in VARIANTS.items():
-        args = arguments(name)
-        rows.append(
-            {
-                "name": name,
-                "family": variant.cls.family,
-                "img_size": variant.size,
-                "params_m": variant.params,
-                "flops_g": variant.flops,
-                "top1": variant.top1,
-                "embed_dims": args["embed_dims"],
-                "num_heads": args["num_heads"],
-                "depths": args["depths"],
-                "attention": format_pattern(parse_pattern(args["attention"], args["depths"])),
-            }
-        )
-    return rows
-
-
-def _mechanism_rows() -> list[Row]:
-    """Every attention mechanism with its options and their defaults."""
-    from sightline.layers.spec import MECHANISMS
-
-    return [
-        {
-            "name": name,
-            "options": mechanism.options,
-            "cost": mechanism.cost,
-            "extra_params": mechanism.extra_parameters(),
-            "windowed": mechanism.core.windowed,
-            "weights": mechanism.weights,
-            "paper": mechanism.paper,
-            "use": mechanism.use,
-        }
-        for name, mechanism in MECHANISMS.items()
-    ]
 
 
 def _model_cells(row: Row) -> list[str]:
@@ -129,7 +87,7 @@ def _mechanism_cells(row: Row) -> list[str]:
 COMMAND = Command(
     Options,
     run,
-    help="the registered models, or the attention mechanisms",
+    help="list the registered models, or the attention mechanisms",
     examples=(
         "  sightline list '*swin*'\n"
         "  sightline list --json\n"

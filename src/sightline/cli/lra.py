@@ -23,28 +23,33 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Options:
-    """Train a model of the Long Range Arena with one mechanism after the other, test each, and print the table.
+    """Train a model of the Long Range Arena with several mechanisms, test each, and print a table with published rows.
 
-    The model and its training are those of the recipe lra_TASK. Runs that are complete are not repeated, one that was
-    interrupted resumes: give the same command again. Validation chooses the weights that are tested.
+    The model and its training are those of the recipe lra_TASK. Runs that are complete are not repeated;
+    an interrupted one resumes when the same command is given again. The weights with the best validation accuracy are
+    tested.
     """
 
     task: str = positional("listops, text, retrieval, image or pathfinder")
     attention: tuple[str, ...] = option(
-        "mechanism, with options in brackets; may be repeated; by default softmax, linear, inline, soft, soft_norm and "
+        "mechanism, with options in brackets; can be repeated; by default softmax, linear, inline, soft, soft_norm and "
         "nystromformer", default=(), metavar="NAME",
     )  # fmt: skip
-    data: str | None = option("folder with the files as published; listops and pathfinder do without", metavar="PATH")
+    data: str | None = option(
+        "folder with the files as published; not needed for listops and pathfinder", metavar="PATH"
+    )
     out: str | None = option("folder for the runs and results.json; by default runs/lra/TASK", metavar="FOLDER")
-    steps: int | None = option("updates in all, the schedule compressed to them; by default as published", metavar="N")
+    steps: int | None = option(
+        "number of updates, with the schedule scaled to it; by default as published", metavar="N"
+    )
     set: tuple[str, ...] = option(
-        "a key of the configuration, as in batch.size=64; may be repeated", default=(), metavar="KEY=VALUE"
+        "a key of the configuration, as in batch.size=64; can be repeated", default=(), metavar="KEY=VALUE"
     )
     json: bool = option("print JSON", default=False)
 
 
 def run(options: Options) -> None:
-    """Train and test one mechanism after the other."""
+    """Train and test each mechanism, and print the table."""
     from sightline.engine.arena import configure, run_folder, train_and_test
     from sightline.layers.spec import Spec
     from sightline.tasks.sequences.arena import (
@@ -105,7 +110,7 @@ def _others(task: str, rows: list[Row]) -> list[list[str]]:
 COMMAND = Command(
     Options,
     run,
-    help="a task of the Long Range Arena with several mechanisms",
+    help="compare mechanisms on a task of the Long Range Arena",
     examples=(
         "  sightline lra listops\n"
         "  sightline lra listops --attention softmax --attention inline --steps 1000\n"

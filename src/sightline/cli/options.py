@@ -31,8 +31,8 @@ T = TypeVar("T", bound=Fields)
 V = TypeVar("V")
 
 
-def refuse_given(options: Mapping[str, object], why: str) -> None:
-    """Reject options that would change nothing if one has a value.
+def reject_given(options: Mapping[str, object], why: str) -> None:
+    """Reject options that have no effect here, if one was given.
 
     Raises:
         InputError: names those that were given.
@@ -55,7 +55,7 @@ class Command(Generic[T]):
 
 @dataclass(frozen=True)
 class Group:
-    """A command with subcommands, `sightline NAME WHAT ...`; `noun` is what one of them is called."""
+    """A command with subcommands, `sightline NAME WHAT ...`; `noun` names one of them in messages."""
 
     commands: "dict[str, Command[Any]]"
     noun: str
@@ -121,7 +121,7 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
 
 
 def _add(parser: Parser, item: "Field[object]", kind: object) -> None:
-    """Give the parser the argument of one field, or of each key of a configuration."""
+    """Add the argument of one field to the parser, or one for each key of a configuration."""
     if "keys" in item.metadata:
         for key, help in item.metadata["keys"]():
             parser.add_argument(f"--{key}", dest=key, help=_percent(help), metavar="VALUE")
@@ -145,7 +145,7 @@ def _percent(text: str) -> str:
 
 
 def _converter(kind: object) -> Callable[[str], object]:
-    """What turns the text of an option into its type: str, int, float or one of the choices of a Literal."""
+    """The conversion of an option's text to its type: str, int, float or one of the choices of a Literal."""
     members = [member for member in get_args(kind) if member is not type(None)]
     if get_origin(kind) is Literal:
         return lambda text: _choice(text, members)
@@ -183,7 +183,7 @@ def _expand(argv: Sequence[str], aliases: Mapping[str, str]) -> Iterator[str]:
 
 
 def _unknown(command: "Command[T]", extra: Sequence[str]) -> str:
-    """What to say of words that no option takes."""
+    """The message for arguments that no option takes."""
     word = next((word for word in extra if word.startswith("--")), extra[0])
     if not word.startswith("--"):
         return f"unexpected argument {word!r}"

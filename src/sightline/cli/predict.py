@@ -1,10 +1,10 @@
-"""`sightline predict`: what is in images, and what the model looked at."""
+"""`sightline predict`: classify, segment or detect in images, and draw attention maps."""
 
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sightline.cli.options import Command, option, positional, refuse_given
+from sightline.cli.options import Command, option, positional, reject_given
 from sightline.cli.output import Column, show
 from sightline.util.errors import InputError
 from sightline.util.files import write_result
@@ -22,8 +22,8 @@ class Options:
     """Classify images and print the likeliest classes of each; with weights of a segmenter or detector, print what was
     found and draw it over the images.
 
-    An image may be a file, a folder (with the folders in it) or a pattern in quotes, such as 'photos/*.jpg'. Images
-    are turned upright, and of any colour space, depth and size.
+    An image may be a file, a folder (with the folders in it) or a pattern in quotes, such as 'photos/*.jpg'. EXIF
+    orientation is applied; any colour space, bit depth and size is accepted.
     """
 
     image: tuple[str, ...] = positional("images, folders or patterns")
@@ -33,29 +33,29 @@ class Options:
         "draw attention maps: a PNG file, or a folder for several images; needs matplotlib", metavar="PATH"
     )
     query: str | None = option(
-        "whose attention to draw: a patch as row,column, a point as shares of the image (0.3,0.6), or class; "
-        "by default the middle",
+        "whose attention to draw: a patch as row,column, a point as fractions of height and width (0.3,0.6), or class; "
+        "by default the centre",
         metavar="POINT",
     )
     img_size: str | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
     model: str | None = option("the model, if the weights do not show it", metavar="NAME")
     model_args: tuple[str, ...] = option(
-        "arguments of the model, as key=value or a JSON object; may be repeated", default=(), metavar="ARGS"
+        "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
     )
     device: str = option("cpu, cuda, mps; by default the GPU if there is one", default="auto", metavar="NAME")
     on_error: Literal["stop", "skip"] = option(
-        "on an unreadable image: stop (default) or skip it", default="stop", metavar="WHAT"
+        "unreadable images: stop (default) or skip", default="stop", metavar="WHAT"
     )
     out: str = option(
         "segmentation and detection: a PNG file, or a folder, for the pictures; by default predictions",
         default="predictions", metavar="PATH",
     )  # fmt: skip
-    score: float = option("detection: least score that is drawn; by default 0.5", default=0.5, metavar="SCORE")
+    score: float = option("detection: lowest score to draw; by default 0.5", default=0.5, metavar="SCORE")
     json: bool = option("print JSON", default=False)
 
 
 def run(options: Options) -> None:
-    """Predict one image after the other, printing as they come."""
+    """Predict image by image, and print each result at once."""
     from sightline.analysis.studies.query import parse_query
     from sightline.data.images import find_images
     from sightline.engine.pictures import check_attention, draw_attention, picture_files
@@ -64,7 +64,7 @@ def run(options: Options) -> None:
     from sightline.tasks.classification.predict import Classified
 
     if options.checkpoint is None:
-        raise InputError("--checkpoint: say which weights: a run folder, or a file")
+        raise InputError("--checkpoint: expected a run folder or a file of weights; got none")
     paths = find_images(options.image)
     query = parse_query(options.query)
     size = None if options.img_size is None else parse_size(options.img_size)
@@ -109,7 +109,7 @@ def run(options: Options) -> None:
 def _check_options(options: Options, loaded: "Loaded") -> None:
     """Reject options that the task of the weights does not have."""
     if loaded.task == "classification":
-        refuse_given(
+        reject_given(
             {"--out": options.out != Options.out, "--score": options.score != Options.score},
             "for segmentation and detection; leave it out for a classifier",
         )
@@ -118,9 +118,9 @@ def _check_options(options: Options, loaded: "Loaded") -> None:
         "--attention": options.attention, "--query": options.query, "--top": options.top != Options.top,
         "--img-size": options.img_size,
     }  # fmt: skip
-    refuse_given(classifiers, f"for classifiers; leave it out for {loaded.task}")
+    reject_given(classifiers, f"for classifiers; leave it out for {loaded.task}")
     if loaded.task == "segmentation":
-        refuse_given({"--score": options.score != Options.score}, "for detection; leave it out for segmentation")
+        reject_given({"--score": options.score != Options.score}, "for detection; leave it out for segmentation")
 
 
 def _print(fact: Fact) -> None:
@@ -143,7 +143,7 @@ def _print(fact: Fact) -> None:
 COMMAND = Command(
     Options,
     run,
-    help="what is in images, and what the model looked at",
+    help="classify, segment or detect in images, and draw attention maps",
     examples=(
         "  sightline predict photo.jpg --checkpoint runs/quick\n"
         "  sightline predict 'photos/*.jpg' --checkpoint public.pth --top 3 --json\n"

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import torch
 
@@ -164,6 +165,23 @@ MECHANISMS: dict[str, Mechanism] = {
         "the limit of speed, and a test of what attention brings",
     ),
 }
+
+
+def describe_mechanisms() -> list[dict[str, Any]]:
+    """Every mechanism with its options and their defaults, as JSON can hold it."""
+    return [
+        {
+            "name": name,
+            "options": mechanism.options,
+            "cost": mechanism.cost,
+            "extra_params": mechanism.extra_parameters(),
+            "windowed": mechanism.core.windowed,
+            "weights": mechanism.weights,
+            "paper": mechanism.paper,
+            "use": mechanism.use,
+        }
+        for name, mechanism in MECHANISMS.items()
+    ]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 import timm
 from torch import nn
 
+from sightline.layers.pattern import format_pattern, parse_pattern
 from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
 from sightline.util.errors import InputError
@@ -58,6 +59,28 @@ def list_models(pattern: str = "*") -> list[str]:
         ['inline_deit_tiny', 'inline_deit_small', 'inline_deit_base']
     """
     return [name for name in VARIANTS if fnmatchcase(name, pattern)]
+
+
+def describe_models() -> list[dict[str, Any]]:
+    """Every model of ours: published figures, width, heads and depth per stage, attention; as JSON can hold it."""
+    rows: list[dict[str, Any]] = []
+    for name, variant in VARIANTS.items():
+        args = arguments(name)
+        rows.append(
+            {
+                "name": name,
+                "family": variant.cls.family,
+                "img_size": variant.size,
+                "params_m": variant.params,
+                "flops_g": variant.flops,
+                "top1": variant.top1,
+                "embed_dims": args["embed_dims"],
+                "num_heads": args["num_heads"],
+                "depths": args["depths"],
+                "attention": format_pattern(parse_pattern(args["attention"], args["depths"])),
+            }
+        )
+    return rows
 
 
 def variant_name(name: str) -> str:
