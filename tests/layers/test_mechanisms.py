@@ -218,7 +218,7 @@ def test_rejected_in_one_line(family: str, text: str, named: str) -> None:
         ("deit", {"num_heads": 3}, "num_heads=3"),
         ("deit", {"depths": (2, 2)}, "depths=(2, 2)"),
         ("pvt", {"embed_dims": (8, 16)}, "embed_dims=(8, 16)"),
-        ("pvt", {"num_heads": 2}, "num_heads=(2,)"),
+        ("pvt", {"num_heads": 2}, "num_heads=2"),
         ("cswin", {"num_heads": (2, 2, 1, 4)}, "num_heads=1"),
         ("pvt", {"attention": "soft", "sr_ratios": (2, 1, 1, 1)}, "sr_ratios"),
     ],

@@ -59,7 +59,7 @@ class Session:
     @cached_property
     def run_data(self) -> object | None:
         """The section `data` of the run that the first checkpoint is from."""
-        return run_data(Path(self.choice.checkpoints[0]), LABELLED.name) if self.choice.checkpoints else None
+        return run_data(Path(self.choice.checkpoints[0]), LABELLED.name) if self.opened else None
 
     @property
     def has_images(self) -> bool:

@@ -16,6 +16,7 @@ from sightline.models.zoo import VARIANTS, create
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import at_size
+from sightline.tasks.registry import LABELLED
 from sightline.util.errors import FileError, InputError
 
 DEFAULT = "inline_deit_tiny"
@@ -92,7 +93,7 @@ def open_checkpoints(choice: ModelChoice) -> list[Loaded]:
     found = []
     for source in choice.checkpoints:
         loaded = load(source, model=choice.name, model_args=dict(choice.args))
-        if not isinstance(loaded.card, ModelCard):
+        if loaded.task != LABELLED.name or not isinstance(loaded.card, ModelCard):
             raise FileError(f"{loaded.path}: expected a classifier, got a model for {loaded.task}")
         found.append(loaded)
     return found

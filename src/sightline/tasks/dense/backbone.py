@@ -115,7 +115,6 @@ def _load(body: nn.Module, path: str) -> None:
     Another attention mechanism and the head keep their initial values, with a message.
     """
     weights = read_weights(path)
-    check_recorded(weights, body)
     state = weights.state
     inside = {INSIDE.sub("", key): value for key, value in state.items() if INSIDE.match(key)}
     if inside:
@@ -129,6 +128,7 @@ def _load(body: nn.Module, path: str) -> None:
             raise FileError(f"{path}: {reason}; give the model.name and model.args of these weights") from error
         except (RuntimeError, ValueError) as error:
             raise FileError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+    check_recorded(weights, body)
     for warning in caught:
         if "attention mechanism" in str(warning.message):
             print(f"{path}: {warning.message}", flush=True)
