@@ -116,12 +116,15 @@ def test_a_run_that_is_interrupted_keeps_what_it_has(
 
 
 @pytest.mark.parametrize("name", ["cold_start", "surprises"])
-def test_cold_start(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cold_start_by_both_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", name, "--device", "cpu", "--shape", "2,2"]) == 2
+    assert "'2,2'" in capsys.readouterr().err
+
+
+def test_cold_start(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "COMPOSED_LONG", cold_start.COMPOSED)
     shapes = [word for text in ("2,2,8,1+3x4", "2,2,8,1+5x6") for word in ("--shape", text)]
-    assert main(["bench", name, "--device", "cpu", *shapes, "--out", str(tmp_path)]) == 0
+    assert main(["bench", "cold_start", "--device", "cpu", *shapes, "--out", str(tmp_path)]) == 0
     assert "batches that change the bits of an image" in capsys.readouterr().out
     (path,) = tmp_path.glob("*.json")
     assert path.name.startswith("cold_start-float32-torch")
