@@ -41,7 +41,7 @@ def load(
     only; a published checkpoint is identified by the shapes of its tensors.
 
     Args:
-        path: a run folder, of which the best weights are taken, or a weight file.
+        path: a run folder (its best weights are loaded) or a weight file.
         model, model_args: the variant and its arguments, if a checkpoint without a card leaves them open.
         device: where to put the model; "auto" for a GPU if there is one.
 

@@ -142,5 +142,5 @@ def apply_weights(weights: Tensor, v: Tensor) -> Tensor:
     if weights.shape[1] == heads * dim and dim > 1:
         return torch.einsum("bcqm,bmc->bqc", weights, v.flatten(2)).unflatten(2, (heads, dim))
     if weights.shape[1] != heads:
-        raise InputError(f"a mechanism with {weights.shape[1]} heads of its own cannot be masked; choose another one")
+        raise InputError(f"a mechanism with its own {weights.shape[1]} heads cannot be masked; choose another one")
     return torch.einsum("bhqm,bmhd->bqhd", weights, v)

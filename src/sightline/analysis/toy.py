@@ -1,7 +1,7 @@
-"""The toy of the InLine paper's Fig. 1: four keys, four collinear queries, and what three mechanisms make of them.
+"""The toy of the InLine paper's Fig. 1: four keys, four collinear queries, and their scores with three mechanisms.
 
 Linear attention gives all four queries the same scores: it cannot tell a long query from a short one. Softmax and
-InLine can. Every printed score of theirs is met to 0.01 by the scales between 0.670 and 0.692; with d ** -0.5 = 0.707
+InLine can. Every printed score is reproduced to 0.01 by scales between 0.670 and 0.692; with d ** -0.5 = 0.707
 those of the fourth query are off by up to 0.015, so the figure was made with another scale, or another fourth query.
 """
 

@@ -1,6 +1,6 @@
 """The speed goals of the project, and whether the rows of a run meet them. Ratios are within one run.
 
-Only the comparison with the public code uses figures measured elsewhere, and its label tells so.
+Only the comparison with the public code uses figures measured elsewhere, which is noted in its label.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -38,7 +38,7 @@ class Panel:
 
 
 def require_matplotlib() -> ModuleType:
-    """matplotlib's pyplot without a display, or one line that tells what to install."""
+    """matplotlib's pyplot without a display, or a one-line error with the package to install."""
     try:
         import matplotlib
     except ImportError as error:

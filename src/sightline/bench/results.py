@@ -124,7 +124,7 @@ class Report:
         return json.dumps({"about": self.about, "rows": rows, "findings": findings}, indent=1) + "\n"
 
     def to_csv(self) -> str:
-        """One line per row; the last columns tell its origin."""
+        """One line per row; the last columns give its origin."""
         origin = {key: self.about.get(key, "") for key in ("commit", "torch", "card", "date", "command")}
         names = [FILE_NAMES.get(item.name, item.name) for item in dataclasses.fields(Row)]
         text = io.StringIO()

@@ -1,4 +1,4 @@
-"""Image files of every kind into the one form that models take: upright RGB, eight bits, nothing transparent."""
+"""Decode image files of any format to what models take: upright, 8-bit, opaque RGB."""
 
 import io
 import warnings
@@ -24,8 +24,8 @@ class ImageError(FileError):
 def load_image(source: Source, name: str | None = None, channels: int = 3) -> Image.Image:
     """Read and decode an image.
 
-    It is turned upright by its EXIF entry, 16-bit gray is scaled to eight bits, what is transparent shows white,
-    and every color space (palette, CMYK, gray) becomes RGB. Of a moving picture the first frame is taken.
+    EXIF orientation is applied, 16-bit grayscale is scaled to eight bits, transparent pixels become white, and
+    every color space (palette, CMYK, gray) becomes RGB. An animation gives its first frame.
 
     Args:
         source: a path, the bytes of a file, or an open file.
@@ -75,7 +75,7 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
 
 def _reason(error: Exception, title: str) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return "not an image, or a kind that is not known" if "cannot identify" in text else text.replace(title, "it")[:160]
+    return "not an image, or an unknown format" if "cannot identify" in text else text.replace(title, "it")[:160]
 
 
 def find_images(given: Iterable[str]) -> list[Path]:

@@ -1,7 +1,7 @@
-"""Class names of data and of a model brought together, and the other label sets of ImageNet.
+"""Match the class names of the data with those of a model; the other label sets of ImageNet.
 
 ImageNet's classes are known by their WordNet numbers (n01440764), which the folders of the training set carry, by their
-index in the sorted list of those, which the folders of ImageNet-V2 carry, and by words (tench).
+index in the sorted list of those, which the folders of ImageNet-V2 carry, and by name (tench).
 """
 
 import json
@@ -31,7 +31,7 @@ def imagenet_classes() -> tuple[str, ...]:
 
 
 def in_words(names: Sequence[str]) -> list[str]:
-    """Names as people read them: WordNet numbers become words, all else stays."""
+    """Readable names: WordNet IDs become class names, others are unchanged."""
     if not any(WORDNET.fullmatch(name) for name in names):
         return list(names)
     from timm.data import ImageNetInfo
@@ -46,19 +46,19 @@ def match(found: Sequence[str], known: Sequence[str], way: str = "names") -> lis
     Args:
         found: classes of the data.
         known: classes of the model, in the order of its outputs.
-        way: "names" goes by name, WordNet number or words; "order" takes the classes as they come; "v2" reads the names
+        way: "names" goes by name or WordNet ID; "order" takes the classes as they come; "v2" reads the names
             as indices of outputs, as ImageNet-V2 has them.
 
     Raises:
         FileError: a class of the data has no output.
     """
     if way not in WAYS:
-        raise FileError(f"labels: {way!r} is not a way to match classes; give one of {', '.join(WAYS)}")
+        raise FileError(f"labels: {way!r} is not a way to match classes; expected one of {', '.join(WAYS)}")
     if way == "v2":
         return [_index(name, len(known)) for name in found]
     if way == "order":
         if len(found) > len(known):
-            raise FileError(f"labels: the data have {len(found)} classes and the model {len(known)}")
+            raise FileError(f"labels: the data has {len(found)} classes and the model {len(known)}")
         return list(range(len(found)))
     outputs = {name: i for i, name in reversed(list(enumerate(known)))}
     if tuple(known) == imagenet_classes() and not set(found) & set(known) and all(n.isdecimal() for n in found):
@@ -74,7 +74,7 @@ def _index(name: str, count: int) -> int:
 
 
 def _words(known: Sequence[str]) -> dict[str, list[int]]:
-    """The outputs that a word may mean: the whole name, and of WordNet's names each synonym."""
+    """Outputs by lowercase name: the whole name, and each synonym in WordNet's names."""
     words: dict[str, list[int]] = {}
     for i, (name, text) in enumerate(zip(known, in_words(known), strict=True)):
         for word in dict.fromkeys([text, *(text.split(",") if text != name else ())]):
@@ -92,7 +92,7 @@ def _by_words(name: str, words: dict[str, list[int]], known: Sequence[str]) -> i
         return indices[0]
     if indices:  # ImageNet has two kinds of crane
         both = " or ".join(known[i] for i in indices)
-        raise FileError(f"labels: class {name!r} could be {both}; name it so")
+        raise FileError(f"labels: class {name!r} could be {both}; use one of these names")
     close = get_close_matches(_plain(name), list(words), 1, cutoff=0.6)
     nearest = f"the nearest is {known[words[close[0]][0]]!r}" if close else f"it has {', '.join(known[:3])} and others"
     raise FileError(

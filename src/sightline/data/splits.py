@@ -134,7 +134,7 @@ def _open_embedded(asked: str | None, which: str, classes: tuple[str, ...] | Non
 
     name = asked or {"train": "train", "val": "test"}[which]
     if name not in ("train", "test"):
-        raise FileError(f"the embedded data have no split {name!r}; they have train and test")
+        raise FileError(f"the embedded data has no split {name!r}; expected train or test")
     return _open_tar(embedded() / f"{name}.tar", classes, f"the embedded Fashion-MNIST ({name})")
 
 
@@ -176,9 +176,9 @@ def _open_folder(folder: Path, classes: tuple[str, ...] | None) -> Split:
         reader = FolderReader(str(folder), classes)
     except OSError as error:
         raise FileError(
-            f"{error.filename or folder}: cannot be read ({error.strerror}); see its permissions"
+            f"{error.filename or folder}: cannot be read ({error.strerror}); check its permissions"
         ) from error
-    if reader.strange:  # images of a class that training does not know would be left out in silence
+    if reader.strange:  # images of a class that training does not know would be left out silently
         raise FileError(
             f"{folder}: class {reader.strange[0]!r} is not among the {len(reader.class_to_idx)} of training; "
             f"rename the folder"

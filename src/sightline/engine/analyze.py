@@ -1,4 +1,4 @@
-"""The models, images and labels of a study, from checkpoints, files and datasets; opened when they are asked for.
+"""The models, images and labels of a study, from checkpoints, files and datasets; opened on first use.
 
 session = Session(ModelChoice(["runs/quick"]), torch.device("cpu"))
 study_locality(session.subjects(limit=32))
@@ -115,7 +115,7 @@ class Session:
         return shown(subject.images[0], self.models[0].card)
 
     def material(self, queries: Sequence[Query | Patch], limit: int, labelled: int, longest: int) -> Material:
-        """What a paper is made from: the models, and the images if there are any."""
+        """Input to a paper: the models, and the images if there are any."""
 
         def batches() -> list[Labelled]:
             if not self.opened:
@@ -142,7 +142,7 @@ class Session:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader must know about the weights."""
+        """Notes about the weights for the reader."""
         return [item.warning for item in self.models if item.warning]
 
     @property

@@ -108,7 +108,7 @@ def train_and_test(config: RunConfig, progress: Progress | None = None) -> dict[
     )  # fmt: skip
     versions, peak = read_json(folder / "versions.json"), read_json(folder / MEMORY).get("bytes")
     if not isinstance(peak, int | None):
-        raise FileError(f"{folder / MEMORY} is damaged; remove it and give the command again")
+        raise FileError(f"{folder / MEMORY} is damaged; remove it and run the command again")
     return {
         "parameters": loaded.parameters, "steps": done["step"], "batch": config.batch.size, "lr": config.optim.lr,
         "seed": config.run.seed, "val": round(done["top1"], 4), "test": round(scores["top1"], 4),

@@ -84,7 +84,7 @@ class Checkpoints:
             shutil.rmtree(new, ignore_errors=True)
             raise SaveError(
                 f"{self.folder}: the state after step {record['step']} could not be written ({reason(error)}); the "
-                f"last checkpoint is intact: make room and give the same command to resume"
+                f"last checkpoint is intact: make room and run the same command to resume"
             ) from error
         self._rotate(new)
 

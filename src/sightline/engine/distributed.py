@@ -94,7 +94,7 @@ def peers() -> Iterator[None]:
         line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
         raise PeerError(
             f"rank {rank()}: another process of the run ended or no longer responds ({line.strip()[:120]}); the last "
-            f"checkpoint is intact: give the same command to resume"
+            f"checkpoint is intact: run the same command to resume"
         ) from error
 
 

@@ -56,7 +56,7 @@ def check_attention(loaded: Loaded, query: Query | Patch) -> None:
     """Reject a model or query without attention maps, before any image is read.
 
     Raises:
-        InputError: no attention blocks of ours, or no class token.
+        InputError: no attention blocks of sightline, or no class token.
     """
     new_figure(1, 1)  # raises if matplotlib is missing
     if not attention_blocks(loaded.model):

@@ -1,4 +1,4 @@
-"""The folder of a run: which one, its lock, and the files in it for people and for the report."""
+"""The folder of a run: its name, its lock, and the files that record the run."""
 
 import errno
 import json

@@ -66,7 +66,7 @@ class StudyModel:
 
     @property
     def warning(self) -> str | None:
-        """What a reader must know about the weights."""
+        """Notes about the weights for the reader."""
         if self.checkpoint is None:
             return f"{self.title}: the weights are RANDOM (seed {self.seed}); nothing here was learned"
         if not self.replaced:
@@ -192,7 +192,7 @@ def _mechanisms(model: nn.Module) -> list[str]:
 
 
 def _titled(found: list[StudyModel], sources: int, mechanisms: int) -> list[StudyModel]:
-    """Titles that tell the models apart, and no longer than that needs."""
+    """The shortest titles that distinguish the models."""
     titles = []
     for item in found:
         parts = [item.attention] if mechanisms > 1 and item.attention else []

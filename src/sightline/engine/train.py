@@ -92,7 +92,7 @@ def train(
         values = to_dict(recipe)
     config = recipe if not isinstance(recipe, str | Path) and not given else configure(values, given)
     if recipe != DEFAULT and recipe in recipe_names() and _embedded(config):
-        raise InputError(f"the recipe {recipe} needs data of its own; give --data PATH (data=PATH)")
+        raise InputError(f"the recipe {recipe} needs data; give --data PATH (data=PATH)")
     return run_config(config, name)
 
 
@@ -102,7 +102,7 @@ def _embedded(config: Any) -> bool:
 
 
 def run_config(config: RunConfig, name: str = "run") -> Run:
-    """Train as a checked configuration says; `name` is that of the run folder if `run.folder` is missing."""
+    """Train with a validated configuration; `name` is that of the run folder if `run.folder` is missing."""
     path, resuming = choose(config, name)
     if config.run.folder is None and path.name != name and not resuming and rank() == 0:
         print(f"{path.with_name(name)} holds another run, or a complete one; this is {path}", flush=True)
@@ -117,12 +117,12 @@ def run_config(config: RunConfig, name: str = "run") -> Run:
             raise
         raise SaveError(
             f"{error.filename or path} could not be written ({str(error.strerror).lower()}); the last checkpoint is "
-            f"intact: make room and give the same command to resume"
+            f"intact: make room and run the same command to resume"
         ) from error
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise RunError(f"{_first_line(error)}; give the same command to resume, with fewer data.workers") from error
+        raise RunError(f"{_first_line(error)}; run the same command to resume, with fewer data.workers") from error
     finally:
         leave()
 

@@ -285,7 +285,7 @@ class Trainer:
         here = self.progress
         return Stopped(
             f"stopped by {self.signals.received or 'a signal'} and saved at step {here.step} (epoch {here.epoch + 1}, "
-            f"update {here.batch}); give the same command to resume"
+            f"update {here.batch}); run the same command to resume"
         )
 
 

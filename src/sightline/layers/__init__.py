@@ -1,4 +1,4 @@
-"""Attention mechanisms as modules, and the other parts that models are made of."""
+"""Attention mechanisms as modules, and the other building blocks of models."""
 
 from sightline.layers.attention import Attention
 from sightline.layers.core import Core, Place

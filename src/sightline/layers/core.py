@@ -87,7 +87,7 @@ class Core(nn.Module):
     Args:
         dim: channels C.
         num_heads: heads H.
-        stride: pixels per token along each side; landmark methods learn from it how coarse the map is already.
+        stride: pixels per token along each side; tells landmark methods how coarse the map is.
         length: for sequences, which are grids of one row, the largest number of tokens; None for maps.
     """
 
@@ -153,7 +153,7 @@ class Core(nn.Module):
         return out if term is None else out + term
 
     def local_weights(self, place: Place) -> Tensor | None:
-        """Weights (B, C, 3, 3) of a local term that each image makes for itself; None if there are none."""
+        """Weights (B, C, 3, 3) of a local term that depends on the image; None if there is none."""
         return None
 
     def newton_matrix(self, q: Tensor, place: Place) -> tuple[Tensor, Tensor]:

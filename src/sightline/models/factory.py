@@ -15,7 +15,7 @@ from sightline.util.names import nearest
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Create a model by name: one of ours, or any of timm.
+    """Create a model by name: one of our own or any of timm's.
 
     Args:
         name: as `list_models` shows it; timm's names may have a tag, as in "vit_tiny_patch16_224.augreg_in21k".

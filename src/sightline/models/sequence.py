@@ -28,7 +28,7 @@ class SequenceEncoder(nn.Module):
     """Token and position embeddings, blocks of one width, pooling, and a classifier with a hidden layer.
 
     Args:
-        num_tokens: kinds of tokens; their ids are 1 to num_tokens, and 0 is padding.
+        num_tokens: vocabulary size; ids are 1 to num_tokens, and 0 is padding.
         max_length: most tokens of a sequence.
         num_classes: outputs.
         attention: mechanism of every block, or a pattern; see `sightline.layers.pattern`.
@@ -176,7 +176,7 @@ class SequenceEncoder(nn.Module):
         }
 
 
-# The five tasks: kinds of tokens, longest sequence (powers of two, as published), classes, and what else differs.
+# The five tasks: vocabulary size, longest sequence (powers of two, as published), classes, and what else differs.
 SEQUENCE_MODELS: dict[str, Arguments] = {
     "lra_listops": {"num_tokens": 15, "max_length": 2048, "num_classes": 10},
     "lra_text": {"num_tokens": 256, "max_length": 4096, "num_classes": 2},

@@ -1,4 +1,4 @@
-"""Attention operators: functions on (batch, tokens, heads, head_dim) tensors. One folder an operator."""
+"""Attention operators: functions on (batch, tokens, heads, head_dim) tensors. One folder per operator."""
 
 from sightline.ops.headwise_conv import headwise_conv
 from sightline.ops.inline import inline_attention

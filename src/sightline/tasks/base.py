@@ -1,6 +1,6 @@
-"""What the engine, the hub and the commands ask of a task, whatever the task is.
+"""The interface between tasks and the engine, the hub and the commands.
 
-A task trains one kind of model: classification, segmentation, detection, sequences. `sightline.tasks.registry` lists
+A task trains one type of model: classification, segmentation, detection, sequences. `sightline.tasks.registry` lists
 them; everything above goes through that table and these types.
 """
 
@@ -49,7 +49,7 @@ class Card(Protocol):
 
     @property
     def title(self) -> str:
-        """The model in a few words, for people."""
+        """A short description of the model."""
 
     def to_metadata(self) -> dict[str, str]:
         """The card as safetensors metadata."""
@@ -92,7 +92,7 @@ class Task(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a user should know about the data, one line each."""
+        """Notes about the data for the user, one line each."""
 
     @property
     def broken(self) -> dict[str, None]: ...
@@ -133,7 +133,7 @@ class Loaded:
         classes: names in the order of the outputs, or () if unknown.
         path: the file of weights.
         task: name of its entry in `sightline.tasks.registry.TASKS`.
-        label: the model in a few words; by default `card.title`.
+        label: a short description of the model; by default `card.title`.
     """
 
     model: nn.Module
@@ -160,7 +160,7 @@ class Example:
     Args:
         title: what it is, and what the model predicts.
         image: (channels, height, width), as the model takes it.
-        picture: the same for people.
+        picture: the same as an image.
     """
 
     title: str
@@ -178,7 +178,7 @@ class Scores:
         confusion: counts (classes, classes), a row per true class, or None.
         images: examples that were scored.
         seconds: of the whole pass.
-        data: the evaluated split, for people.
+        data: the evaluated split, for display.
         size: (height, width) of the images, or None where they keep their own.
         broken: messages about examples that could not be read and were skipped.
         notes: what a user should know about the data, one line each.

@@ -1,4 +1,4 @@
-"""What a file of weights must say of itself so that images can be classified with it, and nothing else is needed."""
+"""Model cards: the metadata that makes a weight file self-contained for classification."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ class ModelCard:
         arguments: what it was built with besides its name; JSON can hold it.
         classes: name of every class, in the order of the model's outputs.
         input_size: (channels, height, width) that it was trained at.
-        mean, std: of the images, one number a channel.
+        mean, std: of the images, one number per channel.
         interpolation: of the resizing before the crop.
         crop_pct: side of the crop as a share of the resized image, at most 1.
 
@@ -53,7 +53,7 @@ class ModelCard:
 
     @property
     def title(self) -> str:
-        """The model in a few words."""
+        """A short description of the model."""
         from sightline.tasks.describe import describe
 
         return describe(self.name, self.arguments)
@@ -72,7 +72,7 @@ class ModelCard:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> "ModelCard | None":
-        """The card in the metadata of a file; None where there is none, as in public checkpoints.
+        """The card in the metadata of a file; None if missing, as in public checkpoints.
 
         Raises:
             CardError: there is one, and it is damaged.
@@ -82,7 +82,7 @@ class ModelCard:
         arguments = _load(metadata, "model_args", dict)
         classes = _load(metadata, "classes", list)
         if not all(isinstance(name, str) for name in classes):
-            raise CardError("the metadata entry 'classes' is not a list of names; write the weights again")
+            raise CardError("the metadata entry 'classes' is not a list of names; save the weights again")
         return cls(metadata["model"], arguments, tuple(classes), **_input(_load(metadata, "input", dict)))
 
 
@@ -92,7 +92,7 @@ def _load(metadata: Mapping[str, str], key: str, kind: type) -> Any:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, kind):
-        raise CardError(f"the metadata entry {key!r} is damaged; write the weights again")
+        raise CardError(f"the metadata entry {key!r} is damaged; save the weights again")
     return value
 
 
@@ -104,7 +104,7 @@ def _input(values: dict[str, Any]) -> dict[str, Any]:
     if not len(mean) == len(std) == int(size[0]) or min(std) <= 0:
         raise CardError(f"mean={mean} and std={std} do not fit images of {int(size[0])} channels")
     if values.get("interpolation") not in INTERPOLATIONS:
-        raise CardError(f"interpolation={values.get('interpolation')!r} is none of {', '.join(INTERPOLATIONS)}")
+        raise CardError(f"interpolation={values.get('interpolation')!r} is not one of {', '.join(INTERPOLATIONS)}")
     crop = values.get("crop_pct")
     if not isinstance(crop, int | float) or not 0 < crop <= 1:
         raise CardError(f"crop_pct={crop!r} is not a share between 0 and 1")
@@ -121,7 +121,7 @@ def _input(values: dict[str, Any]) -> dict[str, Any]:
 def _numbers(values: dict[str, Any], key: str) -> tuple[float, ...]:
     given = values.get(key)
     if not isinstance(given, list) or not given or not all(_is_number(value) for value in given):
-        raise CardError(f"{key}={given!r} is not a list of numbers; write the weights again")
+        raise CardError(f"{key}={given!r} is not a list of numbers; save the weights again")
     return tuple(float(value) for value in given)
 
 
@@ -141,12 +141,12 @@ def read_fields(kind: type[T], values: object, where: str) -> T:
         CardError: a field is missing, of the wrong type or beyond its limits.
     """
     if not isinstance(values, dict):
-        raise CardError(f"its card is damaged ({where} is {repr(values)[:60]}); write the weights again")
+        raise CardError(f"its card is damaged ({where} is {repr(values)[:60]}); save the weights again")
     hints = get_type_hints(kind)
     found: dict[str, object] = {}
     for item in fields(kind):  # type: ignore[arg-type]
         if item.name not in values:
-            raise CardError(f"its card is damaged (no {item.name} in {where}); write the weights again")
+            raise CardError(f"its card is damaged (no {item.name} in {where}); save the weights again")
         value = values[item.name]
         hint = hints[item.name]
         if isinstance(hint, type) and is_dataclass(hint):
@@ -156,7 +156,7 @@ def read_fields(kind: type[T], values: object, where: str) -> T:
             found[item.name] = _typed(value, hint, item.metadata)
         except ValueError as error:
             raise CardError(
-                f"its card is damaged ({where} has {item.name}={repr(value)[:60]}); write the weights again"
+                f"its card is damaged ({where} has {item.name}={repr(value)[:60]}); save the weights again"
             ) from error
     return kind(**found)
 

@@ -25,11 +25,11 @@ class Batch:
 class Optim:
     """The optimizer, from timm."""
 
-    name: str = entry("adamw", "optimizer of timm, see timm.optim.list_optimizers()")
+    name: str = entry("adamw", "timm optimizer; see timm.optim.list_optimizers()")
     lr: float = entry(5e-4, "learning rate; for a batch of optim.lr_batch if that is given", least=0)
     lr_batch: int | None = entry(None, "scale the rate linearly: lr x batch.size / lr_batch", least=1)
     weight_decay: float = entry(
-        0.05, "decay of matrices; 1-d parameters, biases and position tables have none", least=0
+        0.05, "weight decay; not applied to 1-d parameters, biases and position tables", least=0
     )
     betas: tuple[float, ...] | None = entry(None, "betas of the optimizer; by default its own", least=0, below=1)
     eps: float | None = entry(None, "epsilon of the optimizer; by default its own", least=0)
@@ -45,7 +45,7 @@ class Schedule:
     """The learning rate over time, from timm; it changes at every update."""
 
     name: Literal["cosine", "linear", "tanh", "step", "multistep", "poly"] = entry("cosine", "form of the schedule")
-    epochs: int = entry(300, "epochs of the schedule, warm-up included; cool-down comes on top", least=1)
+    epochs: int = entry(300, "epochs of the schedule, including warm-up, excluding cool-down", least=1)
     warmup_epochs: float = entry(0.0, "epochs over which the rate rises", least=0)
     warmup_lr: float = entry(1e-6, "rate at the very start", least=0)
     min_lr: float = entry(0.0, "rate at the end", least=0)
@@ -61,7 +61,7 @@ class Ema:
     """A running average of the weights, which is evaluated in their place."""
 
     decay: float = entry(0.0, "decay of the average for every update, 0 for none", least=0, below=1)
-    batch: int | None = entry(None, "the decay is meant for this batch: decay ** (batch.size / ema.batch)", least=1)
+    batch: int | None = entry(None, "batch size that the decay is for: decay ** (batch.size / ema.batch)", least=1)
     warmup: bool = entry(False, "start with a short average that grows to the decay")
 
 

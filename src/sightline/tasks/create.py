@@ -1,4 +1,4 @@
-"""Models by name, from timm's registry, and from the card of a file; what cannot be built is an error of one line."""
+"""Models by name, from timm's registry, and from the card of a file; if one cannot be built, the error is one line."""
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -41,12 +41,12 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
     try:
         return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
     except TypeError as error:
-        raise ValueError(f"{section}.args: {name} refuses its arguments ({error})") from error
+        raise ValueError(f"{section}.args: {name} rejects its arguments ({error})") from error
     except OSError as error:
         if not pretrained:
             raise
         raise ValueError(
-            f"{key}: the published weights of {name} cannot be downloaded; look at the connection, or give a file as "
+            f"{key}: the published weights of {name} cannot be downloaded; check the connection, or give a file as "
             f"{section}.checkpoint"
         ) from error
     except RuntimeError as error:
@@ -72,7 +72,7 @@ def restore(path: Path, arguments: Mapping[str, object], state: State, make: Cal
     """
     for key in arguments:
         if key.startswith(("pretrained", "checkpoint", "cache")):
-            raise FileError(f"{path}: its card asks for {key!r}, which is not of the model; write the weights again")
+            raise FileError(f"{path}: its card has {key!r}, which the model does not take; save the weights again")
     try:
         with torch.device("meta"):
             mismatch = compare(state, make())

@@ -1,4 +1,4 @@
-"""A model in a few words: its name, and what differs from its defaults."""
+"""A short description of a model: its name, and the arguments that differ from its defaults."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def describe(name: str, args: Mapping[str, Any] | None) -> str:
 
 
 def _other_attention(own: Arguments, given: Arguments) -> str | None:
-    """The mechanisms that were asked for, if they are not the defaults of the model."""
+    """The requested mechanisms, if they are not the defaults of the model."""
     if "attention" not in given:
         return None
     if "attention" not in own:

@@ -79,7 +79,7 @@ def evaluate_tables(
         model: gives (B, classes); its mode is restored afterwards.
         loader: batches (images, labels, ...), images as tensors.
         classes: outputs of the model.
-        tables: by name, None if the loader gives the labels, or a table of labels, of which the loader gives the rows.
+        tables: by name, None if the loader gives the labels, or a table of labels indexed by the loader.
             A table is (images,) or (images, classes), see `metrics.statistics`.
         device: where the model is.
         precision: "no", "fp16" or "bf16" for autocast.

@@ -38,7 +38,7 @@ def one_pass(
     on_broken: Callable[[str], None] | None = None,
     pin: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches (images, indices) over a split, each image once and as `card` wants it.
+    """Batches (images, indices) over a split, each image once, preprocessed as in `card`.
 
     Args:
         batch: images of a batch.

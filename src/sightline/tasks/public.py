@@ -1,4 +1,4 @@
-"""A checkpoint without a card as a classifier: its variant is found from the shapes of its tensors."""
+"""Open a checkpoint without a card as a classifier, identified by the shapes of its tensors."""
 
 import warnings
 
@@ -16,7 +16,7 @@ from sightline.util.errors import FileError, WeightsWarning
 
 
 def open_public(weights: Weights, name: str | None = None, args: Arguments | None = None) -> Loaded:
-    """Identify a published checkpoint, or one of ours without a card, and load it.
+    """Identify a published checkpoint, or one of our own without a card, and load it.
 
     Args:
         weights: the content of the file.

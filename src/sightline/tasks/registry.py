@@ -1,4 +1,4 @@
-"""The tasks by the name that a recipe gives as `task`. What a task does is imported when it is asked for.
+"""The tasks, by the name that a recipe gives as `task`. Their modules are imported on first use.
 
 spec = TASKS[config.task]
 task = spec.make(config, placement, note)      # to train
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Spec(Protocol):
-    """The functions in the module `spec` of a task, whose docstrings say more."""
+    """The functions in the module `spec` of a task, documented there."""
 
     def make(self, config: Any, placement: Placement, note: Note) -> Task:
         """The task of a run."""
@@ -70,7 +70,7 @@ class TaskSpec:
         name: the key `task` of a recipe.
         config: the dataclass of a whole run.
         best: the metric, in percent, by which the best weights are chosen.
-        shown: metrics in the line of an epoch, with their names for people.
+        shown: metrics in the line of an epoch, with their display names.
         marks: whether a file with this metadata holds a model of this task.
         unit: what is trained on, for rates and counts.
         counted: what the confusion matrix counts; by default `unit`.
@@ -175,5 +175,5 @@ LABELLED = TASKS["classification"]  # images with one label each: the task of pu
 
 
 def task_of(metadata: Metadata) -> TaskSpec | None:
-    """The task whose card is in the metadata of a file; None if it has no card, as public checkpoints."""
+    """The task whose card is in the metadata of a file; None if it has no card, like public checkpoints."""
     return next((spec for spec in TASKS.values() if spec.marks(metadata)), None)

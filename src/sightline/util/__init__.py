@@ -1,1 +1,1 @@
-"""What every layer may use: files, names, devices, provenance."""
+"""Utilities for every layer: files, names, devices, provenance."""

@@ -1,6 +1,6 @@
 """The three bases of every error that a user can cause; `sightline` prints each as one line.
 
-A message says what, what was given, what was expected, and an example or remedy:
+A message names the argument, what was expected, what was given, and an example or remedy:
 
     --scales: expected comma-separated factors between 0.1 and 8, e.g. 0.5,0.75,1.0; got 'abc'
 """

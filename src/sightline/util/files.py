@@ -76,9 +76,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise FileError(f"{path} is damaged; remove it and give the command again") from error
+        raise FileError(f"{path} is damaged; remove it and run the command again") from error
     if not isinstance(found, dict):
-        raise FileError(f"{path} is not what sightline wrote; remove it and give the command again")
+        raise FileError(f"{path} is not what sightline wrote; remove it and run the command again")
     return found
 
 
@@ -140,7 +140,7 @@ def file_digest(path: Path) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why an operation failed, in one line: the system's words if it has any."""
+    """Why an operation failed, in one line: the system's message if there is one."""
     strerror = getattr(error, "strerror", None)
     return strerror or " ".join(str(error).split())[:160] or type(error).__name__
 

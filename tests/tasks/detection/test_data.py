@@ -104,7 +104,7 @@ def test_what_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str
 def test_an_image_of_another_size(tmp_path: Path) -> None:
     path = make_data(tmp_path) / "train2017/0.png"
     Image.new("RGB", (10, 12)).save(path)
-    with pytest.raises(ImageError, match=rf"{path}: 12x10 pixels, but .* says 96x112"):
+    with pytest.raises(ImageError, match=rf"{path}: 12x10 .*96x112"):
         open_split(Data(path=str(tmp_path)), "train").image(0)
 
 

@@ -77,7 +77,7 @@ def test_parts_and_orders() -> None:
 
 @pytest.mark.parametrize("ends", [[0, 2, 1], [1, 2, 3], [0, 3], [0, 1, 2]])
 def test_what_does_not_belong_together(ends: list[int]) -> None:
-    with pytest.raises(ValueError, match="do not belong together"):
+    with pytest.raises(ValueError, match="sequences, offsets and labels"):
         TokenSet(np.zeros(3, np.uint8), np.array(ends), np.zeros(2, np.int64))
 
 

@@ -1,4 +1,4 @@
-"""The instruments applied: models and images in; numbers, a table and figures out. One file a study."""
+"""Studies: apply the instruments to models and images; return numbers, a table and figures. One file per study."""
 
 from sightline.analysis.studies.study import Study, Subject
 

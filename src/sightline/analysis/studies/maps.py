@@ -36,7 +36,7 @@ class Choice:
         queries: fractions of the height and width of the image; None for the class token.
         view: layers, heads or rollout.
         layers: numbers from 0 on, below zero from the end; all by default.
-        heads: numbers from 0 on; all by default, of which `layers` shows the mean.
+        heads: indices from 0; all by default, averaged in the view `layers`.
         animate: layers or queries; nothing by default.
     """
 
@@ -90,7 +90,7 @@ def telling(subject: Subject, choice: Choice) -> list[BlockCall]:
             raise ValueError(f"{subject.title} has no layer {layer}; its layers are 0 to {len(blocks) - 1}")
     chosen = blocks if choice.layers is None else [blocks[layer] for layer in choice.layers]
     if None in choice.queries and not any(block.prefix for block in chosen):
-        raise ValueError(f"{subject.title} has no class token in these layers; give a place such as 0.5,0.5")
+        raise ValueError(f"{subject.title} has no class token in these layers; give a position such as 0.5,0.5")
     return chosen
 
 

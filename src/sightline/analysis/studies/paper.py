@@ -18,12 +18,12 @@ from sightline.analysis.studies.rank import study_rank
 from sightline.analysis.studies.study import Study, Subject
 from sightline.util.errors import InputError
 
-RUNS = "every row is a training run of its own; train each with `sightline train`, compare with `sightline eval`"
+RUNS = "every row is a separate training run; train each with `sightline train`, compare with `sightline eval`"
 
 
 @dataclass(frozen=True)
 class Material:
-    """What the sections of a paper are made from.
+    """Input to the sections of a paper.
 
     Args:
         subjects: models and their images.

@@ -1,4 +1,4 @@
-"""Queries as people type them: the position of an image whose attention is drawn."""
+"""Parse queries: the position of an image whose attention is drawn."""
 
 from torch import Tensor, nn
 

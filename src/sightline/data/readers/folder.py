@@ -1,8 +1,8 @@
-"""A folder of images for every class, and what in it is not as it seems: other files, links, strays.
+"""One folder of images per class, and what else may be in it: other files, links, stray images.
 
 The class of an image is the folder right below the split, however deep the image lies in it. Links to images and to
-folders are followed; a folder that would be read twice, as in a loop, is an error. A name with a dot
-in front does not count.
+folders are followed; a folder that would be read twice, as in a loop, is an error. Hidden
+files are ignored.
 """
 
 import os
@@ -18,7 +18,7 @@ from sightline.util.errors import FileError
 
 
 class FolderReader(ReaderImageFolder):
-    """timm's reader of folders, with images of every kind that Pillow reads.
+    """timm's reader of folders, with every image format that Pillow reads.
 
     Args:
         root: the folder of a split.

@@ -44,7 +44,7 @@ class ShardReader(Reader):
         self.classes = classes
         of = {name: i for i, name in enumerate(classes)} | {str(i): i for i in range(len(classes)) if numbers}
         if strange := [label for label in found if label not in of]:
-            raise FileError(f"{self.paths[0]}: label {strange[0]!r} is none of the {len(classes)} classes")
+            raise FileError(f"{self.paths[0]}: label {strange[0]!r} is not one of the {len(classes)} classes")
         self.targets = [of[label] for label in labels]
 
     @staticmethod

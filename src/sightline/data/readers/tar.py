@@ -1,4 +1,4 @@
-"""timm's reader of tar files, with images of every kind that Pillow reads."""
+"""timm's reader of tar files, with every image format that Pillow reads."""
 
 import tarfile
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def read_tar(path: Path, classes: tuple[str, ...] | None) -> ReaderImageInTar:
 
 @contextmanager
 def _all_extensions() -> Iterator[None]:
-    """timm looks for .png, .jpg and .jpeg only unless it is told of others."""
+    """By default, timm only looks for .png, .jpg and .jpeg."""
     before = get_img_extensions()
     set_img_extensions(EXTENSIONS)
     try:

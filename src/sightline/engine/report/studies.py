@@ -27,7 +27,7 @@ def write_paper(
     write_studies(folder, head, studies)
     made = [html.Section(item.title, _blocks(item), "" if item.study else " (missing)") for item in sections]
     made.append(html.Section("Made by", [_about(head)]))
-    subtitle = f"{len(studies)} of {len(sections)} figures and tables could be made from what was given"
+    subtitle = f"{len(studies)} of {len(sections)} figures and tables could be made from the input"
     path = folder / f"{which}.html"
     write_text(path, html.render(PAPERS[which].title, made, subtitle=subtitle, warnings=warnings, contents=True))
     return path

@@ -1,4 +1,4 @@
-"""InLine attention as a core: O(N d^2), with a local residual whose weights each image makes for itself.
+"""InLine attention as a core: O(N d^2), with a local residual whose weights depend on the image.
 
 Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024).
 """

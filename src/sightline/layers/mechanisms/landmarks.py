@@ -1,6 +1,6 @@
 """Landmarks of SOFT: points among the queries of a map or a sequence.
 
-A patch without any token that counts has no landmark, so that masked tokens change nothing; `nowhere` takes its place.
+A fully masked patch has no landmark, so that masked tokens change nothing; `nowhere` takes its place.
 """
 
 import torch
@@ -131,7 +131,7 @@ def segment_means(x: Tensor, counts: Tensor, number: int) -> tuple[Tensor, Tenso
 def nowhere(like: Tensor) -> Tensor:
     """Points (1, m, 1, D) far from the tokens and from each other, in place of landmarks that are missing.
 
-    Their Gaussians are zero but for themselves. The matrix of the landmarks is then one of two blocks, of which that of
+    Their Gaussians are zero but for themselves. The matrix of the landmarks then has two blocks, and that of
     the missing ones is the identity: it leaves norm, iteration and inverse of the other as they are without it.
     """
     number, dim = like.shape[1], like.shape[3]

@@ -1,4 +1,4 @@
-"""No attention at all: values go straight to the projection. The limit that a fast mechanism is measured against."""
+"""No attention at all: values go straight to the projection. The speed limit for any mechanism."""
 
 import torch
 from torch import Tensor

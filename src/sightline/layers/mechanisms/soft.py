@@ -20,13 +20,13 @@ LANDMARKS = 128  # of the longest sequence, without a ratio
 
 
 class SoftCore(Core):
-    """SOFT. A patch, or run of a sequence, without any token that counts has no landmark.
+    """SOFT. A fully masked patch, or run of a sequence, has no landmark.
 
     Args:
         ratio: tokens from landmark to landmark; 0 for landmarks 32 pixels apart at any depth, as published, and for
             about 128 landmarks of a sequence.
         landmarks: if given, always this many (a square number) at any image size; at most this many of a sequence.
-        landmark: how landmarks are made: "conv" (published), "pool", "random" or "first"; see `Landmarks`.
+        landmark: how landmarks are computed: "conv" (published), "pool", "random" or "first"; see `Landmarks`.
         iterations: Newton-Raphson steps of the inverse.
     """
 

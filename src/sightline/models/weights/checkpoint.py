@@ -129,7 +129,7 @@ def choose(file: Checkpoint, name: str | None = None, args: Arguments | None = N
 
 
 def build(file: Checkpoint, choice: Choice) -> VisionModel:
-    """The chosen model with the weights of the file, to the last key; tables are resampled to its size.
+    """The chosen model with the weights of the file, every key loaded; tables are resampled to its size.
 
     Raises:
         MismatchError: the keys or shapes do not fit.
@@ -145,7 +145,7 @@ def build(file: Checkpoint, choice: Choice) -> VisionModel:
         check(adapt(file.shapes, empty), empty, identity)
         try:
             model = create(identity.name, **identity.kwargs)
-        except (MemoryError, RuntimeError) as error:  # torch's ways to say that memory does not suffice
+        except (MemoryError, RuntimeError) as error:  # how torch reports that memory is insufficient
             size = sum(p.numel() for p in empty.parameters()) * 4 / 1e9
             raise FileError(f"{identity} needs {size:.1f} GB; give a smaller img_size") from error
         model.load_state_dict(file.weights.state)
@@ -184,7 +184,7 @@ def _check_args(file: Checkpoint, found: Sequence[Identity], args: Arguments) ->
 
 
 def _named(file: Checkpoint, name: str) -> Identity:
-    """The variant that a user asks for, with the channels, classes and heads of the weights."""
+    """The requested variant, with the channels, classes and heads of the weights."""
     cls = VARIANTS[variant_name(name)].cls
     if cls.family != file.family:
         raise FileError(

@@ -49,7 +49,7 @@ class Mismatch:
     misshapen: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Each kind with its keys, empty ones too."""
+        """Each category with its keys, including empty ones."""
         return [
             ("missing", self.missing),
             ("unexpected", self.unexpected),
@@ -57,7 +57,7 @@ class Mismatch:
         ]
 
     def lines(self) -> list[str]:
-        """One line per kind that has keys, with the first few."""
+        """One line per non-empty category, with the first few keys."""
         return [f"{len(keys)} {what}: {some(keys)}" for what, keys in self.rows() if keys]
 
     def __bool__(self) -> bool:
@@ -173,8 +173,8 @@ def _check_heads(shown: Mapping[str, int], model: Target, published: bool) -> No
     for block, heads in shown.items():
         if heads != own.get(block, heads):
             raise FileError(
-                f"{block} has {heads} heads in the weights and {own[block]} in the model; build it with num_heads "
-                f"of the weights"
+                f"{block} has {heads} heads in the weights and {own[block]} in the model; build the model with "
+                f"the num_heads of the weights"
             )
     if published and own and not shown:
         counts = sorted(set(own.values()))

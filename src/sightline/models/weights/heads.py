@@ -1,8 +1,8 @@
 """How many heads weights were trained with.
 
-The shapes of qkv and proj are the same for any number of heads, so weights of another number load without a word and
-give wrong outputs. Some mechanisms show the number in their own tensors (`shapes`); else a card, a config.json next to
-the weights, or the name of the architecture records it.
+The shapes of qkv and proj are the same for any number of heads, so weights with another number would load silently
+and give wrong outputs. Some mechanisms show the number in their own tensors (`shapes`); otherwise a card, a config.json
+next to the weights, or the name of the architecture records it.
 """
 
 import json

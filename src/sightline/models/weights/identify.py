@@ -101,7 +101,7 @@ def build_empty(name: str, kwargs: Arguments) -> nn.Module:
 
 
 def check(native: State, model: nn.Module, identity: Identity) -> None:
-    """Reject weights that do not fit to the last key."""
+    """Reject weights unless every key fits."""
     if mismatch := compare(native, model):
         raise MismatchError(f"the weights do not fit {identity}", mismatch)
 

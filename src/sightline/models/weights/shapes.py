@@ -2,7 +2,7 @@
 
 Shapes do not show everything. Mechanisms without tensors of their own (softmax, linear, none, efficient, hydra,
 nystromformer) look alike, and so do pairs with the same tensors: SOFT and SOFT++, or linear_angular and nystromformer
-with its convolution. Softmax is taken where it fits, and SOFT for both kinds.
+with its convolution. Softmax is assumed if it fits, and SOFT for both SOFT and SOFT++.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Kernel launches as data: what a call allocates and launches is planned once per kind of call and then replayed.
+"""Kernel launches as data: what a call allocates and launches is planned once per signature and then replayed.
 
 Triton inspects every argument of every launch, which takes longer than a small kernel runs. A `Program` is planned from
 the layouts of its tensors alone, cached, and replayed with new addresses. Because planning needs no data, kernels can
@@ -61,7 +61,7 @@ class Kernel(Protocol):
 
 
 class Program:
-    """What one kind of call allocates and launches. The function that plans it sets `results`, the slots to return.
+    """What calls of one signature allocate and launch. The function that plans it sets `results`, the slots to return.
 
     Buffers that are not results share one allocation.
     """
@@ -245,7 +245,7 @@ _programs: dict[Hashable, Program] = {}
 
 
 def program_for(name: str, inputs: Sequence[Tensor | None], options: tuple, plan: Callable[..., Program]) -> Program:
-    """The program of a kind of call: cached by its options and the layouts of its inputs, or planned now."""
+    """The program of a call signature: cached by its options and the layouts of its inputs, or planned now."""
     device = next(t.device.index for t in inputs if t is not None)
     key = (name, device, options, products(torch.float32), *[None if t is None else _kind(t) for t in inputs])
     program = _programs.get(key)

@@ -252,7 +252,7 @@ def _compile_ahead(
     q: Layout, k: Layout, v: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None,
     grids: Layout | None, *, call: Call, save: bool,
 ) -> None:  # fmt: skip
-    """Before the first call of its kind, compile the kernels for short and for long images, and those of backward.
+    """Before the first call of a signature, compile the kernels for short and for long images, and those of backward.
 
     They are compiled in parallel, so that no later size has to compile.
     """

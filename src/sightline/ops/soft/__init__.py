@@ -50,7 +50,7 @@ def soft_attention(
         landmarks: (batch, m, heads, head_dim), m at least one.
         normalized: False for SOFT, which inverts A + 0.01 I; True for SOFT++, D^-1/2 A^+ D^-1/2 with
             D = diag(A 1).
-        iterations: Newton-Raphson steps of the inverse, of which no more than 30 are taken (59 in float64): further
+        iterations: Newton-Raphson steps of the inverse, at most 30 (59 in float64): further
             ones grow rounding errors only. The gradient is the inverse's, not that of the steps.
         scale: factor of q.
         key_mask: (batch, tokens) booleans, true where the token counts as a key.

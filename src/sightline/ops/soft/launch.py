@@ -59,12 +59,12 @@ class Plan:
 
     @property
     def queries(self) -> Constants:
-        """For dq and dv in a pass of their own."""
+        """For dq and dv in a separate pass."""
         return {**self.tile(), "M": 32 if self.width <= 64 else 16}
 
     @property
     def landmarks(self) -> Constants:
-        """For dl in a pass of its own."""
+        """For dl in a separate pass."""
         tile = self.tile()
         if self.warps == 8:
             tile["num_stages"] = 1
@@ -369,7 +369,7 @@ def _compile_ahead(
     q: Layout, v: Layout, landmarks: Layout, mask: Layout | None, cu: Layout | None, cu_landmarks: Layout | None, *,
     call: Call, save: bool,
 ) -> None:  # fmt: skip
-    """Before the first call of its kind, compile the kernels for short and for long images, and those of backward.
+    """Before the first call of a signature, compile the kernels for short and for long images, and those of backward.
 
     They are compiled in parallel, so that no later size has to compile, except the first with more than 64 landmarks.
     """

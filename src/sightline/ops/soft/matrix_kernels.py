@@ -4,8 +4,8 @@ Padded matrices as in `forward_kernels`: K is (images, heads, blocks * M, blocks
 (images, heads, 2, blocks * M, blocks * M) in float16: a number is the sum of two, which take as many bytes as a
 float32, have 22 bits, and are multiplied by three products at full speed of the tensor cores. Products are our own, as
 an image's inverse must not depend on what else is in the batch: a library's batched product chooses its order of
-summation by the number of matrices. All these matrices are symmetric but for rounding; to compute one half and mirror
-it is as right for 20 steps, and wrong for 30.
+summation by the number of matrices. All these matrices are symmetric up to rounding; computing one half and
+mirroring it is as accurate for 20 steps, but wrong for 30.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """Newton-Raphson inverse of a symmetric matrix, with the gradient of the inverse taken once.
 
 Softmax-free Linear Transformers (IJCV 2024): X_0 = a A, X <- 2 X - X A X. The step size belongs to each
-matrix, so an image's result does not depend on its batch mates.
+matrix, so an image's result does not depend on the rest of the batch.
 
 Every step doubles what rounding has left of X outside of the range of A: after k steps that is 2^k times the rounding
 error of X_0. `steps_in` therefore ends the iteration where this has grown to 64 times the size of X_0. Up to there X is
@@ -21,7 +21,7 @@ STEP = {False: 0.9 * 2, True: 2 - 2e-4}
 
 
 def steps_in(iterations: int, dtype: torch.dtype) -> int:
-    """How many of the steps asked for are taken: at most 30 in float32, 59 in float64."""
+    """How many of the requested steps are taken: at most 30 in float32, 59 in float64."""
     return min(iterations, 59 if dtype == torch.float64 else 30)
 
 

@@ -1,4 +1,4 @@
-"""What a classification run is configured with: data, model, augmentation, loss, teacher.
+"""Configuration of a classification run: data, model, augmentation, loss, teacher.
 
 Nothing heavy is imported here, so that `sightline train --help` stays fast.
 """
@@ -18,7 +18,7 @@ class Data:
 
     path: str | None = entry(None, "folder, tar file, WebDataset folder or hfds/NAME; by default the embedded data")
     source: Literal["auto", "folder", "tar", "wds", "hfds", "synthetic"] = entry(
-        "auto", "kind of data; auto looks at the path; synthetic needs none and measures speed"
+        "auto", "type of data; auto detects it from the path; synthetic needs no data and measures speed"
     )
     train_split: str | None = entry(None, "split to train on; by default train")
     val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
@@ -85,7 +85,7 @@ class Augment:
     mix_switch: float = entry(0.5, "probability of cutmix if both are on", least=0, most=1)
     mix_mode: Literal["batch", "pair", "elem"] = entry("batch", "mix with one ratio per batch, pair or image")
     mix_off_epoch: int | None = entry(None, "epoch from which images are no longer mixed", least=0)
-    repeats: int = entry(1, "repeated augmentation: an image comes this often in a row", least=1)
+    repeats: int = entry(1, "repeated augmentation: consecutive copies of each image", least=1)
 
 
 @dataclass(frozen=True)

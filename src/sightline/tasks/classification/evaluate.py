@@ -42,7 +42,7 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
     known = loaded.classes or tuple(str(i) for i in range(outputs))
     way = options.labels if options.labels in WAYS else "names"
     if not loaded.classes and way == "names":
-        way = "order"  # nobody knows the names of these outputs
+        way = "order"  # the names of these outputs are unknown
     positions = match(split.classes, known, way)
     tables = _tables(options.labels, split, positions, known)
     names = in_words(loaded.classes or _named_by_data(split, positions, known))
@@ -137,7 +137,7 @@ def _limit_note(data: Data, options: EvalOptions) -> list[str]:
 
 
 def _named_by_data(split: Split, positions: Sequence[int], known: Sequence[str]) -> list[str]:
-    """Names for outputs that have none of their own: those of the data's classes."""
+    """Names for unnamed outputs: those of the data's classes."""
     names = list(known)
     for position, name in zip(positions, split.classes, strict=True):
         names[position] = name

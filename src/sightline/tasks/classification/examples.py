@@ -19,7 +19,7 @@ IMAGES = 4
 def examples(loaded: Loaded, section: Data) -> Iterator[Example]:
     """Images of the evaluation split, of different classes, each with its class and the predicted one."""
     if section.source == "synthetic":
-        raise FileError("synthetic data have no test images")
+        raise FileError("synthetic data has no test images")
     card = cast(ModelCard, loaded.card)
     split, transform = open_split(section, "val", card.classes), make_transform(card)
     for index in _spread(split):

@@ -31,7 +31,7 @@ SYNTHETIC_STEPS = 100  # updates per epoch of synthetic data
 
 
 class Loader(Protocol):
-    """What the task asks of a loader."""
+    """The interface of a loader."""
 
     order: Order
 

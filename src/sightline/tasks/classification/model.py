@@ -47,7 +47,7 @@ def check_arguments(config: Model, data: Data, classes: int) -> None:
     args = config.args
     if args.get("num_classes", classes) != classes:
         raise InputError(
-            f"model.args: num_classes={args['num_classes']}, but the data have {classes} classes; leave it out"
+            f"model.args: num_classes={args['num_classes']}, but the data has {classes} classes; leave it out"
         )
     if args.get("in_chans", 3) not in MODES:
         raise InputError(f"model.args: in_chans={args['in_chans']}, but images are read with 3 channels or 1; give one")

@@ -97,7 +97,7 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 
 
 def train_transform(card: ModelCard, augment: Augment) -> Transform:
-    """Crop, flip and change colors with timm's transforms; uint8 comes out, which the device normalizes."""
+    """Crop, flip and change colors with timm's transforms; returns uint8, normalized later on the device."""
     from timm.data import create_transform
     from timm.data.transforms import ToNumpy
     from torchvision import transforms
@@ -133,7 +133,7 @@ def train_transform(card: ModelCard, augment: Augment) -> Transform:
 
 
 def eval_transform(card: ModelCard) -> Transform:
-    """Resize and cut out the center; uint8 comes out."""
+    """Resize and center crop; returns uint8."""
     from timm.data.transforms import ToNumpy
     from torchvision import transforms
 

@@ -26,7 +26,7 @@ def make(config: Config, placement: Placement, note: Note) -> Classification:
 
 
 def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
-    """The classifier in a file with a card: the weights must fit the model that the card names, to the last key."""
+    """The classifier in a file with a card: every key of the weights must fit the model that the card names."""
     try:
         card = ModelCard.from_metadata(metadata)
     except CardError as error:
@@ -37,7 +37,7 @@ def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
     if not count:
         raise FileError(f"{path}: these weights have no classifier; give a checkpoint that has one")
     if card.classes and len(card.classes) != count:
-        raise FileError(f"{path}: {len(card.classes)} names for {count} classes; write the weights again")
+        raise FileError(f"{path}: {len(card.classes)} names for {count} classes; save the weights again")
     return Loaded(model, card, make_transform(card), card.classes, path, "classification", _label(card))
 
 

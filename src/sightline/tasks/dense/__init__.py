@@ -1,1 +1,1 @@
-"""What tasks with an answer for every place of an image share: backbones, cards, loading."""
+"""Shared by segmentation and detection: backbones, cards, loading."""

@@ -157,7 +157,7 @@ def _level(width: int, stride: int, target: int) -> nn.Module:
 
 
 class WithBackbone(nn.Module):
-    """What timm's optimizer factory asks of a model with a `Backbone` in it."""
+    """What timm's optimizer factory needs from a model with a `Backbone`."""
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:

@@ -57,9 +57,9 @@ class DenseCard(ModelCard, Generic[H]):
         except (ValueError, RecursionError):
             values = None
         if base is None or not base.classes or not isinstance(values, dict):
-            raise CardError("the metadata of these weights is damaged; write the weights again")
+            raise CardError("the metadata of these weights is damaged; save the weights again")
         if base.input_size[0] != 3:
-            raise CardError(f"input_size={base.input_size} is not for color images; write the weights again")
+            raise CardError(f"input_size={base.input_size} is not for color images; save the weights again")
         shared = {item.name: getattr(base, item.name) for item in fields(ModelCard)}
         return cls(**shared, task=metadata["task"], head=read_fields(head, values, "head"))
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from sightline.tasks.options import entry
 from sightline.util.errors import InputError
 
-# Scores: their keys in files, and their names for people.
+# Scores: their keys in files, and their display names.
 SEGMENTATION = {"miou": "mIoU", "macc": "mAcc", "aacc": "aAcc"}
 DETECTION = {
     f"{kind}_{key}": f"{kind} {name}"

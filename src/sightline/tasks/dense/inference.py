@@ -61,7 +61,7 @@ def eval_section(kind: type[D], card: DenseCard[H], data: str | None, section: o
         raise InputError(f"{', '.join(wrong)}: for classifiers; leave it out for {NOUNS[card.task]}")
     if section is None:
         if data is None:
-            raise InputError("--data: say which images to evaluate on; only a run folder records its own")
+            raise InputError("--data: missing; give the images to evaluate on (only a run folder records its own)")
         section = kind()
     if not isinstance(section, kind):
         raise InputError(f"config.yaml: a run of another task than {card.task}; give the file of weights and --data")

@@ -31,7 +31,7 @@ class AnnotationError(ImageError):
 
 
 class Split(Protocol):
-    """What both tasks ask of a split."""
+    """The interface of a split."""
 
     @property
     def notes(self) -> tuple[str, ...]: ...

@@ -69,7 +69,7 @@ class Split:
         image = load_annotated(entry.path, entry.height, entry.width)
         if (image.height, image.width) != (entry.height, entry.width):
             raise AnnotationError(
-                f"{entry.path}: {image.height}x{image.width} pixels, but {self.title} says {entry.height}x{entry.width}"
+                f"{entry.path}: {image.height}x{image.width} pixels, but {self.title} has {entry.height}x{entry.width}"
             )
         return image
 

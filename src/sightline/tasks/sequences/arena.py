@@ -72,5 +72,5 @@ def read_rows(path: Path, task: str) -> list[Row]:
     if other != task:
         raise InputError(f"--out: {path} is the table of {other}; give another folder")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise FileError(f"{path} is not what sightline wrote; remove it and give the command again")
+        raise FileError(f"{path} is not what sightline wrote; remove it and run the command again")
     return rows

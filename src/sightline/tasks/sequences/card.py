@@ -64,4 +64,4 @@ class SequenceCard:
                 raise ValueError("values that do not fit")
             return cls(metadata["model"], arguments, tuple(classes), task, length)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise FileError("its card is damaged; write the weights again") from error
+            raise FileError("its card is damaged; save the weights again") from error

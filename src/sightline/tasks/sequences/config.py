@@ -1,4 +1,4 @@
-"""What a run on sequences is configured with: data, model and loss.
+"""Configuration of a run on sequences: data, model and loss.
 
 Nothing heavy is imported here, so that `sightline train --help` stays fast.
 """
@@ -73,4 +73,4 @@ class Config:
         check_schedule(self.schedule)
         for key in ("train", "val", "test"):
             if self.data.path is not None and getattr(self.data, key) is not None:
-                raise InputError(f"data.{key}: for data that are generated; leave it out, or --data")
+                raise InputError(f"data.{key}: only for generated data; leave out either this or --data")

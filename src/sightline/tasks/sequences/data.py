@@ -17,7 +17,7 @@ from sightline.util.errors import FileError
 Note = Callable[[str, int, int], None]
 PAUSE = 5.0  # seconds between progress lines
 SPLITS = ("train", "val", "test")
-VERSION = 1  # of the generators: another one makes other data
+VERSION = 1  # of the generators; changed whenever the generated data changes
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SequenceTask:
 
     Args:
         classes: names, in the order of the labels.
-        tokens: kinds of tokens.
+        tokens: vocabulary size.
         length: where sequences are cut, as published.
         sizes: examples of the three splits that are generated.
         files: what `data.path` must be.
@@ -57,7 +57,7 @@ SEQUENCE_TASKS: dict[str, SequenceTask] = {
 
 
 def open_splits(config: Data, path: str | None, note: Note, splits: tuple[str, ...] = SPLITS) -> dict[str, TokenSet]:
-    """The splits that are asked for, by name.
+    """The requested splits, by name.
 
     Args:
         path: files of the user; without it the data are generated, where they can be.

@@ -70,7 +70,7 @@ def generate(count: int, seed: int, note: Callable[[int, int], None] | None = No
 
 
 def grow(rng: np.random.Generator, trees: int) -> list[Level]:
-    """The levels of as many trees, of which those of another length than asked for are taken out again."""
+    """The levels of this many trees, without those whose length is out of range."""
     levels: list[Level] = []
     tree = np.arange(trees)
     length = np.zeros(trees, dtype=np.int64)

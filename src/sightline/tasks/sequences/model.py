@@ -77,7 +77,7 @@ def load(path: Path) -> tuple[SequenceEncoder, SequenceCard]:
 
 
 def fill(model: nn.Module, path: Path) -> None:
-    """Read weights, as data only, into a model that they fit to the last key."""
+    """Read weights, as data only, into a model; every key must fit."""
     weights = read_weights(path)
     check_recorded(weights, model)
     _check(path, model, weights.state)

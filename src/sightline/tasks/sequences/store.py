@@ -58,7 +58,7 @@ def load(path: Path, check: Check | None = None) -> TokenSet:
         found = load_file(path)
         values, ends, labels = (found[key] for key in KEYS)
         if (values.dtype, ends.dtype, labels.dtype) != (np.uint8, np.int64, np.int64):
-            raise ValueError("its numbers are of other kinds")
+            raise ValueError("unexpected dtypes")
         if {values.ndim, ends.ndim, labels.ndim} != {1}:
             raise ValueError("its arrays are of other shapes")
         tokens = TokenSet(values, ends, labels)

@@ -28,7 +28,7 @@ def read_imdb(folder: Path, split: str, length: int) -> TokenSet:
 
 
 def read_pairs(path: Path, length: int) -> TokenSet:
-    """A file such as new_aan_pairs.train.tsv: label, two names and two texts a line, separated by tabs.
+    """A file such as new_aan_pairs.train.tsv: label, two names and two texts per line, separated by tabs.
 
     Empty lines are left alone.
     """

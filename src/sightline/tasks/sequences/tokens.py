@@ -32,7 +32,7 @@ class TokenSet:
     def __post_init__(self) -> None:
         fits = len(self.ends) == self.towers * len(self.labels) + 1 and self.ends[0] == 0
         if not fits or self.ends[-1] != len(self.values) or (np.diff(self.ends) < 0).any():
-            raise ValueError("sequences, their ends and labels do not belong together; make the data again")
+            raise ValueError("sequences, offsets and labels do not match; generate the data again")
 
     @classmethod
     def pack(cls, sequences: Iterable[bytes], labels: Iterable[int], length: int, towers: int = 1) -> "TokenSet":

@@ -1,1 +1,1 @@
-"""Mechanisms that InLine and SOFT are compared with, each written from its paper and in a file of its own."""
+"""Mechanisms that InLine and SOFT are compared with, each implemented from its paper, one file each."""

@@ -3,7 +3,7 @@
 Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention (AAAI 2021). With landmarks of the queries and
 of the keys,
     out = softmax(q l_k^T) softmax(l_q l_k^T)^+ softmax(l_q k^T) v,   scores divided by sqrt(d)
-and the pseudo-inverse by the iteration of Razavi et al., which is made of products alone. With as many landmarks as
+and the pseudo-inverse by the iteration of Razavi et al., which only needs matrix products. With as many landmarks as
 tokens it is softmax attention.
 """
 
@@ -91,6 +91,6 @@ def pseudo_inverse(matrix: Tensor, iterations: int) -> Tensor:
 
 
 def _softmax(scores: Tensor, keep: Tensor) -> Tensor:
-    """Softmax over what is kept, zero elsewhere; a row of which nothing is kept is zero."""
+    """Softmax over what is kept, zero elsewhere; a row with nothing kept is zero."""
     kept = scores.masked_fill(~keep, torch.finfo(scores.dtype).min).softmax(-1)
     return kept.masked_fill(~keep, 0)
