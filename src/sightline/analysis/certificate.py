@@ -160,7 +160,7 @@ def _affine(feature_map: FeatureMap, head: int) -> tuple[Tensor, Tensor]:
 
 
 def _below_zero(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
-    """Two queries whose least coordinate lies below zero, at different depths: relu forgets by how much."""
+    """Two queries whose least coordinate lies below zero, at different depths: relu maps both to zero there."""
     weight = torch.eye(len(query), dtype=query.dtype, device=query.device)
     bias = torch.zeros_like(query)
     if feature_map.phi == AFFINE_MAP:

@@ -88,7 +88,7 @@ def pairs(queries: Tensor, rows: Tensor, thresholds: Thresholds) -> tuple[Tensor
 
 def _distances(x: Tensor) -> Tensor:
     """||x_i - x_j|| over the longer of the two, (H, Q, Q); 0 for two zeros."""
-    # Not through a matrix product: it loses the small distances that are looked for.
+    # Not through a matrix product: it would lose the small distances of interest.
     distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     lengths = x.norm(dim=-1)
     longer = torch.maximum(lengths[:, :, None], lengths[:, None, :])

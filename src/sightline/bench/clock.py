@@ -204,7 +204,7 @@ def _warm_up(call: Call, sets: int, clock: Clock) -> float:
 
 
 def _extra_bytes(call: Call, device: torch.device) -> int:
-    """Peak GPU memory of a call, without what was in use before."""
+    """Peak GPU memory of a call beyond what was allocated before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -140,7 +140,7 @@ def first_process(mechanism: str, mode: str, dtype: str, device: torch.device, c
         return time.perf_counter() - start
 
     with torch.set_grad_enabled(mode != "forward"):
-        # Starting the GPU (context, matrix library) is not part of anybody's first call.
+        # Starting the GPU (context, matrix library) is not part of any candidate's first call.
         seconds(lambda: torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device))
         plain = calls()
         first = seconds(plain[0])

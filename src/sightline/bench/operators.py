@@ -241,7 +241,7 @@ def count_flops(candidate: OpCandidate, case: OpCase, mode: str) -> int:
     plain = OpCandidate(candidate.name, candidate.spec, "torch")
     operands = make_operands(case, candidate.spec or Spec("softmax"), torch.float32, "meta", 0)
     for leaf in operands.leaves.values():
-        leaf.requires_grad_(False)  # otherwise the counter asks views of them for their gradients
+        leaf.requires_grad_(False)  # otherwise the counter would need gradients of their views
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         operator_of(plain, case, torch.device("meta"))(operands)
     return counter.get_total_flops() * (1 if mode == "forward" else 3)

@@ -182,7 +182,7 @@ def file_stem(what: str, dtypes: Sequence[str], about: About) -> str:
 
 
 def describe_run(command: str, device: torch.device) -> About:
-    """What must be known to measure again."""
+    """What is needed to measure again."""
     commit, clean = source_commit()
     return {
         "command": command,

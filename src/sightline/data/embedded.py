@@ -15,8 +15,8 @@ from sightline.util.files import file_digest, write_bytes
 SPLITS = {
     "train": "4942a5f859118f64076ce3df4f2509efa7f8857bb9bd9abbee9547c1c9940ef1",
     "test": "19442ec469494b82caf330c778620dfea4c3eb4c653b8ea4341c7396bb963701",
-}  # what the unpacked tar files must hash to
-VERSION = "fashion-mnist-1"  # the folder in the cache; another one for other data
+}  # hashes of the unpacked tar files
+VERSION = "fashion-mnist-1"  # the folder in the cache; renamed whenever the data changes
 
 
 def embedded(folder: Path | None = None) -> Path:
@@ -41,7 +41,7 @@ def _caches() -> list[Path]:
     if given := os.environ.get("SIGHTLINE_CACHE"):
         return [Path(given)]
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    # A name of one's own: another user's folder could neither be written nor be trusted.
+    # Per user: another user's folder could neither be written to nor trusted.
     return [Path(user) / "sightline", Path(tempfile.gettempdir()) / f"sightline-{_user()}"]
 
 

@@ -40,7 +40,7 @@ def load_image(source: Source, name: str | None = None, channels: int = 3) -> Im
         raise ImageError(f"{title}: images are read with 1 or 3 channels, not {channels}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata, and of large images below the limit
+            warnings.simplefilter("ignore")  # about odd metadata, and large images below the limit
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
                 image.load()
                 return _flatten(ImageOps.exif_transpose(image)).convert(MODES[channels])
@@ -50,7 +50,7 @@ def load_image(source: Source, name: str | None = None, channels: int = 3) -> Im
         raise ImageError(f"{title}: cannot be read (Permission denied)") from error
     except (KeyboardInterrupt, MemoryError):
         raise
-    except Exception as error:  # decoders raise whatever a damaged file leads them to
+    except Exception as error:  # decoders raise all sorts of errors on damaged files
         raise ImageError(f"{title}: cannot be read as an image ({_reason(error, title)})") from error
 
 

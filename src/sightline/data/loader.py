@@ -31,7 +31,7 @@ def start_worker(number: int) -> None:
 
 
 def close_loader(loader: DataLoader[T]) -> None:
-    """End the processes of a loader. They ignore signals, so nothing else would."""
+    """End the processes of a loader. They ignore signals, so they must be ended explicitly."""
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None and hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()

@@ -52,7 +52,7 @@ class Split:
         return len(self.indices)
 
     def name(self, index: int) -> str:
-        """The file of an image, as messages call it."""
+        """The file name of an image, for messages."""
         return f"{self.title}/{self.reader.filename(self.indices[index]) or self.indices[index]}"
 
     def image(self, index: int, channels: int = 3) -> Image.Image:
@@ -178,7 +178,7 @@ def _open_folder(folder: Path, classes: tuple[str, ...] | None) -> Split:
         raise FileError(
             f"{error.filename or folder}: cannot be read ({error.strerror}); check its permissions"
         ) from error
-    if reader.strange:  # images of a class that training does not know would be left out silently
+    if reader.strange:  # images of a class that is not in training would be left out silently
         raise FileError(
             f"{folder}: class {reader.strange[0]!r} is not among the {len(reader.class_to_idx)} of training; "
             f"rename the folder"

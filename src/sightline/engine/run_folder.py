@@ -59,7 +59,7 @@ class RunFolder:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
     def rewind(self, epochs: int) -> None:
-        """Keep the metrics of the first `epochs` only; drop lines that were cut short."""
+        """Keep the metrics of the first `epochs` only; drop truncated lines."""
         path = self.path / METRICS
         if not path.exists():
             return

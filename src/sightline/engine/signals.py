@@ -40,7 +40,7 @@ class StopSignals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A context in which a signal raises `Stopped`: data are being read, and there is nothing to save."""
+        """A context in which a signal raises `Stopped`: data is being read, and there is nothing to save yet."""
         self._deferred = False
         try:
             yield

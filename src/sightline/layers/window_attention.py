@@ -139,7 +139,7 @@ def resample_bias(table: Tensor, window: int) -> Tensor:
 
 
 def _same_region(grid: Grid, size: Grid, shift: Grid, device: torch.device) -> Tensor:
-    """(windows, n, n): which tokens of a cyclically shifted window belong together. Padding is a region of its own."""
+    """(windows, n, n): which tokens of a cyclically shifted window belong together. Padding is a separate region."""
     labels = []
     for length, side, by in zip(grid, size, shift, strict=True):
         full = -(-length // side) * side

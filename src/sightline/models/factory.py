@@ -62,7 +62,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def describe_models() -> list[dict[str, Any]]:
-    """Every model of ours: published figures, width, heads and depth per stage, attention; as JSON can hold it."""
+    """Every sightline model: published figures, width, heads and depth per stage, attention; as JSON can hold it."""
     rows: list[dict[str, Any]] = []
     for name, variant in VARIANTS.items():
         args = arguments(name)

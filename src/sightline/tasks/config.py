@@ -13,11 +13,11 @@ from sightline.util.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """How many images make an update."""
+    """Batch size."""
 
-    size: int = entry(1024, "images of one update, over all processes and micro-batches", least=1)
-    accumulate: int = entry(1, "micro-batches that an update is computed in, one after the other", least=1)
-    eval_size: int | None = entry(None, "images of one evaluation step, over all processes; by default as in training",
+    size: int = entry(1024, "images per update, over all processes and micro-batches", least=1)
+    accumulate: int = entry(1, "micro-batches per update (gradient accumulation)", least=1)
+    eval_size: int | None = entry(None, "images per evaluation step, over all processes; by default as in training",
                                   least=1)  # fmt: skip
 
 
@@ -26,7 +26,7 @@ class Optim:
     """The optimizer, from timm."""
 
     name: str = entry("adamw", "timm optimizer; see timm.optim.list_optimizers()")
-    lr: float = entry(5e-4, "learning rate; for a batch of optim.lr_batch if that is given", least=0)
+    lr: float = entry(5e-4, "learning rate; for batch size optim.lr_batch if given", least=0)
     lr_batch: int | None = entry(None, "scale the rate linearly: lr x batch.size / lr_batch", least=1)
     weight_decay: float = entry(
         0.05, "weight decay; not applied to 1-d parameters, biases and position tables", least=0
@@ -34,22 +34,22 @@ class Optim:
     betas: tuple[float, ...] | None = entry(None, "betas of the optimizer; by default its own", least=0, below=1)
     eps: float | None = entry(None, "epsilon of the optimizer; by default its own", least=0)
     momentum: float = entry(0.9, "momentum, for the optimizers that have it", least=0, most=1)
-    args: Mapping[str, object] = entry({}, "further arguments of the optimizer")
-    clip: float | None = entry(None, "largest norm of the gradient", above=0)
-    clip_mode: Literal["norm", "value", "agc"] = entry("norm", "how gradients are clipped")
-    layer_decay: float | None = entry(None, "factor of the rate from a layer to the one before it", above=0, most=1)
+    args: Mapping[str, object] = entry({}, "additional arguments of the optimizer")
+    clip: float | None = entry(None, "gradient clipping threshold; none by default", above=0)
+    clip_mode: Literal["norm", "value", "agc"] = entry("norm", "gradient clipping mode")
+    layer_decay: float | None = entry(None, "layer-wise learning-rate decay", above=0, most=1)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The learning rate over time, from timm; it changes at every update."""
 
-    name: Literal["cosine", "linear", "tanh", "step", "multistep", "poly"] = entry("cosine", "form of the schedule")
+    name: Literal["cosine", "linear", "tanh", "step", "multistep", "poly"] = entry("cosine", "learning-rate schedule")
     epochs: int = entry(300, "epochs of the schedule, including warm-up, excluding cool-down", least=1)
-    warmup_epochs: float = entry(0.0, "epochs over which the rate rises", least=0)
-    warmup_lr: float = entry(1e-6, "rate at the very start", least=0)
-    min_lr: float = entry(0.0, "rate at the end", least=0)
-    cooldown_epochs: int = entry(0, "epochs at the lowest rate", least=0)
+    warmup_epochs: float = entry(0.0, "warm-up epochs", least=0)
+    warmup_lr: float = entry(1e-6, "initial learning rate of the warm-up", least=0)
+    min_lr: float = entry(0.0, "final learning rate", least=0)
+    cooldown_epochs: int = entry(0, "epochs at min_lr after the schedule", least=0)
     scale_all: bool = entry(False, "scale warmup_lr and min_lr with the batch too, as Swin's recipe does")
     decay_epochs: float = entry(30.0, "epochs between the steps of `step`", above=0)
     decay_rate: float = entry(0.1, "factor of a step", least=0)
@@ -60,18 +60,18 @@ class Schedule:
 class Ema:
     """A running average of the weights, which is evaluated in their place."""
 
-    decay: float = entry(0.0, "decay of the average for every update, 0 for none", least=0, below=1)
+    decay: float = entry(0.0, "EMA decay per update, 0 for none", least=0, below=1)
     batch: int | None = entry(None, "batch size that the decay is for: decay ** (batch.size / ema.batch)", least=1)
-    warmup: bool = entry(False, "start with a short average that grows to the decay")
+    warmup: bool = entry(False, "increase the decay gradually at the start")
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where it runs, what it writes, and when it stops."""
+    """Device, outputs and limits of a run."""
 
     folder: str | None = entry(None, "folder of the run; by default runs/NAME-OF-THE-RECIPE, with a number")
     resume: Literal["auto", "never", "must"] = entry(
-        "auto", "resume an unfinished run of the same configuration; never; or fail if there is none"
+        "auto", "auto: resume an unfinished run of the same configuration; must: fail if there is none"
     )
     seed: int = entry(0, "seed of weights, order and augmentation", least=0, most=2**63 - 1)
     device: str = entry("auto", "cpu, cuda, mps; auto takes the GPU if there is one")
@@ -84,11 +84,11 @@ class Run:
     save_minutes: float | None = entry(10.0, "minutes between checkpoints inside an epoch; null for none", least=0)
     save_steps: int | None = entry(None, "updates between checkpoints inside an epoch", least=1)
     skip_nonfinite: int = entry(0, "batches with a non-finite loss or gradient to skip before stopping", least=0)
-    max_steps: int | None = entry(None, "stop after this many updates in all", least=1)
-    timeout: float = entry(600.0, "seconds after which processes give up on each other", least=1, most=10**7)
+    max_steps: int | None = entry(None, "stop after this many updates in total", least=1)
+    timeout: float = entry(600.0, "seconds before a process gives up waiting for the others", least=1, most=10**7)
     tensorboard: bool = entry(True, "write TensorBoard events")
     report: bool = entry(True, "write figures and the report at the end")
-    log_every: int = entry(50, "updates between lines if there is no terminal", least=1)
+    log_every: int = entry(50, "updates between log lines without a terminal", least=1)
 
 
 class ModelSection(Protocol):

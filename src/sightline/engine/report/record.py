@@ -53,7 +53,7 @@ class Record:
 
 
 def read_record(folder: Path) -> Record:
-    """Read a run folder; lines of the metrics that were cut short are skipped.
+    """Read a run folder; truncated lines of the metrics are skipped.
 
     Raises:
         ValueError: it is not the folder of a run.

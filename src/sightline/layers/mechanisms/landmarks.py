@@ -169,7 +169,7 @@ def _patches(counts: Tensor, grid: Grid, size: int) -> Tensor:
 
 
 def _filled(q: Tensor, counts: Tensor | None, grid: Grid, size: int) -> tuple[Tensor, Tensor | None, Grid]:
-    """A map up to whole patches; what is added does not count."""
+    """A map padded to whole patches; the padding does not count."""
     bottom, right = (-side % size for side in grid)
     if not bottom and not right:
         return q, counts, grid

@@ -154,7 +154,7 @@ def build(file: Checkpoint, choice: Choice) -> VisionModel:
 
 
 def _layout(file: Checkpoint) -> Layout:
-    """The layout with heads from the best source that there is."""
+    """The layout with heads from the best available source."""
     layout = with_recorded(file.layout, file.heads)
     published = file.family == "deit" and not file.native and file.heads is None
     return with_published_width(layout) if published else layout

@@ -118,7 +118,7 @@ def compare(state: State, model: Target | nn.Module) -> Mismatch:
     """What keeps `state`, in the model's own layout, from loading into `model`."""
     own = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     return Mismatch(
-        # Batch norm makes its counters itself.
+        # Batch norm creates its counters itself.
         missing=tuple(k for k in own if k not in state and not k.endswith("num_batches_tracked")),
         unexpected=tuple(k for k in state if k not in own),
         misshapen=tuple(

@@ -141,7 +141,7 @@ def _kwargs(layout: Layout, name: str) -> Arguments:
 
 
 def plain(value: object) -> object:
-    """As one writes it: a single value for a single stage, a single side for a square, patterns as text."""
+    """In short notation: a single value for a single stage, a single side for a square, patterns as text."""
     if isinstance(value, tuple) and isinstance(value[0], tuple):
         return format_pattern(value)
     if isinstance(value, tuple) and (len(value) == 1 or (len(value) == 2 and value[0] == value[1])):

@@ -14,7 +14,7 @@ from sightline.util.errors import InputError
 
 @dataclass(frozen=True)
 class Data:
-    """Where images come from and what they become before augmentation."""
+    """Source and preprocessing of images."""
 
     path: str | None = entry(None, "folder, tar file, WebDataset folder or hfds/NAME; by default the embedded data")
     source: Literal["auto", "folder", "tar", "wds", "hfds", "synthetic"] = entry(
@@ -29,34 +29,34 @@ class Data:
     mean: tuple[float, ...] | None = entry(None, "mean of the channels, 0 to 1; by default ImageNet's")
     std: tuple[float, ...] | None = entry(None, "deviation of the channels; by default ImageNet's", least=1e-6)
     interpolation: Literal["bicubic", "bilinear", "nearest", "random"] = entry("bicubic", "resampling of images")
-    crop_pct: float | None = entry(None, "share of the side that evaluation keeps; by default the model's",
+    crop_pct: float | None = entry(None, "fraction of the side kept by the evaluation crop; by default the model's",
                                    least=0.01, most=1)  # fmt: skip
-    workers: int = entry(2, "loader processes for each training process; 0 loads in the process itself", least=0,
+    workers: int = entry(2, "loader processes per training process; 0 loads in the process itself", least=0,
                          most=1024)  # fmt: skip
-    preload: bool = entry(False, "decode once to uint8 in the memory of the device and augment there, in batches")
+    preload: bool = entry(False, "decode once, keep as uint8 in device memory, and augment whole batches there")
     preload_size: int | tuple[int, int] | None = entry(
-        None, "pixels that preloaded images are kept at; by default data.size", least=1
+        None, "size of preloaded images in pixels; by default data.size", least=1
     )
     on_error: Literal["stop", "skip"] = entry("stop", "on an unreadable image: stop, or skip, count and report it")
     image_key: str = entry("image", "name of the image in a Hugging Face dataset")
     label_key: str = entry("label", "name of the label in a Hugging Face dataset")
-    limit: int | None = entry(None, "use the first images of every class only, this many", least=1)
+    limit: int | None = entry(None, "use only the first N images per class", least=1)
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained."""
+    """The model to train."""
 
     name: str = entry("inline_deit_tiny", "a model of sightline or timm, as `sightline list` shows")
     args: Mapping[str, object] = entry({}, "arguments of the model, such as {depths: 6, attention: softmax}")
     checkpoint: str | None = entry(
-        None, "weights to start from, public or sightline's own; a new classifier if need be"
+        None, "weights to start from, public or sightline's own; the classifier is replaced if the classes differ"
     )
-    pretrained: bool = entry(False, "start from the weights that timm publishes for this model, downloaded")
+    pretrained: bool = entry(False, "download and start from timm's published weights of this model")
     drop: float = entry(0.0, "dropout before the classifier", least=0, below=1)
     drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
-    grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
-    channels_last: bool = entry(False, "keep images as NHWC in memory")
+    grad_checkpointing: bool = entry(False, "recompute blocks in the backward pass: less memory, more time")
+    channels_last: bool = entry(False, "use the channels-last (NHWC) memory format")
     compile: bool = entry(False, "torch.compile the model")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = entry(
         None, "mode of torch.compile"
@@ -65,18 +65,18 @@ class Model:
 
 @dataclass(frozen=True)
 class Augment:
-    """What happens to training images."""
+    """Augmentation of training images."""
 
     crop: Literal["resized", "padded", "center"] = entry(
-        "resized", "random resized crop; random crop after padding by an eighth; or the evaluation's own crop"
+        "resized", "random resized crop; random crop after padding by an eighth; or the evaluation crop"
     )
-    scale: tuple[float, float] = entry((0.08, 1.0), "share of the image that a random resized crop keeps",
+    scale: tuple[float, float] = entry((0.08, 1.0), "area fraction of a random resized crop",
                                        least=0.001, most=1)  # fmt: skip
-    ratio: tuple[float, float] = entry((0.75, 4 / 3), "width to height of a random resized crop", least=0.01)
-    hflip: float = entry(0.5, "probability of a mirror image", least=0, most=1)
-    vflip: float = entry(0.0, "probability of turning upside down", least=0, most=1)
+    ratio: tuple[float, float] = entry((0.75, 4 / 3), "aspect ratio of a random resized crop", least=0.01)
+    hflip: float = entry(0.5, "probability of a horizontal flip", least=0, most=1)
+    vflip: float = entry(0.0, "probability of a vertical flip", least=0, most=1)
     color_jitter: float = entry(0.0, "brightness, contrast and saturation; not together with auto", least=0)
-    auto: str | None = entry(None, "RandAugment and relatives in timm's notation, such as rand-m9-mstd0.5-inc1")
+    auto: str | None = entry(None, "AutoAugment or RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1")
     erase: float = entry(0.0, "probability of erasing a rectangle", least=0, most=1)
     erase_mode: Literal["pixel", "rand", "const"] = entry("pixel", "what an erased rectangle is filled with")
     mixup: float = entry(0.0, "alpha of mixup, 0 for none", least=0)
@@ -90,7 +90,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimized."""
+    """The loss."""
 
     name: Literal["cross_entropy", "bce"] = entry("cross_entropy", "softmax cross entropy, or binary per class")
     smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
@@ -102,9 +102,9 @@ class Distill:
 
     teacher: str | None = entry(None, "any model of timm or sightline; none by default")
     args: Mapping[str, object] = entry({}, "arguments of the teacher")
-    checkpoint: str | None = entry(None, "weights of the teacher; by default those that timm publishes")
-    mode: Literal["soft", "hard"] = entry("soft", "follow the teacher's probabilities, or its first choice")
-    weight: float = entry(0.5, "share of the teacher in the loss", least=0, most=1)
+    checkpoint: str | None = entry(None, "weights of the teacher; by default timm's published ones")
+    mode: Literal["soft", "hard"] = entry("soft", "match the teacher's probabilities, or its top class")
+    weight: float = entry(0.5, "weight of the teacher in the loss", least=0, most=1)
     temperature: float = entry(1.0, "temperature of soft distillation", least=0.01)
 
 

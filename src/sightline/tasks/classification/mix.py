@@ -42,7 +42,7 @@ def mix(
         Mixed images, and probabilities (B, classes).
     """
     ratio, cut, centre = (values[slots.numpy()] for values in _draw(augment, rng, size))
-    # Compared, not F.one_hot: that one asks for the largest class first.
+    # Not F.one_hot, which looks for the largest class first.
     soft = (targets.unsqueeze(1) == torch.arange(classes, device=targets.device)).float()
     if (ratio == 1).all():
         return images, soft

@@ -57,7 +57,7 @@ def check_arguments(config: Model, data: Data, classes: int) -> None:
 
 
 def load_weights(model: nn.Module, path: str) -> None:
-    """Read weights as data only; a classifier for other classes, and another attention mechanism, stay new.
+    """Read weights as data only; a new classifier or attention mechanism keeps its initial values.
 
     Raises:
         FileError: they do not fit, or are of a segmenter or detector.

@@ -86,7 +86,7 @@ def make_loader(samples: Samples, keys: Keys, workers: int, pin: bool) -> DataLo
 
 
 def _keep_a_bit() -> None:
-    """timm's posterize may ask for no bits at all, which Pillow rejects from version 13 on: keep at least one."""
+    """timm's posterize may keep zero bits, which Pillow 13 and newer rejects: keep at least one."""
     from timm.data.auto_augment import NAME_TO_OP
 
     NAME_TO_OP |= dict.fromkeys(("Posterize", "PosterizeIncreasing", "PosterizeOriginal"), _posterize)
@@ -118,7 +118,7 @@ def train_transform(card: ModelCard, augment: Augment) -> Transform:
             separate=True,
             use_prefetcher=True,
         )
-    except (AssertionError, ValueError, KeyError) as error:  # all else of it has been checked
+    except (AssertionError, ValueError, KeyError) as error:  # everything else in it has been checked
         raise InputError(
             f"augment.auto: timm does not know {augment.auto!r} ({error}); give one such as rand-m9-mstd0.5-inc1"
         ) from error

@@ -121,7 +121,7 @@ class Classification:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End what was started to load images."""
+        """End the loader processes."""
         self.loader.close()
 
     def _layout(self, images: Tensor) -> Tensor:

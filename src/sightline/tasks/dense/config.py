@@ -35,7 +35,7 @@ class DenseData:
     on_error: Literal["stop", "skip"] = entry(
         "stop", "on an image or annotation that cannot be used: stop, or skip, count and report it"
     )
-    limit: int | None = entry(None, "use only the first images, this many", least=1)
+    limit: int | None = entry(None, "use only the first N images", least=1)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DenseModel:
         None, "initial weights of the backbone: a classifier, public or sightline's own, or the backbone inside a "
         "segmenter or detector; a file or a run folder",
     )  # fmt: skip
-    pretrained: bool = entry(False, "download and start from the weights that timm publishes for this backbone")
+    pretrained: bool = entry(False, "download and start from timm's published weights of this backbone")
     drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
     grad_checkpointing: bool = entry(False, "recompute blocks in the backward pass: less memory, more time")
     compile: bool = entry(False, "torch.compile the model")

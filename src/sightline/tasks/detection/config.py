@@ -14,7 +14,7 @@ class Data(DenseData):
     """Images and COCO instances."""
 
     short: int = entry(800, "pixels of the short side", least=16)
-    long: int = entry(1333, "pixels that the long side may then have", least=16)
+    long: int = entry(1333, "maximum pixels of the long side", least=16)
     empty: Literal["drop", "keep"] = entry("drop", "training images without objects: drop or keep them")
 
 
@@ -59,9 +59,9 @@ class Loss:
 class Inference:
     """What counts as a detection."""
 
-    score: float = entry(0.05, "least score", least=0, most=1)
+    score: float = entry(0.05, "minimum score", least=0, most=1)
     nms: float = entry(0.5, "IoU above which the weaker of two boxes of a class is dropped", least=0, most=1)
-    detections: int = entry(100, "at most so many per image", least=1)
+    detections: int = entry(100, "maximum number per image", least=1)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ SPLITS = {
     "val": ("val2017", "val", "valid", "validation", "test"),
 }
 Target = dict[str, Tensor]
-LEAST = 0.01  # pixels; a box with a shorter side may have none after it is resized
+LEAST = 0.01  # pixels; a box with a shorter side may vanish when it is resized
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ class Data(DenseData):
     ignore: int | None = entry(None, "mask value of ignored pixels; by default that of the classes file, or 255",
                                least=0, most=65535)  # fmt: skip
     zero: Literal["auto", "class", "ignore"] = entry(
-        "auto", "mask value 0: the first class, or ignored with classes from 1 on; auto recognizes ADE20K"
+        "auto", "mask value 0: the first class, or ignored, with classes starting at 1; auto recognizes ADE20K"
     )
     size: int | tuple[int, int] = entry(512, "pixels of a training crop, 512 or [height, width]", least=32)
     short: int | None = entry(None, "pixels of the short side before random scaling and in evaluation; by default "
                               "unchanged", least=16)  # fmt: skip
-    long: int = entry(2048, "pixels that the long side may then have", least=16)
+    long: int = entry(2048, "maximum pixels of the long side", least=16)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Model(DenseModel):
 
     head: Literal["upernet", "semantic_fpn"] = entry("upernet", "decoder")
     channels: int = entry(512, "width of the decoder", least=8)
-    drop: float = entry(0.1, "dropout before the classifier of the pixels", least=0, most=1)
+    drop: float = entry(0.1, "dropout before the pixel classifier", least=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class Augment:
     """Augmentation of training images and their masks."""
 
     scale: tuple[float, float] = entry((0.5, 2.0), "random scale", least=0.05, most=20)
-    most_of_one: float = entry(0.75, "share of one class above which another crop is tried", least=0, most=1)
+    most_of_one: float = entry(
+        0.75, "maximum share of one class in a crop; otherwise another crop is tried", least=0, most=1
+    )
     hflip: float = entry(0.5, "probability of a horizontal flip", least=0, most=1)
     colour: bool = entry(True, "random brightness, contrast, saturation and hue")
 
@@ -56,7 +58,7 @@ class Loss:
 class Inference:
     """How images are evaluated, in training too."""
 
-    mode: Literal["whole", "slide"] = entry("whole", "the image at once, or windows of data.size")
+    mode: Literal["whole", "slide"] = entry("whole", "the whole image, or sliding windows of data.size")
     stride: int | tuple[int, int] | None = entry(None, "pixels between windows; by default two thirds of them",
                                                  least=1)  # fmt: skip
     scales: tuple[float, ...] = entry((1.0,), "scales to average over", least=0.1, most=8)

@@ -16,7 +16,7 @@ from sightline.util.errors import InputError
 class Data:
     """Which sequences."""
 
-    path: str | None = entry(None, "folder with the files as published; listops and pathfinder can do without")
+    path: str | None = entry(None, "folder with the files as published; not needed for listops and pathfinder")
     name: Literal["listops", "text", "retrieval", "image", "pathfinder"] = entry(
         "listops", "the task of the Long Range Arena"
     )
@@ -26,9 +26,9 @@ class Data:
     test: int | None = entry(None, "examples to generate for the test; by default as published", least=1)
     seed: int = entry(0, "seed of the generator, and of the shuffle of published images", least=0,
                       most=2**63 - 1)  # fmt: skip
-    cache: str | None = entry(None, "folder that generated data are kept in; by default in the user's cache")
+    cache: str | None = entry(None, "cache folder for generated data; by default in the user's cache")
     epoch_steps: int | None = entry(
-        None, "updates of an epoch, after which there is an evaluation; by default a pass over the data", least=1
+        None, "updates per epoch (between evaluations); by default one pass over the data", least=1
     )
 
 
@@ -42,14 +42,14 @@ class Model:
     checkpoint: str | None = entry(None, "weights to start from, of the same model")
     drop: float = entry(0.0, "dropout of embeddings, attention and MLPs", least=0, most=0.99)
     drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
-    grad_checkpointing: bool = entry(False, "keep only the input of each block: less memory, more time")
+    grad_checkpointing: bool = entry(False, "recompute blocks in the backward pass: less memory, more time")
     compile: bool = entry(False, "torch.compile the model")
     compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimized: softmax cross entropy."""
+    """Softmax cross entropy."""
 
     smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
 

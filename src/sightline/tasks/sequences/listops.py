@@ -80,7 +80,7 @@ def grow(rng: np.random.Generator, trees: int) -> list[Level]:
         value = np.where(operator, rng.integers(10, 14, len(tree)), rng.integers(0, 10, len(tree)))
         levels.append(Level(tree, value, arguments))
         length += np.bincount(tree, 1 + operator, minlength=trees).astype(np.int64)
-        arguments = np.where(length[tree] <= LONGEST, arguments, 0)  # too long already: it need not grow on
+        arguments = np.where(length[tree] <= LONGEST, arguments, 0)  # already too long: it need not grow further
         tree = np.repeat(tree, arguments)
     fits = (length >= SHORTEST) & (length <= LONGEST)
     number = np.cumsum(fits) - 1
@@ -89,7 +89,7 @@ def grow(rng: np.random.Generator, trees: int) -> list[Level]:
 
 
 def write(levels: list[Level]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Trees as tokens behind each other (total,), their lengths (trees,) and their answers (trees,)."""
+    """Concatenated tokens of the trees (total,), their lengths (trees,) and their answers (trees,)."""
     sizes: list[np.ndarray] = []
     size = answer = np.zeros(0, dtype=np.int64)
     for level in reversed(levels):

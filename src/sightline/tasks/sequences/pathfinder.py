@@ -27,9 +27,9 @@ SIDE = 32
 LINK = 3  # largest distance, along rows or columns, between neighboring dashes of a path
 DASH, GAP = 2.0, 3.0  # lengths from tip to tip in pixels; a gap of 3 has one or two dark pixels
 DASHES = 6  # of the two long paths
-DISTRACTORS = 8  # short paths that are tried in an image; those that fit stay
+DISTRACTORS = 8  # short paths that are tried in an image; those that fit are kept
 IMAGES = 2048  # made at a time
-MANY = 8  # batches of them from which on several processes are worth their start
+MANY = 8  # batches from which starting several processes is worthwhile
 CLASSES = ("unconnected", "connected")
 
 

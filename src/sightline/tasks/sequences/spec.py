@@ -27,4 +27,4 @@ def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
 
 def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
     """Models of sequences take no images."""
-    raise InputError(f"{loaded.path}: a model of sequences, not of images; `sightline eval` takes it")
+    raise InputError(f"{loaded.path}: a model of sequences, not of images; use `sightline eval`")

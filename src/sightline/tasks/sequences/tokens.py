@@ -13,7 +13,7 @@ ROUND = 64  # batches are padded to multiples of this, so that there are few len
 
 @dataclass(frozen=True)
 class TokenSet:
-    """Sequences behind each other.
+    """Concatenated sequences.
 
     Args:
         values: (total,) uint8, the tokens; their ids are one more, since 0 is padding.

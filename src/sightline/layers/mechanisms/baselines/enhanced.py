@@ -1,7 +1,7 @@
 """Enhanced linear attention of EfficientViT: relu linear attention over tokens at several scales, O(N d^2).
 
 EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense Prediction (ICCV 2023). Next to the tokens
-themselves, queries, keys and values aggregated from small neighborhoods attend with heads of their own:
+themselves, queries, keys and values aggregated from small neighborhoods attend with their own heads:
     out = A(q, k, v) + sum_s W_s A(agg_s(q), agg_s(k), agg_s(v)),   A linear attention with relu
 agg is a depthwise convolution and a matrix for every head, of q, k and v each. In the paper the output projection takes
 all scales concatenated; here W_s brings each to the width of one before it, which amounts to the same.
@@ -61,7 +61,7 @@ class EnhancedCore(Core):
         return torch.cat([left for left, _ in pairs], 1), torch.cat([right for _, right in pairs], 1)
 
     def by_rows(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, place: Place) -> Tensor:
-        """Each scale has values of its own."""
+        """Each scale has its own values."""
         first, *others = self.rows(q, k, queries, place).split(self.num_heads, 1)
         out = torch.einsum("bhqm,bmhd->bqhd", first, hide(v, place.hidden(k)))
         for scale, rows in zip(self.scales, others, strict=True):
@@ -78,7 +78,7 @@ class Scale(nn.Module):
         self.fuse = nn.Linear(dim, dim, bias=False)
 
     def tokens(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Triple:
-        """q, k and v aggregated on the grids of queries and keys; masked tokens are nobody's neighbors."""
+        """q, k and v aggregated on the grids of queries and keys; masked tokens do not contribute."""
         if place.key_mask is not None:
             hidden = place.hidden(k)
             k, v = hide(k, hidden), hide(v, hidden)

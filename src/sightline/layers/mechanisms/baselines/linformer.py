@@ -21,7 +21,7 @@ from sightline.util.errors import InputError
 
 
 class LinformerCore(Core):
-    """Linformer. Prefix tokens have no position in the tables: they stay keys of their own next to the projected ones.
+    """Linformer. Prefix tokens have no position in the tables: they remain separate keys next to the projected ones.
 
     Args:
         rank: projected keys m.
