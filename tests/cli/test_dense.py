@@ -48,7 +48,7 @@ def test_the_run_folder(run: Path) -> None:
 
 
 def test_eval_gives_what_training_gave(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "--checkpoint", str(run), "--json", "--workers", "0"]) == 0
+    assert main(["eval", "--checkpoint", str(run), "--json", "--workers", "0", "--device", "cpu"]) == 0
     facts = json.loads(capsys.readouterr().out)
     done = json.loads((run / "done.json").read_text())
     key = "miou" if facts["task"] == "segmentation" else "box_ap"

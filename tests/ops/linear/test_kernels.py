@@ -1,6 +1,7 @@
 """The kernels against the reference: output and every gradient, per dtype, at odd sizes, on poisoned memory."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -222,17 +223,25 @@ def test_more_than_two_to_the_31_elements() -> None:
     assert_close("output", out[-1:], want.double(), TOLERANCE[torch.bfloat16])
 
 
+HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "warps",
-    [8, pytest.param(4, marks=pytest.mark.xfail(strict=False, reason="a fault of Triton: sums are 3 to 6 % off"))],
-)
-@pytest.mark.parametrize("dim", [80, 96])
-@pytest.mark.parametrize("count", [196, 4096])
+    ("count", "dim", "warps", "wrong"),
+    [(196, 80, 8, False), (196, 96, 8, False), (4096, 80, 8, False), (4096, 96, 8, False),
+     (196, 96, 4, True), (4096, 80, 4, True), (4096, 96, 4, True)],
+)  # fmt: skip
 def test_products_of_128_channels_of_which_80_or_96_are_live(
-    count: int, dim: int, warps: int, monkeypatch: pytest.MonkeyPatch
+    count: int, dim: int, warps: int, wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sums over the keys in tiles of 128 channels: right with 8 warps, which the plans use; wrong with 4 warps."""
+    """The sums over the keys in tiles of 128 channels: right with 8 warps, which the plans use; 3 to 6 % off with 4.
+
+    That is a fault of Triton (seen with 3.6 on compute capability 9.0). When it is fixed, this test fails and the plans
+    may use 4 warps.
+    """
+    if wrong and not HOPPER:
+        pytest.skip("the fault is known for compute capability 9.0")
     rules = launch.plan
 
     def with_warps(*args: object) -> launch.Plan:
@@ -245,7 +254,8 @@ def test_products_of_128_channels_of_which_80_or_96_are_live(
     forget()
     try:
         inputs = tokens(2, count, 2, dim, torch.bfloat16)
-        compare(inline, inputs, TOLERANCE[torch.bfloat16], residual=False)
+        with pytest.raises(AssertionError) if wrong else nullcontext():
+            compare(inline, inputs, TOLERANCE[torch.bfloat16], residual=False)
     finally:
         forget()
 
