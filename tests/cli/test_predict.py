@@ -167,7 +167,7 @@ def test_broken_images(tmp_path: Path, capsys: CAPTURE, weights: str) -> None:
         (["IMAGE"], "--checkpoint"),
         (["--checkpoint", "MODEL"], "IMAGE"),
         (["none.png", "--checkpoint", "MODEL"], "none.png"),
-        (["", "--checkpoint", "MODEL"], "an image with an empty name"),
+        (["", "--checkpoint", "MODEL"], "path is empty"),
         (["IMAGE", "--checkpoint", "MODEL", "--on-error", "skp"], "did you mean 'skip'?"),
         (
             ["IMAGE", "--checkpoint", "MODEL", "--attention", "/proc/x"],

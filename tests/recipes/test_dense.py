@@ -64,7 +64,7 @@ def test_inline_on_coco(base: str, backbone: str, title: str, drop_path: float, 
     name, (head, epochs) = f"{base}_{backbone}", UNQUOTED[base]
     text, config = opening(name), config_of(name)
     assert f"with {title}, {'1x' if epochs == 12 else '3x'} ({epochs} epochs)." in text.splitlines()[0]
-    assert "in the tables of the InLine paper and not repeated here" in text
+    assert "in the tables of the InLine paper" in text
     assert f"-m sightline train --config {name} --data COCO" in text
     assert f"--model.checkpoint {backbone}.safetensors" in text
     assert (config.model.name, config.model.head, config.schedule.epochs) == (backbone, head, epochs)

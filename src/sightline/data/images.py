@@ -88,7 +88,7 @@ def find_images(given: Iterable[str]) -> list[Path]:
     for text in given:
         path = Path(text)
         if not text.strip():
-            raise InputError("an image with an empty name; give files, folders or patterns in quotes")
+            raise InputError("an image path is empty; give files, folders or quoted patterns")
         if path.is_dir():
             inside = sorted(item for item in path.rglob("*") if item.suffix.lower() in EXTENSIONS and item.is_file())
             if not inside:
@@ -98,7 +98,7 @@ def find_images(given: Iterable[str]) -> list[Path]:
             if not inside:
                 raise InputError(f"{text}: no file matches this pattern")
         elif not path.exists():
-            raise InputError(f"{text}: there is no such file; give images, folders, or patterns in quotes")
+            raise InputError(f"{text}: there is no such file; give images, folders or quoted patterns")
         else:
             inside = [path]
         paths.update(dict.fromkeys(inside))

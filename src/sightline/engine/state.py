@@ -129,4 +129,4 @@ def restore(
             scaler.load_state_dict(cast(dict[str, Any], unpack(saved.record["scaler"], saved.tensors)))
         return Progress.from_record(saved.record)
     except (KeyError, RuntimeError, TypeError) as error:
-        raise FileError(f"{saved.path}: of another run ({' '.join(str(error).split())[:200]})") from error
+        raise FileError(f"{saved.path}: belongs to another run ({' '.join(str(error).split())[:200]})") from error

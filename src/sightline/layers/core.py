@@ -100,7 +100,7 @@ class Core(nn.Module):
     def __init__(self, dim: int, num_heads: int, stride: int = 16, length: int | None = None) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise InputError(f"num_heads={num_heads} does not divide dim={dim}; choose heads that do")
+            raise InputError(f"num_heads={num_heads} does not divide dim={dim}; choose a divisor")
         self.dim = dim
         self.num_heads = num_heads
         self.head_dim = dim // num_heads

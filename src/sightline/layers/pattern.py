@@ -64,7 +64,7 @@ def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[S
     rest = depth - fixed
     if open_parts > 1 or rest < 0 or (open_parts == 0 and rest != 0):
         raise InputError(
-            f"attention={attention!r}: {entry!r} does not make the {depth} blocks of its stage; "
+            f"attention={attention!r}: {entry!r} does not add up to the {depth} blocks of its stage; "
             f"write counts that add up, as in 'inline*2+softmax*{max(depth - 2, 1)}'"
         )
     return [spec for spec, count in zip(specs, counts, strict=True) for _ in range(rest if count is None else count)]

@@ -34,7 +34,7 @@ def stage_dims(dims: int | Sequence[int], stages: int) -> tuple[int, ...]:
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
     """Stochastic depth rising linearly from 0 to `rate` over all blocks."""
     if not 0 <= rate < 1:
-        raise InputError(f"drop_path_rate={rate}: expected a share of blocks from 0 to below 1")
+        raise InputError(f"drop_path_rate={rate}: expected a probability from 0 to below 1")
     last = max(sum(depths) - 1, 1)
     flat = iter([rate * i / last for i in range(sum(depths))])
     return [[next(flat) for _ in range(depth)] for depth in depths]

@@ -119,7 +119,9 @@ class SequenceEncoder(nn.Module):
         if ids.shape[1] == 0:
             ids = nn.functional.pad(ids, (0, 1), value=PAD)
         if ids.shape[1] > self.max_length:
-            raise InputError(f"{ids.shape[1]} tokens for a model of max_length={self.max_length}; cut the sequences")
+            raise InputError(
+                f"{ids.shape[1]} tokens for a model of max_length={self.max_length}; truncate the sequences"
+            )
         self._check(ids)
         mask = ids != PAD if self.masked else None
         x = self.embed(ids) + self.pos_embed[:, : ids.shape[1]]

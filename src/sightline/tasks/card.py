@@ -107,7 +107,7 @@ def _input(values: dict[str, Any]) -> dict[str, Any]:
         raise CardError(f"interpolation={values.get('interpolation')!r} is not one of {', '.join(INTERPOLATIONS)}")
     crop = values.get("crop_pct")
     if not isinstance(crop, int | float) or not 0 < crop <= 1:
-        raise CardError(f"crop_pct={crop!r} is not a share between 0 and 1")
+        raise CardError(f"crop_pct={crop!r} is not between 0 and 1")
     channels, height, width = (int(side) for side in size)
     return {
         "input_size": (channels, height, width),

@@ -47,7 +47,7 @@ def check_device(name: str, key: str) -> None:
         raise InputError(f"{key}: {name} cannot be used: torch {torch.__version__} finds no MPS; give cpu or auto")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if number and int(number) >= count:
-        raise InputError(f"{key}: {name} cannot be used: the highest number here is {kind}:{count - 1}")
+        raise InputError(f"{key}: {name} cannot be used: the last device here is {kind}:{count - 1}")
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

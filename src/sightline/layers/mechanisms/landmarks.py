@@ -46,8 +46,8 @@ class Landmarks(nn.Module):
         else:
             if down * across > q.shape[1]:
                 raise InputError(
-                    f"soft(landmark={self.kind},landmarks={down * across}): the image has {q.shape[1]} tokens only; "
-                    f"ask for fewer landmarks, or for landmark=pool"
+                    f"soft(landmark={self.kind},landmarks={down * across}): the image has only {q.shape[1]} tokens; "
+                    f"use fewer landmarks, or landmark=pool"
                 )
             points, some = picked(q, counts, self._number(counts, grid), down * across, self.kind)
             points = points * scale

@@ -158,7 +158,7 @@ def _stages(shapes: Block, count: int) -> list[list[Block]]:
             found[stage].setdefault(int(match[2]), {})[match[3]] = shape
     for stage, blocks in found.items():
         if not blocks:
-            raise FileError(f"stage {stage} has no blocks; the checkpoint is not complete")
+            raise FileError(f"stage {stage} has no blocks; the checkpoint is incomplete")
         gap = next(i for i in range(len(blocks) + 1) if i not in blocks)
         if gap != len(blocks):
             raise FileError(
@@ -174,7 +174,7 @@ def _axis(shapes: Mapping[str, Shape], key: str, axis: int) -> int:
     """The size along an axis of a required tensor."""
     shape = shapes.get(key)
     if shape is None:
-        raise FileError(f"{key} is missing; the checkpoint is not complete")
+        raise FileError(f"{key} is missing; the checkpoint is incomplete")
     if len(shape) <= axis or not all(shape):
         raise FileError(f"{key} has shape {shape}, which no model of this family has")
     return shape[axis]
@@ -186,7 +186,7 @@ def _first(blocks: Sequence[Block], keys: Sequence[str], axis: int) -> int:
         for block in blocks:
             if key in block:
                 return _axis(block, key, axis)
-    raise FileError(f"no block has any of {some(keys)}; the checkpoint is not complete")
+    raise FileError(f"no block has any of {some(keys)}; the checkpoint is incomplete")
 
 
 def _heads(blocks: Sequence[Block], dim: int) -> int | None:
