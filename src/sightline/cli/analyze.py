@@ -108,9 +108,9 @@ class Injectivity(Images):
 
 @dataclass(frozen=True, kw_only=True)
 class Locality(Images):
-    """Measure the fraction of attention inside the 3x3 neighbourhood of the query, by layer, next to uniform."""
+    """Measure the fraction of attention inside the 3x3 neighborhood of the query, by layer, next to uniform."""
 
-    size: int = option("side of the neighbourhood in tokens; by default 3", default=3, metavar="N")
+    size: int = option("side of the neighborhood in tokens; by default 3", default=3, metavar="N")
     queries: int = option("queries per image, evenly spread; by default 256", default=256, metavar="N")
 
 
@@ -118,11 +118,11 @@ class Locality(Images):
 class Masking(Images):
     """Measure accuracy when every query loses its local 3x3, 5x5 or 7x7 keys, or as many random ones.
 
-    Images need labels: a folder with one folder per class, a tar file, a data set, or embedded.
+    Images need labels: a folder with one folder per class, a tar file, a dataset, or embedded.
     """
 
     limit: int = option("images to evaluate, evenly spread over classes; by default 500", default=500, metavar="N")
-    sizes: str = option("sides of the neighbourhoods; by default 3,5,7", default="3,5,7", metavar="NUMBERS")
+    sizes: str = option("sides of the neighborhoods; by default 3,5,7", default="3,5,7", metavar="NUMBERS")
     batch_size: int = option("images per batch; by default 16", default=16, metavar="N")
 
 
@@ -397,7 +397,7 @@ COMMAND = Group(
             "--checkpoint runs/linear --checkpoint runs/inline",
         ),
         "locality": _instrument(
-            "locality", Locality, study_locality, "attention inside the neighbourhood of the query, by layer",
+            "locality", Locality, study_locality, "attention inside the neighborhood of the query, by layer",
             "--checkpoint runs/quick",
             "--data photos --attention softmax --attention inline",
             "--model inline_deit_tiny --data embedded --size 5",

@@ -23,7 +23,7 @@ class Options:
     found and draw it over the images.
 
     An image may be a file, a folder (with the folders in it) or a pattern in quotes, such as 'photos/*.jpg'. EXIF
-    orientation is applied; any colour space, bit depth and size is accepted.
+    orientation is applied; any color space, bit depth and size is accepted.
     """
 
     image: tuple[str, ...] = positional("images, folders or patterns")
