@@ -210,11 +210,13 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_core_imports_no_extra() -> None:
     code = f"import sys, sightline; print([m for m in {EXTRAS} if m in sys.modules])"
     assert python(code) == "[]"
 
 
+@pytest.mark.slow
 def test_the_core_runs_without_extras() -> None:
     code = f"""
 import sys

@@ -43,11 +43,13 @@ def test_public_names() -> None:
         sightline.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_models_are_registered_whatever_the_script_is_called() -> None:
     code = "import sys; sys.argv = ['/usr/bin/sightline']; import sightline, timm; print(timm.is_model('soft_tiny'))"
     assert python(code) == "True"
 
 
+@pytest.mark.slow
 def test_registration_can_be_left_out() -> None:
     code = "import sys, sightline; print('torch' in sys.modules, sightline.list_models('soft_tiny'))"
     assert python(code, SIGHTLINE_REGISTER="0") == "False ['soft_tiny']"

@@ -96,6 +96,7 @@ def check(model: nn.Module, found: AttentionMap, seen: tuple[Tensor, tuple[int, 
     torch.testing.assert_close(mixed, out[0, token], rtol=1e-3, atol=1e-4 * float(out.abs().max()))
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @torch.no_grad()

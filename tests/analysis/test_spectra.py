@@ -175,6 +175,7 @@ def test_live_bytes_by_hand() -> None:
     assert live.now == 12000
 
 
+@pytest.mark.slow
 def test_counting_without_data_equals_counting_with_it() -> None:
     for mechanism in ("softmax", "soft(landmarks=49)"):
         counted = measure_peak("a method", mechanism, 1, "forward")
@@ -186,6 +187,7 @@ def test_counting_without_data_equals_counting_with_it() -> None:
         assert counted.weights < counted.peak < 2**28
 
 
+@pytest.mark.slow
 def test_memory_of_a_matrix_grows_with_the_square() -> None:
     study = study_memory((1, 2), {"softmax, matrix in memory": "softmax", "inline": "inline"})
     peaks = {(p["method"], p["mode"], p["tokens"]): p["peak"] - p["weights"] for p in study.facts["peaks"]}

@@ -13,6 +13,7 @@ CPU = torch.device("cpu")
 SHAPES = [parse_shape(text) for text in ("2,2,8,1+3x4", "2,2,8,1+5x6", "2,2,8,1+4x7")]
 
 
+@pytest.mark.slow
 def test_the_failure_of_a_process_is_reported() -> None:
     with pytest.raises(RunError, match=r"first calls of inlne failed: .*no mechanism"):
         first_calls("inlne", "forward", "float32", CPU, SHAPES)

@@ -83,6 +83,7 @@ def test_models_of_timm_with_and_without_a_size() -> None:
         build(Network("resnet18", "resnet18", {"bogus": 1}), (64, 64))
 
 
+@pytest.mark.slow
 def test_compiled_models_match_and_can_be_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     plan = ModelPlan(CASE, "forward", "float32", True, (TINY,))

@@ -46,6 +46,7 @@ def broken_kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["forward", "forward+backward"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_help_of_every_instrument(name: str, capsys: CAPTURE) -> None:
     assert max(map(len, shown.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_maps(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None:
     out = tmp_path / "out"
     picture = str(data / "red" / "00.png")
@@ -166,6 +167,7 @@ def test_memory(tmp_path: Path, capsys: CAPTURE) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_inline_page(tmp_path: Path, capsys: CAPTURE, data: Path) -> None:
     run_folder(tmp_path / "run<b>", data.parent)
     out = tmp_path / "out"
@@ -192,6 +194,7 @@ def test_pages_say_what_is_missing(tmp_path: Path, capsys: CAPTURE, monkeypatch:
     assert "RANDOM" in (tmp_path / "soft" / "soft.html").read_text()
 
 
+@pytest.mark.slow
 def test_pages_without_labels_or_soft_layers(
     tmp_path: Path, capsys: CAPTURE, data: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +209,7 @@ def test_pages_without_labels_or_soft_layers(
     assert re.search(r"^missing  Fig. 5: Newton convergence: model has no SOFT blocks", shown, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["pvt", "swin", "cswin", "soft"])
 def test_every_family(tmp_path: Path, capsys: CAPTURE, data: Path, family: str) -> None:
     classifier(tmp_path / "model.safetensors", family=family)
@@ -214,6 +218,7 @@ def test_every_family(tmp_path: Path, capsys: CAPTURE, data: Path, family: str) 
         analyze(capsys, tmp_path / "out", name, *given, "--img-size", "64x80")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

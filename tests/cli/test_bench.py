@@ -41,6 +41,7 @@ def test_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "s left]" in err
 
 
+@pytest.mark.slow
 def test_models_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         *MODELS,
@@ -63,6 +64,7 @@ def test_models_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert only_report(tmp_path).rows[0].images_per_s == data["rows"][0]["images_per_s"]
 
 
+@pytest.mark.slow
 def test_models_with_other_mechanisms(tmp_path: Path) -> None:
     others = ["--attention", "performer(features=4)", "--attention", "focused", "--rivals", "softmax"]  # former name
     assert main([*MODELS, "--img-size", "32", "--mode", "forward", *others, "--out", str(tmp_path)]) == 0
@@ -80,6 +82,7 @@ def test_wrong_mechanisms(wrong: str, message: str, capsys: pytest.CaptureFixtur
     assert "--attention: only applies to `bench models`" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_wrong_operator_is_rejected_and_the_status_is_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +102,7 @@ def test_a_wrong_operator_is_rejected_and_the_status_is_one(
     assert err.count("sightline: refused: inline triton on ") == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_keeps_what_it_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +125,7 @@ def test_cold_start_by_both_names(name: str, capsys: pytest.CaptureFixture[str])
     assert "'2,2'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_cold_start(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "COMPOSED_LONG", cold_start.COMPOSED)
     shapes = [word for text in ("2,2,8,1+3x4", "2,2,8,1+5x6") for word in ("--shape", text)]
@@ -139,6 +144,7 @@ def test_cold_start(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
         assert found[f"{what}graphs compiled"] <= 2
 
 
+@pytest.mark.slow
 def test_goals_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from sightline.bench import cases, plans
 

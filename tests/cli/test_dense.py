@@ -47,6 +47,7 @@ def test_the_run_folder(run: Path) -> None:
     assert [row["epoch"] for row in rows] == [1, 2]
 
 
+@pytest.mark.slow
 def test_eval_gives_what_training_gave(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--checkpoint", str(run), "--json", "--workers", "0", "--device", "cpu"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -34,6 +34,7 @@ def test_published_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["input"]["crop_pct"] == 0.9
 
 
+@pytest.mark.slow
 def test_other_size_attention_and_classes(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--img-size", "384x640", "--attention", "softmax", "--num-classes", "10")
     found, usual = facts(capsys, "inline_cswin_tiny", *arguments), facts(capsys, "inline_cswin_tiny")
@@ -96,6 +97,7 @@ def test_bad_input(arguments: list[str], named: list[str], capsys: pytest.Captur
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_why_there_are_more_parameters_at_another_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "soft_norm_tiny", "--img-size", "512x768"]) == 0
     shown = capsys.readouterr().out

@@ -91,6 +91,7 @@ def _parameters(mechanism: str) -> int:
     return sum(p.numel() for p in model.blocks[0].parameters())  # type: ignore[index,union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_extra_parameters_are_those_of_a_block(mechanism: str) -> None:
     assert MECHANISMS[mechanism].extra_parameters() == _parameters(mechanism) - _parameters("softmax")

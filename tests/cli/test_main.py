@@ -49,6 +49,7 @@ def test_the_real_command_answers_help_without_torch() -> None:
     assert not {"torch", "timm", "numpy", "rich"} & imported
 
 
+@pytest.mark.slow
 def test_module_exits_with_two_and_one_line() -> None:
     run = [sys.executable, "-m", "sightline", "info", "inline_deit_tny"]
     done = subprocess.run(run, env=PYTHON, capture_output=True, text=True)
@@ -59,6 +60,7 @@ def test_module_exits_with_two_and_one_line() -> None:
     assert "did you mean 'inline_deit_tiny'?\n" in done.stderr
 
 
+@pytest.mark.slow
 def test_closed_pipe_is_silent() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -122,6 +122,7 @@ def test_public_checkpoints_speak_in_words(tmp_path: Path, capsys: CAPTURE) -> N
     assert row["class"] == str(row["index"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["deit", "pvt", "swin", "cswin", "soft"])
 def test_attention_pictures(tmp_path: Path, capsys: CAPTURE, family: str) -> None:
     data = pictures(tmp_path / "pictures", count=1)

@@ -33,6 +33,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--{key} " in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -218,6 +219,7 @@ def test_a_base_lies_below(tmp_path: Path) -> None:
         load_recipe(str(tmp_path / "high.yaml"))
 
 
+@pytest.mark.slow
 def test_a_run_and_its_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiny", [segmentation, detection], ids=["segmentation", "detection"])
 def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tiny.make_data(tmp_path / "data", 4)

@@ -73,6 +73,7 @@ class Page(HTMLParser):
         self.words += data
 
 
+@pytest.mark.slow
 def test_pictures_and_page(folder: Path) -> None:
     page = write_report(folder)
     assert page == folder / "report.html"
@@ -91,6 +92,7 @@ def test_pictures_and_page(folder: Path) -> None:
         assert words in found.words
 
 
+@pytest.mark.slow
 def test_names_are_escaped(folder: Path) -> None:
     (folder / "classes.json").write_text(json.dumps(CLASSES))
     page = write_report(folder)
@@ -137,6 +139,7 @@ def test_the_record(folder: Path) -> None:
     assert record.series("nothing") == ([], [])
 
 
+@pytest.mark.slow
 def test_many_classes(folder: Path) -> None:
     count = 60
     (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(count)]))
@@ -157,6 +160,7 @@ def test_segmentation_counts_pixels_and_names_its_head(folder: Path) -> None:
     assert "b250.0 %100.0 %50.0 %" in words.replace("\n", "")  # of two pixels one was found, and no other taken for it
 
 
+@pytest.mark.slow
 def test_detection_has_a_table_of_classes(folder: Path) -> None:
     config = {"task": "detection", "model": {"name": "inline_pvt_tiny", "head": "retinanet"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

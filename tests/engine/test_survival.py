@@ -70,6 +70,7 @@ def slowly(reached: Path) -> None:
     engine.TASKS = {"classification": Slow()}  # type: ignore[dict-item]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stops_at_once_while_data_are_read(place: Path, tmp_path: Path, number: signal.Signals) -> None:
     reached = tmp_path / "reached"
@@ -91,6 +92,7 @@ def same_as_uninterrupted(place: Path, out: Path) -> None:
     assert metrics(out) == metrics(place / "whole")
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_ends_with_the_same_weights(place: Path) -> None:
     out, luck, kills = place / "killed", random.Random(0), 0
     while True:
@@ -107,6 +109,7 @@ def test_killed_again_and_again_it_ends_with_the_same_weights(place: Path) -> No
     same_as_uninterrupted(place, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_sigterm_saves_and_says_so(place: Path, whole_group: bool) -> None:
     out = place / f"stopped{whole_group}"
@@ -127,6 +130,7 @@ def test_sigterm_saves_and_says_so(place: Path, whole_group: bool) -> None:
     same_as_uninterrupted(place, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_reader_that_goes_away_stops_and_saves(place: Path, terminal: bool) -> None:
     """`sightline train | head -1`, and a terminal that is closed."""
@@ -197,12 +201,14 @@ for step in range(3, 100):
 """
 
 
+@pytest.mark.slow
 def test_killed_at_every_moment_of_a_save(tmp_path: Path) -> None:
     done = tiny.run([sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)])
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-2]) >= 12
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(place: Path) -> None:
     out = place / "damaged"
     process = start(place, out)
@@ -232,6 +238,7 @@ def limit(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # the system's own «file too large»
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_clear_line_and_the_last_checkpoint_stays(place: Path) -> None:
     out = place / "full"
     process = start(place, out)

@@ -80,6 +80,7 @@ def test_train_as_a_library_function(images: Path, tmp_path: Path) -> None:
     assert resolve(load_recipe(str(again.folder / "config.yaml"))).model.drop_path == 0
 
 
+@pytest.mark.slow
 def test_the_example(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the docstring, on 36 images in a folder `pictures`."""
     (tmp_path / "pictures").symlink_to(images)
@@ -116,6 +117,7 @@ def test_a_batch_that_cannot_be_shared_is_rejected(images: Path, tmp_path: Path)
         train(configure(images, tmp_path / "run", batch__size=16, batch__accumulate=3))
 
 
+@pytest.mark.slow
 def test_it_learns(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     plain = {"auto": None, "mixup": 0.0, "cutmix": 0.0, "erase": 0.0, "scale": [0.9, 1.0]}
@@ -145,6 +147,7 @@ def test_parts_of_an_update_add_up(images: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(value, four[key], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

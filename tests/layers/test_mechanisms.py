@@ -31,6 +31,7 @@ def tokens(grid: tuple[int, int] = GRID, prefix: int = 0, dim: int = 12, batch: 
     return torch.randn(batch, prefix + grid[0] * grid[1], dim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_mechanism_in_every_family(family: str, mechanism: str) -> None:
@@ -46,6 +47,7 @@ def test_every_mechanism_in_every_family(family: str, mechanism: str) -> None:
     assert {type(core) for core in cores} == {MECHANISMS[mechanism].core}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mechanisms_differ(family: str) -> None:
     x = image(64, 96)
@@ -244,6 +246,7 @@ def test_attention_takes_the_name_of_a_mechanism(kind: Callable[..., nn.Module])
         kind(12, 2, "inlin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["softmax", "inline", "soft(ratio=2)", "enhanced"])
 def test_attention_compiles_and_exports_whole(mechanism: str) -> None:
     layer, x = attention(mechanism).eval(), tokens(prefix=1)
@@ -254,6 +257,7 @@ def test_attention_compiles_and_exports_whole(mechanism: str) -> None:
     assert_close(exported.module()(x, GRID, 1), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mechanism", [*(name for name in MECHANISMS if not MECHANISMS[name].core.shared_qk), "inline(phi=relu_affine)"]
 )
@@ -303,6 +307,7 @@ def test_softmax_reduces_by_default() -> None:
     assert all(stage.blocks[0].attn.sr is None for stage in tiny("pvt").stages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [name for name in MECHANISMS if name != "softmax"])
 def test_narrow_stripes(mechanism: str) -> None:
     model, x = tiny("cswin", attention=mechanism, map_stripes=(3, 2, 1, 0)), image(61, 96)

@@ -53,6 +53,7 @@ def test_features_only_reads_its_own_checkpoint(family: str, tmp_path: Path) -> 
         assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["inline_deit_tiny", "soft_tiny"])
 def test_features_only_reads_a_public_checkpoint(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "public.pth")

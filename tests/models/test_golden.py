@@ -34,6 +34,7 @@ CASES = [(name, "model") for name in weights.names()]
 CASES += [(n, k) for n in ("inline_deit_tiny", "inline_pvt_tiny", "soft_tiny") for k in ("module", "ema")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_public_checkpoint_gives_public_logits(name: str, layout: str, tmp_path: Path) -> None:
     golden = weights.Golden.read(name)

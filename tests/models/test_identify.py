@@ -21,12 +21,14 @@ def _state(name: str, **kwargs: Any) -> dict[str, torch.Tensor]:
     return create(name, device="meta", **kwargs).state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in VARIANTS if "soft_norm" not in n and n != "inline_cswin_base_384"])
 def test_every_published_variant(name: str) -> None:
     names = [name, ALIKE[name]] if name in ALIKE else [name]
     assert identify(_state(name)) == [Identity(n) for n in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kwargs", "exact"),
     [

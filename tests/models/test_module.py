@@ -4,6 +4,7 @@ import copy
 import pickle
 from pathlib import Path
 
+import pytest
 import torch
 from timm.models import get_notrace_functions, get_notrace_modules
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
@@ -69,6 +70,7 @@ def test_device_and_dtype_of_creation(family: str) -> None:
         assert all(p.is_meta for p in fresh(family).parameters())
 
 
+@pytest.mark.slow
 @every_family
 def test_compiled_in_one_graph(family: str) -> None:
     torch.compiler.reset()
@@ -80,6 +82,7 @@ def test_compiled_in_one_graph(family: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * (1 + want.abs().max().item()))
 
 
+@pytest.mark.slow
 @every_family
 def test_exported(family: str) -> None:
     model, x = tiny(family), image(97, 64, batch=1)
@@ -87,6 +90,7 @@ def test_exported(family: str) -> None:
     assert_close(program.module()(x), model(x))
 
 
+@pytest.mark.slow
 @every_family
 def test_traced_by_fx(family: str) -> None:
     model, x = tiny(family), image(97, 64)

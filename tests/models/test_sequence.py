@@ -25,6 +25,7 @@ def ids(*sizes: int, length: int) -> Tensor:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["avg", "max", "token"])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_padding_changes_nothing(mechanism: str, pool: str) -> None:

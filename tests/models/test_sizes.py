@@ -21,6 +21,7 @@ def tables(model: nn.Module) -> dict[str, PositionTable]:
     return {name: module for name, module in model.named_modules() if isinstance(module, PositionTable)}
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_any_size(family: str, size: tuple[int, int]) -> None:
@@ -179,6 +180,7 @@ def test_bad_stripes(wrong: dict) -> None:
         fresh("cswin", **wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["inline_deit_tiny", "inline_swin_tiny", "inline_pvt_tiny", "inline_cswin_tiny", "soft_tiny"]
 )

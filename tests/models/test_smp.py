@@ -17,6 +17,7 @@ CHANNELS = {
 SHALLOW = {"depths": (1, 1, 1, 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANNELS)
 def test_unet(name: str) -> None:
     model = smp.Unet(f"tu-{name}", encoder_weights=None, classes=3, **SHALLOW).eval()
@@ -46,6 +47,7 @@ def test_depth_and_channels() -> None:
     assert model(torch.randn(1, 1, 32, 64)).shape == (1, 1, 32, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readout", ["cat", "add", "ignore"])
 @pytest.mark.parametrize("name", ["soft_tiny", "soft_norm_tiny"])
 def test_dpt_reads_the_class_token_of_the_last_stage(name: str, readout: str) -> None:

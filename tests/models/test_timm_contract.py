@@ -83,6 +83,7 @@ def test_no_classes(family: str) -> None:
     assert model(image()).shape == (2, CHANNELS[family][-1])
 
 
+@pytest.mark.slow
 @every_family
 def test_global_pool(family: str) -> None:
     x = image()
@@ -121,6 +122,7 @@ def test_intermediates_are_maps_of_every_stage(family: str) -> None:
         model.get_submodule(info["module"])
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("indices", [1, 2, [0], [0, 2], [-1], [-3, -1]])
 def test_intermediate_indices(family: str, indices: int | list[int]) -> None:

@@ -88,6 +88,7 @@ def test_weight_decay(family: str, attention: str | None) -> None:
         assert any(parameter is other for other in group["params"]), name
 
 
+@pytest.mark.slow
 @every_family
 def test_drop_path_is_for_training_only(family: str) -> None:
     model, x = tiny(family, drop_path_rate=0.5), image(batch=8)
@@ -115,6 +116,7 @@ def freeze_batch_norm(model: nn.Module) -> None:
             module.eval()
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("rate", ["drop_rate", "proj_drop_rate", "pos_drop_rate"])
 def test_dropout_is_for_training_only(family: str, rate: str) -> None:

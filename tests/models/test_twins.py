@@ -28,6 +28,7 @@ def joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [name for name in THREE_PARTS if name != "softmax"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_softmax_weights_in_every_mechanism(family: str, mechanism: str) -> None:
@@ -101,6 +102,7 @@ def test_nothing_else_may_differ() -> None:
     assert found.missing_keys == [f"blocks.{i}.attn.core.projection" for i in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs", "arguments"),
     [

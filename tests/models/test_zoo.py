@@ -48,12 +48,14 @@ def test_the_zoo_is_complete() -> None:
     assert set(timm.list_models("inline_*") + timm.list_models("soft_*")) == set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_are_the_published_number(name: str) -> None:
     millions = sum(p.numel() for p in build(name).parameters()) / 1e6
     assert round(millions, PRINTED_DIGITS.get(name, 2)) == VARIANTS[name].params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if VARIANTS[name].flops is not None])
 def test_flops_are_the_published_number(name: str) -> None:
     published = VARIANTS[name].flops
@@ -65,6 +67,7 @@ def test_only_the_unpublished_cost_is_missing() -> None:
     assert [name for name in NAMES if VARIANTS[name].flops is None] == ["inline_swin_base_384"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["inline_deit_tiny", "inline_pvt_tiny"])
 def test_cost_of_inline_is_linear_in_the_number_of_pixels(name: str) -> None:
     def growth(model: nn.Module) -> float:

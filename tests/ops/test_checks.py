@@ -257,6 +257,7 @@ def test_kinds_of_scales(name: str, scale: float) -> None:
     assert OPERATORS[name](**arguments(name), scale=scale).shape == (2, 6, 3, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [SOFTMAX, INLINE, SOFT])
 def test_checks_of_numbers_are_traced(name: str) -> None:
     """A scale that changes from call to call is a symbol for the compiler."""

@@ -18,6 +18,7 @@ def _linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return linear_attention(q, k, v, phi="elu1", backend="triton")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, which the interpreter runs on
 @pytest.mark.parametrize("attention", [_inline, _linear])
 def test_overflow_skips_the_step_and_halves_the_scale(attention: object) -> None:

@@ -46,6 +46,7 @@ CASES: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "made", "options"), CASES)
 def test_matches_the_reference_to_ten_bits(function: Any, made: Any, options: dict[str, Any], tf32: None) -> None:
     compare(function, made(), CUT_OFF, **options)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import sightline
 
 SCRIPT = """
@@ -28,6 +30,7 @@ assert not any(name.startswith("triton") and module for name, module in sys.modu
 """
 
 
+@pytest.mark.slow
 def test_models_run_without_triton() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(sightline.__file__).parents[1])}
     run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)

@@ -86,6 +86,7 @@ def test_opens_with_a_command(name: str) -> None:
     assert config_of(name).data.path is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DENSE)
 def test_every_recipe_builds_its_model(name: str) -> None:
     config = config_of(name)

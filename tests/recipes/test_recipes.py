@@ -166,6 +166,7 @@ def test_fine_tuning_starts_from_the_model_at_224(name: str) -> None:
     assert "--model.checkpoint" in opening(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_every_recipe_builds_its_model(name: str) -> None:
     config = config_of(name)

@@ -184,6 +184,7 @@ def test_autocast(name: str) -> None:
     assert_close(got.float(), want, 5e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linformer", "performer", "nystromformer"])
 def test_compiles_whole_for_any_size(name: str) -> None:
     """Those whose code depends on sizes; the others are products and convolutions."""

@@ -42,6 +42,7 @@ def estimates(features: int, draws: int, q: Tensor, k: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.slow
 def test_performer_is_unbiased_and_its_variance_falls_with_the_features() -> None:
     q, k = (0.5 * tokens(1, 5, HEADS, DIM // HEADS) for _ in range(2))
     exact = torch.exp(products(q, k) * (DIM // HEADS) ** -0.5)

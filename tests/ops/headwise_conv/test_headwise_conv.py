@@ -34,11 +34,13 @@ def conv(x: Tensor, weight: Tensor, add: Tensor, grid: tuple[int, int], backend:
     return headwise_conv(x, weight, grid, add=add, backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grid", "size"), CASES)
 def test_matches_reference(grid: tuple[int, int], size: int) -> None:
     compare(conv, inputs(grid, size), FLOAT, grid=grid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [24, 32, *([60, 64, 128] if GPU else [])])
 def test_types_and_head_dims(dim: int, dtype: torch.dtype) -> None:
@@ -46,6 +48,7 @@ def test_types_and_head_dims(dim: int, dtype: torch.dtype) -> None:
     compare(conv, inputs(grid, 5, dim=dim, dtype=dtype), TOLERANCE[dtype], grid=grid)
 
 
+@pytest.mark.slow
 def test_pieces_of_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "ROWS", 4)
     monkeypatch.setattr(launch, "GRADIENT_ROWS", 4)
@@ -63,6 +66,7 @@ def test_weights_of_another_type_and_any_strides() -> None:
     assert_close("output", got, want, TOLERANCE[torch.bfloat16])
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     x, weight, add = inputs((3, 4), 3)
     torch.library.opcheck(operators.headwise_conv.default, (x, weight, add, 3, 4, False))

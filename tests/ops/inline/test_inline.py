@@ -79,6 +79,7 @@ def test_cross_attention_with_its_own_value_dim() -> None:
     assert_same(inline_attention, definition, tokens(2, 7, 3, 24), tokens(2, 13, 3, 24), tokens(2, 13, 3, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 @pytest.mark.parametrize("n", NS)
 def test_residual(n: int, dim: int) -> None:

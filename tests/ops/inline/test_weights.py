@@ -24,6 +24,7 @@ def _run(layer: ResidualWeights, x: torch.Tensor) -> torch.Tensor:
     return weights_from_tokens(x, layer.fc1, layer.fc2, layer.num_heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [*SHAPES, *(pytest.param(s, marks=on_gpu) for s in LARGE)])
 def test_output_and_gradients(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -74,6 +75,7 @@ def test_the_same_bits_in_any_batch() -> None:
     assert torch.equal(_run(layer, x[7:19]), whole[7:19])
 
 
+@pytest.mark.slow
 def test_opcheck_and_compile() -> None:
     layer = _layer(2, 16)
     x = torch.randn(3, 10, 32, device=DEVICE, requires_grad=True)

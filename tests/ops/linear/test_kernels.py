@@ -53,6 +53,7 @@ def _poison() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "dim"), HEADS)
 @pytest.mark.parametrize(("count", "grid", "prefix"), SIZES)
@@ -63,12 +64,14 @@ def test_inline_with_residual(
     compare(inline, inputs, TOLERANCE[dtype], grid=grid, prefix=prefix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [(1, 33), (19, 1), (3, 17)])
 def test_grids_that_are_not_square(grid: tuple[int, int], cut: str) -> None:
     inputs = [*tokens(1, grid[0] * grid[1] + 2, 2, 16), weights(1, 32)]
     compare(inline, inputs, TOLERANCE[torch.float32], grid=grid, prefix=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", [1, 16, 17])
 def test_prefix(prefix: int, cut: str) -> None:
     inputs = [*tokens(1, 12 + prefix, 2, 16), weights(1, 32)]
@@ -79,12 +82,14 @@ def test_prefix_and_nothing_else() -> None:
     compare(inline, [*tokens(1, 2, 2, 16), weights(1, 32)], TOLERANCE[torch.float32], grid=(0, 0), prefix=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["heads_first", "spread"])
 def test_any_strides(layout: str, cut: str) -> None:
     inputs = [*tokens(2, 20, 2, 16, layout=layout), weights(2, 32)]
     compare(inline, inputs, TOLERANCE[torch.float32], grid=(4, 5))
 
 
+@pytest.mark.slow
 def test_weights_of_any_strides() -> None:
     inputs = [*tokens(2, 12, 2, 16), weights(2, 32).detach().transpose(2, 3).requires_grad_()]
     compare(inline, inputs, TOLERANCE[torch.float32], grid=(3, 4))
@@ -92,24 +97,28 @@ def test_weights_of_any_strides() -> None:
     compare(inline, inputs, TOLERANCE[torch.float32], grid=(3, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("phi", PHIS)
 def test_inline_without_residual(phi: str, dtype: torch.dtype, cut: str) -> None:
     compare(inline, tokens(2, 50, 2, 16, dtype), TOLERANCE[dtype], residual=False, phi=phi)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", PHIS)
 def test_feature_maps_with_residual(phi: str, cut: str) -> None:
     inputs = [*tokens(1, 20, 2, 16), weights(1, 32)]
     compare(inline, inputs, TOLERANCE[torch.float32], phi=phi, grid=(4, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("phi", ["relu", "elu1", "exp"])
 def test_linear(phi: str, dtype: torch.dtype, cut: str) -> None:
     compare(linear, tokens(1, 63, 3, 24, dtype), TOLERANCE[dtype], phi=phi)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", ["identity", "leaky_relu"])
 def test_linear_with_sums_of_both_signs(phi: str) -> None:
     q, k, v = tokens(2, 63, 3, 24)
@@ -124,6 +133,7 @@ def test_linear_where_all_scores_vanish() -> None:
     compare(linear, [q, k, v], TOLERANCE[torch.float32], phi="relu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "keys"), [(40, 77), (77, 40), (1, 33), (33, 1)])
 def test_cross_attention(queries: int, keys: int, cut: str) -> None:
     q, k, v = tokens(2, queries, 2, 16)[0], *tokens(2, keys, 2, 16)[1:]
@@ -131,6 +141,7 @@ def test_cross_attention(queries: int, keys: int, cut: str) -> None:
     compare(linear, [q, k, v], TOLERANCE[torch.float32], phi="elu1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["inline", "linear"])
 def test_key_mask_hides_anything(kind: str, cut: str) -> None:
     q, k, v = tokens(3, 30, 2, 16)
@@ -153,6 +164,7 @@ def test_key_mask_of_any_strides(kind: str) -> None:
     compare(inline, inputs, TOLERANCE[torch.float32], grid=(3, 4), key_mask=mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_images(dtype: torch.dtype, cut: str) -> None:
     grids = [(3, 4), (1, 1), (4, 5), (1, 9)]
@@ -191,6 +203,7 @@ def test_float16_does_not_overflow() -> None:
     assert_close("output", out, want, TOLERANCE[torch.float16])
 
 
+@pytest.mark.slow
 def test_same_bits_twice_and_in_any_batch(cut: str) -> None:
     inputs = [*tokens(2, 35, 1, 16), weights(2, 16)]
     grad = torch.randn(2, 35, 1, 16, device=DEVICE)

@@ -20,6 +20,7 @@ def _inputs() -> list[torch.Tensor]:
     return [*tokens(2, 13, 2, 16), weights(2, 32)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_opcheck(with_residual: bool) -> None:
     q, k, v, r = _inputs()
@@ -61,6 +62,7 @@ def test_packed_projection() -> None:
     compare(run, [packed, weights(2, 32)], TOLERANCE[torch.float32])
 
 
+@pytest.mark.slow
 def test_compile_without_graph_breaks() -> None:
     inputs = _inputs()
     compiled = torch.compile(lambda *x: inline(*x, backend="triton", **SHAPE), fullgraph=True, backend="aot_eager")
@@ -71,6 +73,7 @@ def test_compile_without_graph_breaks() -> None:
         assert torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_one_graph_for_any_number_of_tokens() -> None:
     compiled = torch.compile(
         lambda q, k, v: linear_attention(q, k, v, backend="triton"), fullgraph=True, dynamic=True, backend="aot_eager"

@@ -19,12 +19,14 @@ MANY = [(130, torch.bfloat16), (1024, torch.float32), (1024, torch.bfloat16)] if
 DIM = 32 if GPU else 16  # on a GPU one head dim for most, whose kernels are compiled once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("count", "m"), SIZES)
 def test_matches_reference(count: int, m: int, dtype: torch.dtype) -> None:
     compare(soft, inputs(2, count, m, 3 if GPU else 1, 32, dtype), TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "dim"), HEADS)
 def test_head_dims(heads: int, dim: int, dtype: torch.dtype) -> None:
@@ -32,11 +34,13 @@ def test_head_dims(heads: int, dim: int, dtype: torch.dtype) -> None:
         compare(soft, inputs(2, count, m, heads, dim, dtype), TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 @both
 def test_both_kinds_and_a_scale(normalized: bool, cut: str) -> None:
     compare(soft, inputs(2, 70, 9, 1, DIM), FLOAT, normalized=normalized, scale=0.7)
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("m", [70, 130, *([200, 1024, 1100] if GPU else [])])
 def test_more_landmarks_than_a_program_holds(m: int, normalized: bool) -> None:
@@ -56,11 +60,13 @@ def test_any_number_of_steps(iterations: int) -> None:
     compare(soft, inputs(1, 40, 33, 1, 32), FLOAT, iterations=iterations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["heads_first", "spread"])
 def test_any_strides(layout: str, cut: str) -> None:
     compare(soft, inputs(2, 20, 9, 2, DIM, layout=layout), FLOAT)
 
 
+@pytest.mark.slow
 @both
 def test_key_mask_hides_anything(normalized: bool, cut: str) -> None:
     q, v, marks = inputs(3, 30, 9, 1, DIM)
@@ -77,6 +83,7 @@ def test_key_mask_of_any_strides(kind: str) -> None:
     compare(soft, inputs(2, 20, 9, 1, DIM), FLOAT, key_mask=mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_images(dtype: torch.dtype, cut: str) -> None:
     sizes, counts = (70, 1, 0, 20), (9, 1, 2, 13)
@@ -85,6 +92,7 @@ def test_packed_images(dtype: torch.dtype, cut: str) -> None:
     compare(soft, x, TOLERANCE[dtype], cu_seqlens=ends, cu_landmarks=landmark_ends)
 
 
+@pytest.mark.slow
 @both
 def test_masks_and_packs_with_more_landmarks_than_a_program_holds(normalized: bool) -> None:
     mask = torch.rand(2, 30, device=DEVICE) > 0.3
@@ -98,6 +106,7 @@ def test_masks_and_packs_with_more_landmarks_than_a_program_holds(normalized: bo
     compare(soft, x, FLOAT, normalized=normalized, iterations=steps, **places)
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("iterations", [20, 60])
 @pytest.mark.parametrize(
@@ -118,6 +127,7 @@ def test_identical_landmarks(m: int, dtype: torch.dtype, iterations: int, normal
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.float().square().sum(), (q, v, marks)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("m", "noise"), [(24, 1e-6), (24, 1e-3), (24, 1e-2), (70, 1e-2), *([(1000, 1e-3), (1000, 1e-2)] if GPU else [])]
 )
@@ -139,6 +149,7 @@ def test_float16_does_not_overflow() -> None:
     assert_close("output", soft(q, v, marks, backend="triton"), want, TOLERANCE[torch.float16])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [9, 70])
 def test_same_bits_twice_and_in_any_batch(m: int, cut: str) -> None:
     x = inputs(2, 70 if GPU or m < 64 else 20, m, 1, DIM)

@@ -17,6 +17,7 @@ def _inputs() -> list[torch.Tensor]:
     return inputs(2, 13, 9, 2, 16)
 
 
+@pytest.mark.slow
 @both
 def test_opcheck(normalized: bool) -> None:
     x = _inputs()
@@ -34,6 +35,7 @@ def test_shapes_with_more_landmarks_than_a_program_holds() -> None:
     torch.library.opcheck(soft_attend.default, given, test_utils="test_faketensor")
 
 
+@pytest.mark.slow
 def test_compile_without_graph_breaks() -> None:
     x = _inputs()
     compiled = torch.compile(lambda *x: soft(*x, iterations=3, backend="triton"), fullgraph=True, backend="aot_eager")
@@ -43,6 +45,7 @@ def test_compile_without_graph_breaks() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.slow
 def test_one_graph_for_any_number_of_tokens() -> None:
     compiled = torch.compile(
         lambda *x: soft(*x, iterations=2, backend="triton"), fullgraph=True, dynamic=True, backend="aot_eager"
@@ -75,6 +78,7 @@ def test_flops_are_those_of_the_products() -> None:
     assert backward.get_total_flops() == 2 * (7 * tokens + 3 * squares)
 
 
+@pytest.mark.slow
 def test_flops_of_a_pack_are_those_of_its_images() -> None:
     x = [t.flatten(0, 1)[None].detach().requires_grad_() for t in _inputs()]
     ends = [torch.tensor([0, count, 2 * count], device=DEVICE) for count in (13, 9)]

@@ -320,6 +320,7 @@ def test_half_precision_does_not_overflow_at_65536_tokens(normalized: bool) -> N
     assert all(g.isfinite().all() for g in got)
 
 
+@pytest.mark.slow
 @both
 def test_autocast_does_not_lower_the_sums(normalized: bool) -> None:
     assert_autocast_changes_nothing(lambda *x: soft_attention(*x, normalized=normalized), *inputs(dtype=torch.float16))
@@ -336,6 +337,7 @@ class Soft(nn.Module):
         return soft_attention(q, v, landmarks, normalized=self.normalized)
 
 
+@pytest.mark.slow
 @both
 def test_compiles_without_graph_breaks(normalized: bool) -> None:
     module, x = Soft(normalized), inputs(n=13, m=4, dim=8, dtype=torch.float32)

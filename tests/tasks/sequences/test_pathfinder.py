@@ -167,6 +167,7 @@ def test_other_folders(tmp_path: Path) -> None:
         pathfinder.read(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are found in /proc")
 def test_processes_that_draw_end_with_the_one_that_started_them() -> None:
     text = "from sightline.tasks.sequences import pathfinder; pathfinder.generate(10**6, 0, workers=2)"

@@ -116,6 +116,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(cache: str, tmp_path: Pa
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["inline", "soft_norm(ratio=8)", "nystromformer(landmarks=8)"])
 def test_it_learns(cache: str, tmp_path: Path, attention: str) -> None:
     """Reviews of many lengths, told apart by one kind of byte among many."""
