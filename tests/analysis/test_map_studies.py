@@ -59,6 +59,7 @@ def test_no_class_token() -> None:
         study_maps([one], SHOWN, "a.png", Choice((None,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("animate", "frames"), [("layers", 3), ("queries", 16)])
 def test_animations(animate: str, frames: int) -> None:
     study = study_maps([subject()], SHOWN, "a.png", Choice(animate=animate))

@@ -99,6 +99,7 @@ def test_replaced_mechanisms_are_said_to_be(tmp_path: Path, capsys: CAPTURE, dat
     assert (soft["replaced"], inline["replaced"], inline["random_tensors"]) == (True, False, [])
 
 
+@pytest.mark.slow
 def test_injectivity(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None:
     out = tmp_path / "out"
     shown = analyze(capsys, out, "injectivity")
@@ -184,6 +185,7 @@ def test_the_inline_page(tmp_path: Path, capsys: CAPTURE, data: Path) -> None:
         read(out, name)
 
 
+@pytest.mark.slow
 def test_pages_say_what_is_missing(tmp_path: Path, capsys: CAPTURE, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sightline.analysis.memory.BLOCKS", 1)
     tiny = ["--model-args", '{"depths": [1, 1, 1, 1], "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4]}']

@@ -23,6 +23,7 @@ def only_report(folder: Path) -> Report:
     return Report.read(path)
 
 
+@pytest.mark.slow
 def test_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*OPS, "--mechanism", "inline", "--mechanism", "linear(phi=elu1)", "--out", str(tmp_path)]
     assert main(arguments) == 0

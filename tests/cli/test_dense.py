@@ -40,6 +40,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return root / "run"
 
 
+@pytest.mark.slow
 def test_the_run_folder(run: Path) -> None:
     assert (run / "report.html").is_file()
     assert (run / "curves.png").is_file()

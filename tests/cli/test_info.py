@@ -53,6 +53,7 @@ def test_grid_of_a_size_that_does_not_divide_is_the_one_that_runs(capsys: pytest
     assert [stage["heads"] for stage in stages] == [3, 6, 12, 24]
 
 
+@pytest.mark.slow
 def test_text_has_everything_and_the_note_on_newton_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "soft_tiny"]) == 0
     shown = capsys.readouterr().out
@@ -63,6 +64,7 @@ def test_text_has_everything_and_the_note_on_newton_steps(capsys: pytest.Capture
     assert "Newton" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_takes_no_memory_for_weights(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     devices = []
     forward = VisionModel.forward

@@ -181,6 +181,7 @@ def other_classes(tiny: Any, data: Path) -> None:
         detection.change(data, split, categories=lambda rows: rows.append({"id": 9, "name": "more"}))
 
 
+@pytest.mark.slow
 def test_other_data_do_not_go_on(unfinished: tuple[Any, Path], tmp_path: Path) -> None:
     tiny, root = unfinished
     more, classes = tiny.make_data(tmp_path / "more", 4), tiny.make_data(tmp_path / "classes", 3)

@@ -195,6 +195,7 @@ def test_a_compiled_model_is_the_same_model(images: Path, tmp_path: Path, monkey
         torch.testing.assert_close(value, other[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["model__grad_checkpointing", "model__channels_last"])
 def test_less_memory_is_the_same_run(images: Path, tmp_path: Path, key: str) -> None:
     plain = {"model__drop_path": 0.0, "schedule__epochs": 1, "optim__name": "sgd"}
@@ -355,6 +356,7 @@ def test_a_killed_loader_worker_is_one_line(images: Path, tmp_path: Path, monkey
         train(configure(images, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_signal_while_evaluating_saves_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, saved = tmp_path / "run", []
     save, evaluation = Trainer.save, Classification.evaluation

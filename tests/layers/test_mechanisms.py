@@ -316,6 +316,7 @@ def test_narrow_stripes(mechanism: str) -> None:
     assert [len(stage.blocks[0].attn.branches) for stage in model.stages] == [2, 2, 2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [name for name in MECHANISMS if name != "softmax"])
 def test_map_windows(mechanism: str) -> None:
     model = tiny("swin", attention=mechanism, map_window=3, depths=(2, 2, 1, 1))

@@ -55,6 +55,7 @@ def padded(rows: list[Tensor], length: int, garbage: float, prefix: int) -> tupl
     return x, mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [0.0, -300.0, float("nan")])
 @pytest.mark.parametrize("prefix", [0, 1])
 @pytest.mark.parametrize("text", TEXTS)

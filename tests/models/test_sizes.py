@@ -59,6 +59,7 @@ def test_the_shape_counts_and_not_the_number_of_tokens(family: str) -> None:
     assert relative_error(model(x.transpose(2, 3)), model(x)) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WITH_TABLES)
 def test_positions_follow_the_shape(family: str) -> None:
     """A square model on a wide image is a wide model with its tables resampled, and no other."""
@@ -83,6 +84,7 @@ def by_hand(model: nn.Module, other: nn.Module, reshape: bool) -> dict[str, Tens
     return state
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_input_channels(family: str, channels: int) -> None:
@@ -114,6 +116,7 @@ def test_half_precision(family: str) -> None:
     assert relative_error(half.float(), expected) < 0.1
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("size", [96, (40, 72), (128, 33)], ids=str)
 def test_set_input_size_changes_nothing_at_that_size(family: str, size: int | tuple[int, int]) -> None:

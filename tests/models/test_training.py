@@ -21,6 +21,7 @@ def test_every_parameter_gets_a_gradient(family: str) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.slow
 @every_family
 def test_grad_checkpointing_changes_nothing(family: str) -> None:
     model, x = tiny(family), image()

@@ -58,6 +58,7 @@ def test_large_means_do_not_cancel(tf32: None) -> None:
     compare(inline, [x.requires_grad_() for x in (q, k + 30, v + 30)], CUT_OFF, residual=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "made", "options"), CASES if GPU else CASES[2:4])
 def test_rounds_where_torch_may_and_nowhere_else(function: Any, made: Any, options: dict[str, Any]) -> None:
     """The interpreter rounds nothing by itself, so that on a CPU the points of SOFT alone are rounded."""

@@ -119,6 +119,7 @@ def test_matches_definition_in_float32() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", ["identity", "elu1", "exp"])
 def test_gradcheck(phi: str) -> None:
     inputs = [t.requires_grad_() for t in (*qkv(2, 7, 2, 3), tokens(2, 6, 3, 3))]

@@ -202,6 +202,7 @@ def test_relu_scores_do_not_see_the_length_of_a_query(factor: float) -> None:
     assert_close(linear_attention(factor * q, k, v), linear_attention(q, k, v), 1e-12)
 
 
+@pytest.mark.slow
 def test_compiles_without_graph_breaks() -> None:
     mask = some_keys(2, 9)
 

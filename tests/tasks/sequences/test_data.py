@@ -247,6 +247,7 @@ FORGED: list[tuple[str, Callable[[np.ndarray], np.ndarray], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "forge", "message"), FORGED)
 def test_a_cache_of_another_task_is_made_again(
     tmp_path: Path,

@@ -45,6 +45,7 @@ def reachable(image: np.ndarray, start: tuple[int, int]) -> set[tuple[int, int]]
     return found
 
 
+@pytest.mark.slow
 def test_labels_say_what_is_connected(made: pathfinder.TokenSet) -> None:
     for image, label in zip(pictures(made), made.labels, strict=True):
         ends = discs(image)
