@@ -18,7 +18,7 @@ from textwrap import fill
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from sightline.util.errors import InputError
-from sightline.util.names import nearest
+from sightline.util.names import closest, nearest
 
 
 class Fields(Protocol):
@@ -193,5 +193,5 @@ def _unknown(command: "Command[T]", extra: Sequence[str]) -> str:
     for item in items:
         if "keys" in item.metadata:
             return str(item.metadata["unknown"](name, own))
-    remedy = nearest(f"--{name}", [f"--{other}" for other in own])
-    return f"unknown option --{name}{remedy and f'; {remedy}'}"
+    close = closest(name, own)
+    return f"unknown option --{name}" + (f"; did you mean '--{close}'?" if close else "")

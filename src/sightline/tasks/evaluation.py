@@ -6,6 +6,7 @@ for name, value in result:
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.base import Row
+from sightline.tasks.base import Card, Row
 from sightline.tasks.metrics import Statistics, precision, recall, scores, statistics
 from sightline.util.device import autocast
 
@@ -130,3 +131,29 @@ def _empty(classes: int, table: Tensor | None, device: torch.device) -> Statisti
     sets = table is not None and table.ndim == 2
     labels = torch.zeros((0, classes), dtype=torch.bool) if sets else torch.zeros(0, dtype=torch.long)
     return statistics(torch.zeros(0, classes, device=device), labels.to(device))
+
+
+class ScoresLabels(ABC):
+    """The `evaluate` of tasks with one label per example; the base of classification and sequences."""
+
+    card: Card
+
+    @abstractmethod
+    def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of the examples to evaluate, every one once over all processes."""
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        precision: str,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+        gather: object = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Evaluation:
+        """Score the evaluation set, every example once over all processes."""
+        return evaluate(
+            model, self.evaluation(), len(self.card.classes), device=device, precision=precision, reduce=reduce,
+            on_batch=on_batch,
+        )  # fmt: skip

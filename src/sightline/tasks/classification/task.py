@@ -1,6 +1,6 @@
 """Classification as the engine trains it: data, model and loss put together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from sightline.tasks.classification.loaders import DeviceLoader, Loader, Synthet
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.mix import erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
-from sightline.tasks.evaluation import Evaluation, evaluate
+from sightline.tasks.evaluation import ScoresLabels
 from sightline.util.errors import InputError
 
 SYNTHETIC_CLASSES = 10
 
 
-class Classification:
+class Classification(ScoresLabels):
     """A model, its training batches, their loss, and the images it is evaluated on.
 
     Args:
@@ -103,22 +103,6 @@ class Classification:
         for batch in self.loader.evaluation():
             self._note_broken(batch)
             yield self._layout(batch.images), batch.targets
-
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        device: torch.device,
-        precision: str,
-        reduce: Callable[[Tensor], Tensor] | None = None,
-        gather: object = None,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> Evaluation:
-        """Score the evaluation set, every example once over all processes."""
-        return evaluate(
-            model, self.evaluation(), len(self.card.classes), device=device, precision=precision, reduce=reduce,
-            on_batch=on_batch,
-        )  # fmt: skip
 
     def close(self) -> None:
         """End the loader processes."""

@@ -1,6 +1,6 @@
 """Sequences as the engine trains them: data, model and loss put together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.data.order import Order, Placement
-from sightline.tasks.evaluation import Evaluation, evaluate
+from sightline.tasks.evaluation import ScoresLabels
+from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Loss, Model
 from sightline.tasks.sequences.data import ProgressPrinter, cut, open_splits
 from sightline.tasks.sequences.model import build
@@ -46,7 +47,7 @@ class Batch:
     labels: Tensor
 
 
-class Sequences:
+class Sequences(ScoresLabels):
     """A model, its training batches, their loss, and the sequences it is evaluated on.
 
     Args:
@@ -60,6 +61,8 @@ class Sequences:
         notes: lines about the data, such as how many sequences were cut.
         broken: nothing; sequences that cannot be read end a run.
     """
+
+    card: SequenceCard
 
     def __init__(self, data: Data, model: Model, loss: Loss, placement: Placement) -> None:
         torch.manual_seed(placement.seed)
@@ -102,22 +105,6 @@ class Sequences:
         """This process's share of the examples to evaluate, every one once over all processes."""
         for share in self.placement.evaluation(len(self.val)):
             yield self._batch(self.val, np.arange(share.start, share.stop))
-
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        device: torch.device,
-        precision: str,
-        reduce: Callable[[Tensor], Tensor] | None = None,
-        gather: object = None,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> Evaluation:
-        """Score the evaluation set, every example once over all processes."""
-        return evaluate(
-            model, self.evaluation(), len(self.card.classes), device=device, precision=precision, reduce=reduce,
-            on_batch=on_batch,
-        )  # fmt: skip
 
     def close(self) -> None:
         """Nothing was started that would have to end."""
