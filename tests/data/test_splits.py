@@ -86,21 +86,16 @@ def test_every_source_holds_the_same(folder: Path, tmp_path: Path, kind: str, mo
 
 
 def test_tar_is_read_by_several_processes_at_once(folder: Path, tmp_path: Path) -> None:
-    from sightline.data.loader import Keys, close_loader
-    from sightline.tasks.card import ModelCard
-    from sightline.tasks.classification.samples import Samples, eval_transform, make_loader
+    from sightline.data.loader import BrokenImages, ItemLoader, Items
 
     split = open_split(Data(path=str(as_tar(folder, tmp_path / "tar"))), "train")
     split.image(0)  # opens the archive before the processes start
-    samples = Samples(split, eval_transform(ModelCard("x", input_size=(3, 20, 20), crop_pct=1.0)))
-    keys = Keys()
-    keys.keys = lambda: iter([[(i, 0)] for i in range(9)] * 5)
-    loader = make_loader(samples, keys, 2, pin=False)
-    alone = [samples[(i, 0)][0] for i in range(9)]
-    for number, batch in enumerate(loader):
-        assert not batch.broken
-        assert np.array_equal(batch.images[0].numpy(), alone[number % 9].numpy())  # type: ignore[union-attr]
-    close_loader(loader)
+    items = Items(9, lambda index, _: np.asarray(split.image(index)), replace=False)
+    loader = ItemLoader(items, 2, BrokenImages("stop").add, list)
+    alone = [np.asarray(split.image(i)) for i in range(9)]
+    for number, batch in enumerate(loader.batches(lambda: iter([[(i, 0)] for i in range(9)] * 5))):
+        assert np.array_equal(batch[0], alone[number % 9])
+    loader.close()
 
 
 def test_embedded_data() -> None:

@@ -133,3 +133,7 @@ class Placement:
         for start in range(0, images, local * self.ranks):
             first = min(start + self.rank * local, images)
             yield range(first, min(first + local, images))
+
+    def evaluation_keys(self, images: int) -> Iterator[list[Key]]:
+        """The keys of the local images of every evaluation step."""
+        return ([(index, 0) for index in local] for local in self.evaluation(images))

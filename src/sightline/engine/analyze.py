@@ -24,9 +24,8 @@ from sightline.data.splits import Split
 from sightline.engine.evaluate import run_data
 from sightline.engine.study_models import ModelChoice, StudyModel, make_models, open_checkpoints
 from sightline.tasks.base import Loaded
-from sightline.tasks.card import ModelCard, shown
-from sightline.tasks.passes import one_pass
-from sightline.tasks.preprocess import make_transform
+from sightline.tasks.card import ModelCard
+from sightline.tasks.preprocess import make_transform, one_pass, shown
 from sightline.tasks.registry import LABELLED
 from sightline.util.errors import FileError, InputError
 from sightline.util.names import format_size

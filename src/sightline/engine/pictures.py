@@ -10,7 +10,8 @@ from sightline.analysis.figures import attention_figure, new_figure, telling_map
 from sightline.analysis.maps import Patch, Query, attention_blocks
 from sightline.analysis.studies.query import find_query
 from sightline.tasks.base import Loaded
-from sightline.tasks.card import ModelCard, shown
+from sightline.tasks.card import ModelCard
+from sightline.tasks.preprocess import shown
 from sightline.util.errors import InputError
 from sightline.util.files import check_writable, write_result
 

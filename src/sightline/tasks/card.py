@@ -5,14 +5,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sightline.util.errors import FileError
 from sightline.util.provenance import VERSION
-
-if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
 
 INPUT = ("input_size", "mean", "std", "interpolation", "crop_pct")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random")
@@ -182,13 +178,3 @@ def _typed(value: object, hint: Any, limits: Mapping[str, Any]) -> object:
         ):
             return hint(value)
     raise ValueError(f"{value!r} is not of {hint}")
-
-
-def shown(image: "Tensor", card: ModelCard) -> "Image.Image":
-    """A normalized image (channels, height, width) as a picture again."""
-    import torch
-    from PIL import Image
-
-    mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
-    pixels = ((image.cpu() * std + mean).clamp(0, 1) * 255).round().byte()
-    return Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy())

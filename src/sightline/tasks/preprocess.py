@@ -1,14 +1,22 @@
-"""From a decoded image to what a model is evaluated on: resize, center crop, normalize."""
+"""Images as the card of a model describes them: resized, cropped and normalized, one by one or over a split."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
+import torch
 from PIL import Image
 from torch import Tensor
 
+from sightline.data.images import ImageError
+from sightline.data.loader import ItemLoader, Items, chunks, stack
+from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
 
 Size = int | tuple[int, int]
+Transform = Callable[[Image.Image], Tensor]
 
 
 def at_size(card: ModelCard, size: Size) -> ModelCard:
@@ -17,11 +25,11 @@ def at_size(card: ModelCard, size: Size) -> ModelCard:
     return replace(card, input_size=(card.input_size[0], height, width))
 
 
-def make_transform(card: ModelCard) -> Callable[[Image.Image], Tensor]:
+def make_transform(card: ModelCard) -> Transform:
     """PIL image -> (channels, height, width) as the card describes, without augmentation."""
     from timm.data import create_transform
 
-    transform: Callable[[Image.Image], Tensor] = create_transform(
+    transform: Transform = create_transform(
         input_size=card.input_size,
         is_training=False,
         interpolation=card.interpolation,
@@ -30,3 +38,44 @@ def make_transform(card: ModelCard) -> Callable[[Image.Image], Tensor]:
         crop_pct=card.crop_pct,
     )
     return transform
+
+
+def shown(image: Tensor, card: ModelCard) -> Image.Image:
+    """A normalized image (channels, height, width) as a picture again."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
+    pixels = ((image.cpu() * std + mean).clamp(0, 1) * 255).round().byte()
+    return Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy())
+
+
+def one_pass(
+    split: Split,
+    card: ModelCard,
+    batch: int,
+    workers: int = 0,
+    on_broken: Callable[[str], None] | None = None,
+    pin: bool = False,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches (images, indices) over a split, each image once, preprocessed as in `card`.
+
+    Args:
+        batch: images of a batch.
+        workers: processes that decode; 0 for none.
+        on_broken: called with a message for every image that cannot be read, which is then left out.
+
+    Raises:
+        ImageError: an image cannot be read, and `on_broken` is not given.
+    """
+
+    def report(messages: Sequence[str]) -> None:
+        for message in messages:
+            if on_broken is None:
+                raise ImageError(message)
+            on_broken(message)
+
+    items = Items(len(split), partial(_read, split, make_transform(card), card.input_size[0]), replace=False)
+    with closing(ItemLoader(items, workers, report, stack, pin)) as loader:
+        yield from filter(None, loader.batches(partial(chunks, len(split), batch)))
+
+
+def _read(split: Split, transform: Transform, channels: int, index: int, _: random.Random) -> tuple[Tensor, int]:
+    return transform(split.image(index, channels)), index

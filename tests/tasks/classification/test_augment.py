@@ -13,7 +13,7 @@ from sightline.tasks.classification import colour
 from sightline.tasks.classification.augment import COLUMNS, GEOMETRIC, BatchAugment, RandAugment
 from sightline.tasks.classification.config import Augment
 from sightline.tasks.classification.mix import erase, mix
-from sightline.tasks.classification.samples import _keep_a_bit
+from sightline.tasks.classification.transforms import _keep_a_bit
 
 CPU = torch.device("cpu")
 

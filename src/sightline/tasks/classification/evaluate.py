@@ -16,8 +16,7 @@ from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import open_split
 from sightline.tasks.evaluation import Evaluation, evaluate_tables
-from sightline.tasks.passes import one_pass
-from sightline.tasks.preprocess import at_size
+from sightline.tasks.preprocess import at_size, one_pass
 from sightline.util.errors import InputError
 from sightline.util.names import format_size
 

@@ -7,10 +7,10 @@ import torch
 
 from sightline.data.splits import Split
 from sightline.tasks.base import Example, Loaded
-from sightline.tasks.card import ModelCard, shown
+from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import open_split
-from sightline.tasks.preprocess import make_transform
+from sightline.tasks.preprocess import make_transform, shown
 from sightline.util.errors import FileError
 
 IMAGES = 4

@@ -4,86 +4,128 @@ Every loader gives the local micro-batches of an epoch, normalized and on the de
 to evaluate.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.data.loader import Keys, close_loader
-from sightline.data.order import Key, Order, Placement, derive
+from sightline.data.loader import BrokenImages, ItemLoader, Items, chunks, stack
+from sightline.data.order import Order, Placement, derive
 from sightline.data.splits import Split
 from sightline.tasks.base import Note
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.augment import COLUMNS, BatchAugment
-from sightline.tasks.classification.batch import Batch, Normalize
 from sightline.tasks.classification.config import Augment, Data
-from sightline.tasks.classification.preload import Preloaded, preload, preloading
-from sightline.tasks.classification.samples import Samples, eval_transform, make_loader, train_transform
+from sightline.tasks.classification.transforms import Transform, eval_transform, train_transform
 from sightline.tasks.metrics import NO_LABEL
+from sightline.util.errors import FileError
 
-AHEAD = (
-    256  # images augmented at a time, in whole micro-batches: small ones would spend their time on launching kernels
-)
+AHEAD = 256  # images augmented at a time, in whole micro-batches: few images would take their time to launch kernels
+CHUNK = 256  # images decoded at a time to keep them
 SYNTHETIC_STEPS = 100  # updates per epoch of synthetic data
 
 
+class Batch(NamedTuple):
+    """Images (B, C, H, W), and classes (B,) or, once they are mixed, probabilities (B, classes)."""
+
+    images: Tensor
+    targets: Tensor
+
+
 class Loader(Protocol):
-    """The interface of a loader."""
+    """What a loader gives."""
 
     order: Order
 
-    def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]: ...
+    def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The local micro-batches of an epoch from update `start` on."""
 
-    def evaluation(self) -> Iterator[Batch]: ...
+    def evaluation(self) -> Iterator[Batch]:
+        """The local share of the images to evaluate."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the loader processes, if there are any."""
 
 
-class WorkerLoader:
+class Normalize:
+    """uint8 -> float with the mean and deviation of the channels, on the device of the images."""
+
+    def __init__(self, card: ModelCard, device: torch.device) -> None:
+        self.mean, self.std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (card.mean, card.std))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.pixels(images.float() / 255)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """The same for pixels from 0 to 1."""
+        return (images - self.mean) / self.std
+
+
+def read_pixels(
+    split: Split, transform: Transform, channels: int, index: int, rng: random.Random
+) -> tuple[Tensor, int]:
+    """An image of a split as uint8 (C, H, W), and its class."""
+    image = split.image(index, channels)
+    seed = rng.getrandbits(32)  # timm's transforms draw from the global generators
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.random.default_generator.manual_seed(seed)
+    return torch.from_numpy(np.ascontiguousarray(transform(image))), split.targets[index]
+
+
+class WorkerLoader(Loader):
     """Images decoded and augmented by loader processes, normalized on the device."""
 
     def __init__(
-        self, data: Data, augment: Augment, card: ModelCard, train: Split, val: Split, placement: Placement
+        self,
+        data: Data,
+        augment: Augment,
+        card: ModelCard,
+        splits: tuple[Split, Split],
+        placement: Placement,
+        broken: BrokenImages,
     ) -> None:
+        train, val = splits
         self.order = placement.order(len(train), augment.repeats)
-        self.placement = placement
-        self.card = card
-        self.val = val
-        self.normalize = Normalize(card.mean, card.std, placement.device)
-        channels, skip = card.input_size[0], data.on_error == "skip"
+        self.placement, self.card, self.images = placement, card, len(val)
+        self.normalize = Normalize(card, placement.device)
         pin = placement.device.type == "cuda"
-        self.train_keys, self.eval_keys = Keys(), Keys()
-        samples = Samples(train, train_transform(card, augment), channels, replace=skip)
-        self.train_loader = make_loader(samples, self.train_keys, data.workers, pin)
-        self.eval_loader = make_loader(Samples(val, eval_transform(card), channels), self.eval_keys, data.workers, pin)
+        self.train, self.val = (
+            ItemLoader(
+                Items(len(split), partial(read_pixels, split, transform, card.input_size[0]), whole),
+                data.workers, broken.add, stack, pin,
+            )
+            for split, transform, whole in (
+                (train, train_transform(card, augment), data.on_error == "skip"),
+                (val, eval_transform(card), False),
+            )
+        )  # fmt: skip
 
     def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        self.train_keys.keys = partial(self.order.keys, epoch, start)
-        for batch in self.train_loader:
-            yield self._ready(batch)
+        for batch in self.train.batches(partial(self.order.keys, epoch, start)):
+            assert batch is not None
+            yield self._ready(*batch)
 
     def evaluation(self) -> Iterator[Batch]:
-        self.eval_keys.keys = self._eval_keys
-        for batch in self.eval_loader:
-            yield self._ready(batch) if len(batch.targets) else nothing(self.card, self.placement.device, batch.broken)
+        for batch in self.val.batches(partial(self.placement.evaluation_keys, self.images)):
+            yield no_image(self.card, self.placement.device) if batch is None else self._ready(*batch)
 
     def close(self) -> None:
-        close_loader(self.train_loader)
-        close_loader(self.eval_loader)
+        self.train.close()
+        self.val.close()
 
-    def _eval_keys(self) -> Iterator[list[Key]]:
-        for local in self.placement.evaluation(len(self.val)):
-            yield [(index, 0) for index in local]
-
-    def _ready(self, batch: Batch) -> Batch:
-        moved = batch.to(self.placement.device)
-        return Batch(self.normalize(moved.images), moved.targets, batch.broken)
+    def _ready(self, images: Tensor, targets: Tensor) -> Batch:
+        device = self.placement.device
+        return Batch(self.normalize(images.to(device, non_blocking=True)), targets.to(device, non_blocking=True))
 
 
-class DeviceLoader:
+class DeviceLoader(Loader):
     """Images kept as uint8 on the device and augmented there in batches."""
 
     def __init__(
@@ -93,75 +135,85 @@ class DeviceLoader:
         card: ModelCard,
         splits: tuple[Split, Split],
         placement: Placement,
+        broken: BrokenImages,
         note: Note,
         compiled: bool,
     ) -> None:
-        self.placement = placement
-        self.card = card
-        self.normalize = Normalize(card.mean, card.std, placement.device)
-        size = card.input_size[1:]
-        height, width = size
-        change = BatchAugment(augment, (height, width), card.mean, placement.device)
-        self.augment = (
-            torch.compile(change.__call__, dynamic=False) if compiled and placement.device.type == "cuda" else change
-        )
-        kept = data.preload_size
-        pair = (kept, kept) if isinstance(kept, int) else kept
-        train, val = (Samples(split, eval_transform(card), card.input_size[0]) for split in splits)
-        self.train = self._load(preloading(train, card, pair), data.workers, note, "training images")
-        self.val = self._load(val, data.workers, note, "test images")
-        self.order = placement.order(len(self.train), augment.repeats)
-        self.broken: tuple[str, ...] = (*self.train.broken, *self.val.broken)
-
-    def _load(self, samples: Samples, workers: int, note: Note, what: str) -> Preloaded:
-        return preload(samples, workers, self.placement.device, partial(note, what))
+        self.placement, self.card = placement, card
+        self.normalize = Normalize(card, placement.device)
+        change = BatchAugment(augment, card.input_size[1:], card.mean, placement.device)
+        self.augment: Callable[[Tensor, Tensor], Tensor] = change
+        if compiled and placement.device.type == "cuda":
+            self.augment = torch.compile(change.__call__, dynamic=False)
+        size = data.preload_size or card.input_size[1:]
+        height, width = (size, size) if isinstance(size, int) else size
+        kept = replace(card, input_size=(card.input_size[0], height, width), crop_pct=1.0)
+        self.train, self.val = (
+            preload(split, eval_transform(input), card.input_size[0], data.workers, placement.device, broken,
+                    partial(note, what))
+            for split, input, what in zip(splits, (kept, card), ("training images", "test images"), strict=True)
+        )  # fmt: skip
+        self.order = placement.order(len(self.train.targets), augment.repeats)
 
     def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         order, first = self.order, start * self.order.accumulate
         sequence = order.sequence(epoch)
         indices = torch.stack([sequence[positions] for positions in order.positions()]).to(self.placement.device)
         for group in _groups(len(indices), max(1, AHEAD // order.local)):
-            if group.stop <= first:
-                continue
-            whole = self._group(epoch, group, indices)
-            for number, images, targets in zip(group, *(t.split(order.local) for t in whole), strict=True):
-                if number >= first:
-                    broken, self.broken = self.broken, ()
-                    yield Batch(images, targets, broken)
+            if group.stop > first:
+                images, targets = self._augmented(epoch, group, indices[group.start : group.stop].flatten())
+                batches = zip(group, images.split(order.local), targets.split(order.local), strict=True)
+                yield from (Batch(*batch) for number, *batch in batches if number >= first)
 
-    def _group(self, epoch: int, group: range, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and targets of several micro-batches, augmented at once from the random numbers of each."""
+    def _augmented(self, epoch: int, group: range, indices: Tensor) -> Batch:
+        """Several micro-batches, augmented at once from the random numbers of each."""
         order, slots = self.order, self.order.slots().numpy()
-        batch = self.train.take(indices[group.start : group.stop].flatten())
         drawn = []
         for number in group:
             rng = np.random.default_rng(derive(order.seed, epoch, number, 2))
             drawn.append(rng.random((order.micro_batch, COLUMNS), dtype=np.float32)[slots])
-        pixels = self.augment(batch.images, _to(np.concatenate(drawn), self.placement.device))
-        return (pixels - self.normalize.mean) / self.normalize.std, batch.targets
+        uniform = torch.from_numpy(np.concatenate(drawn))
+        device = self.placement.device
+        uniform = (uniform.pin_memory() if device.type == "cuda" else uniform).to(device, non_blocking=True)
+        pixels = self.augment(self.train.images[indices], uniform)
+        return Batch(self.normalize.pixels(pixels), self.train.targets[indices])
 
     def evaluation(self) -> Iterator[Batch]:
-        for local in self.placement.evaluation(len(self.val)):
-            if not local:
-                yield nothing(self.card, self.placement.device)
-                continue
-            taken = slice(local.start, local.stop)
-            yield Batch(self.normalize(self.val.images[taken]), self.val.targets[taken])
-
-    def close(self) -> None:
-        pass
+        for local in self.placement.evaluation(len(self.val.targets)):
+            images, targets = (tensor[local.start : local.stop] for tensor in self.val)
+            yield Batch(self.normalize(images), targets) if local else no_image(self.card, self.placement.device)
 
 
-class SyntheticLoader:
+def preload(
+    split: Split,
+    transform: Transform,
+    channels: int,
+    workers: int,
+    device: torch.device,
+    broken: BrokenImages,
+    note: Callable[[int, int], None],
+) -> Batch:
+    """All readable images of a split as uint8 on the device; `note` gets the number done and the total."""
+    items = Items(len(split), partial(read_pixels, split, transform, channels), replace=False)
+    parts: list[list[Tensor]] = []
+    with closing(ItemLoader(items, workers, broken.add, stack)) as loader:
+        for number, batch in enumerate(loader.batches(partial(chunks, len(split), CHUNK)), 1):
+            parts += [[tensor.to(device) for tensor in batch]] if batch else []
+            note(min(number * CHUNK, len(split)), len(split))
+    if not parts:
+        raise FileError(f"{split.title}: none of its {len(split)} images can be read; give others")
+    return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+class SyntheticLoader(Loader):
     """The same random batch every time, to measure the speed of everything but the data."""
 
     def __init__(self, card: ModelCard, placement: Placement) -> None:
         self.order = placement.order(placement.batch * SYNTHETIC_STEPS)
-        self.placement = placement
         generator = torch.Generator().manual_seed(placement.seed)
         images = torch.randn(self.order.local, *card.input_size, generator=generator)
         targets = torch.randint(len(card.classes), (self.order.local,), generator=generator)
-        self.batch = Batch(images, targets).to(placement.device)
+        self.batch = Batch(images.to(placement.device), targets.to(placement.device))
 
     def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         for _ in self.order.positions(start):
@@ -170,13 +222,10 @@ class SyntheticLoader:
     def evaluation(self) -> Iterator[Batch]:
         yield self.batch
 
-    def close(self) -> None:
-        pass
 
-
-def nothing(card: ModelCard, device: torch.device, broken: tuple[str, ...] = ()) -> Batch:
+def no_image(card: ModelCard, device: torch.device) -> Batch:
     """One image that does not count: processes that shard a model must all run it equally often."""
-    return Batch(torch.zeros(1, *card.input_size, device=device), torch.full((1,), NO_LABEL, device=device), broken)
+    return Batch(torch.zeros(1, *card.input_size, device=device), torch.full((1,), NO_LABEL, device=device))
 
 
 def _groups(count: int, size: int) -> Iterator[range]:
@@ -187,8 +236,3 @@ def _groups(count: int, size: int) -> Iterator[range]:
     whole = count - count % size
     yield from (range(start, start + size) for start in range(0, whole, size))
     yield from (range(number, number + 1) for number in range(whole, count))
-
-
-def _to(values: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(values)
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -6,13 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sightline.data.images import ImageError
+from sightline.data.loader import BrokenImages
 from sightline.data.order import Placement, derive
 from sightline.tasks.base import Note
-from sightline.tasks.classification.batch import Batch
 from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
 from sightline.tasks.classification.data import open_split
-from sightline.tasks.classification.loaders import DeviceLoader, Loader, SyntheticLoader, WorkerLoader
+from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, SyntheticLoader, WorkerLoader
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.mix import erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
@@ -41,7 +40,7 @@ class Classification(ScoresLabels):
     def __init__(
         self, data: Data, model: Model, augment: Augment, loss: Loss, distill: Distill, placement: Placement, note: Note
     ) -> None:
-        self.data, self.augment, self.placement = data, augment, placement
+        self.augment = augment
         self.channels_last = model.channels_last
         splits = None
         classes: tuple[str, ...] = tuple(f"class {i}" for i in range(SYNTHETIC_CLASSES))
@@ -56,15 +55,16 @@ class Classification(ScoresLabels):
         self.criterion = Criterion(
             loss, distill, build_teacher(distill, len(classes), self.card.input_size[0], placement.device)
         )
-        self.broken: dict[str, None] = {}
+        broken = BrokenImages(data.on_error)
+        self.broken = broken.messages
         self.notes = tuple(note for split in splits or () for note in split.notes)
         self.loader: Loader
         if splits is None:
             self.loader = SyntheticLoader(self.card, placement)
         elif data.preload:
-            self.loader = DeviceLoader(data, augment, self.card, splits, placement, note, model.compile)
+            self.loader = DeviceLoader(data, augment, self.card, splits, placement, broken, note, model.compile)
         else:
-            self.loader = WorkerLoader(data, augment, self.card, *splits, placement)
+            self.loader = WorkerLoader(data, augment, self.card, splits, placement, broken)
         self.order = self.loader.order
         self.images = len(splits[1]) if splits else self.order.local * placement.ranks
         if self.order.ranks > 1 and self.order.local % 2 and mixes(augment, 0):
@@ -81,9 +81,7 @@ class Classification(ScoresLabels):
         """The micro-batches of an epoch from update `start` on, ready for the model."""
         order, slots = self.order, self.order.slots()
         mixing = mixes(self.augment, epoch)
-        for number, batch in enumerate(self.loader.micro_batches(epoch, start), start * order.accumulate):
-            self._note_broken(batch)
-            images, targets = batch.images, batch.targets
+        for number, (images, targets) in enumerate(self.loader.micro_batches(epoch, start), start * order.accumulate):
             rng = np.random.default_rng(derive(order.seed, epoch, number, 1))
             if mixing:
                 images, targets = mix(
@@ -100,9 +98,8 @@ class Classification(ScoresLabels):
 
     def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the images to evaluate, every one once over all processes."""
-        for batch in self.loader.evaluation():
-            self._note_broken(batch)
-            yield self._layout(batch.images), batch.targets
+        for images, targets in self.loader.evaluation():
+            yield self._layout(images), targets
 
     def close(self) -> None:
         """End the loader processes."""
@@ -110,11 +107,3 @@ class Classification(ScoresLabels):
 
     def _layout(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
-
-    def _note_broken(self, batch: Batch) -> None:
-        for message in batch.broken:
-            if self.data.on_error == "stop":
-                raise ImageError(f"{message}; repair or remove it, or pass --data.on_error skip")
-            if message not in self.broken:
-                self.broken[message] = None
-                print(f"skipped: {message}", flush=True)

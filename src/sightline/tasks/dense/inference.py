@@ -1,8 +1,9 @@
 """Opening, evaluating and predicting with a segmenter or detector: what both tasks share."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from sightline.data.images import ImageError, load_image
-from sightline.data.order import Key
+from sightline.data.loader import BrokenImages, ItemLoader, Items, Read, chunks
 from sightline.tasks.base import (
     Advance,
     EvalOptions,
@@ -27,7 +28,6 @@ from sightline.tasks.card import CardError
 from sightline.tasks.create import restore
 from sightline.tasks.dense.card import DenseCard, H
 from sightline.tasks.dense.config import DenseData
-from sightline.tasks.dense.loading import BrokenImages, ItemLoader, Items, Read
 from sightline.tasks.dense.transforms import InferenceTransform
 from sightline.util.errors import InputError
 
@@ -91,16 +91,9 @@ class EvalPass:
 
     def batches(self, read: Read[T]) -> Iterator[list[T]]:
         """The items of the split; messages about those that cannot be used go to `broken`."""
-        loader = ItemLoader(Items(self.count, read, False), self.options.workers, self.broken)
-        try:
-            yield from loader.batches(self._keys)
-        finally:
-            loader.close()
-
-    def _keys(self) -> Iterator[list[Key]]:
-        size = self.options.batch_size
-        for start in range(0, self.count, size):
-            yield [(index, 0) for index in range(start, min(start + size, self.count))]
+        loader = ItemLoader(Items(self.count, read, False), self.options.workers, self.broken.add, list)
+        with closing(loader):
+            yield from loader.batches(partial(chunks, self.count, self.options.batch_size))
 
     def progress(self) -> AbstractContextManager[Advance | None]:
         """The progress bar, if there is one."""

@@ -6,9 +6,10 @@ from typing import Generic, TypeVar
 
 from torch import nn
 
-from sightline.data.order import Key, Placement
+from sightline.data.loader import BrokenImages, ItemLoader, Items, Read
+from sightline.data.order import Placement
 from sightline.tasks.dense.config import DenseData
-from sightline.tasks.dense.loading import BrokenImages, ItemLoader, Items, Read, Split
+from sightline.tasks.dense.loading import Split
 
 TrainItem = TypeVar("TrainItem")
 EvalItem = TypeVar("EvalItem")
@@ -39,8 +40,8 @@ class DenseTask(Generic[TrainItem, EvalItem]):
     def start(self, training: Read[TrainItem], evaluation: Read[EvalItem]) -> None:
         """Make the loaders."""
         replace, workers = self._data.on_error == "skip", self._data.workers
-        self.train_loader = ItemLoader(Items(self._train_images, training, replace), workers, self._broken)
-        self.eval_loader = ItemLoader(Items(self.images, evaluation, False), workers, self._broken)
+        self.train_loader = ItemLoader(Items(self._train_images, training, replace), workers, self._broken.add, list)
+        self.eval_loader = ItemLoader(Items(self.images, evaluation, False), workers, self._broken.add, list)
 
     @property
     def broken(self) -> dict[str, None]:
@@ -57,11 +58,7 @@ class DenseTask(Generic[TrainItem, EvalItem]):
 
     def evaluation(self) -> Iterator[list[EvalItem]]:
         """This process's items to evaluate, in batches; those that cannot be used are left out."""
-        return self.eval_loader.batches(self._eval_keys)
-
-    def _eval_keys(self) -> Iterator[list[Key]]:
-        for local in self.placement.evaluation(self.images):
-            yield [(index, 0) for index in local]
+        return self.eval_loader.batches(partial(self.placement.evaluation_keys, self.images))
 
     def close(self) -> None:
         """End the loader processes."""

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sightline.tasks.dense.loading import SKIP, AnnotationError, load_annotated
+from sightline.data.loader import SKIP
+from sightline.tasks.dense.loading import AnnotationError, load_annotated
 from sightline.tasks.detection.coco import UNREADABLE, Json, check_mask, decode, is_number, is_whole, load, reason
 from sightline.tasks.detection.config import Data
 from sightline.util.errors import FileError, InputError

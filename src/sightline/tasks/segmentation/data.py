@@ -16,7 +16,8 @@ import numpy as np
 from PIL import Image
 
 from sightline.data.images import EXTENSIONS
-from sightline.tasks.dense.loading import SKIP, AnnotationError, load_annotated
+from sightline.data.loader import SKIP
+from sightline.tasks.dense.loading import AnnotationError, load_annotated
 from sightline.tasks.segmentation.config import Data
 from sightline.util.errors import FileError, InputError
 

@@ -11,9 +11,8 @@ from sightline.data.images import ImageError
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import Split, open_split
-from sightline.tasks.classification.samples import eval_transform
-from sightline.tasks.passes import one_pass
-from sightline.tasks.preprocess import make_transform
+from sightline.tasks.classification.transforms import eval_transform
+from sightline.tasks.preprocess import make_transform, one_pass
 
 CARD = ModelCard("", input_size=(3, 24, 24))
 
