@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.layers import MECHANISMS, Attention, Core, Place, Spec
-from sightline.layers.mechanisms.landmarks import SequenceLandmarks, nowhere
+from sightline.layers.mechanisms.landmarks import Landmarks, nowhere
 from sightline.layers.mechanisms.soft import SoftCore
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
 from sightline.ops.inline.reference import local_residual
@@ -137,7 +137,7 @@ def test_inline_has_three_weights_per_channel() -> None:
 
 
 def test_landmarks_are_strided_along_the_sequence() -> None:
-    landmarks = SequenceLandmarks(4, 3).double()
+    landmarks = Landmarks(4, 3, sequence=True).double()
     q = torch.randn(2, 10, HEADS, 4, dtype=torch.float64)
     found = landmarks(q, (1, 10))
     maps = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, 2)).permute(0, 2, 3, 1).flatten(0, 1)  # BH D 12

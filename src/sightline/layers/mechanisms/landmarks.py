@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid
-from sightline.layers.patch import pad_to_multiple
 from sightline.util.errors import InputError
 
 KINDS = ("conv", "pool", "random", "first")
@@ -16,103 +15,72 @@ FAR = 64.0  # from any query: exp(-FAR^2 / 2) is zero in float32
 
 
 class Landmarks(nn.Module):
-    """Landmarks of a map of queries: one for every patch of ratio x ratio, or `side` x `side` of them.
+    """Landmarks of queries: one for every patch of ratio x ratio of a map, or of `ratio` tokens of a sequence.
 
     Kinds:
-        conv: a strided convolution shared by the heads, averaged down or stretched to `side`, layer norm and GELU.
+        conv: a strided convolution shared by the heads, layer norm and GELU.
         pool: the mean query of a patch.
         random: queries picked by a fixed shuffle of the tokens, the same for all images with as many tokens.
         first: the first queries.
+
+    Args:
+        side: if given, `side` x `side` landmarks of a map, averaged down or stretched to it; at most `side` of a
+            sequence, means of segments of patches.
     """
 
-    def __init__(self, head_dim: int, ratio: int, side: int = 0, kind: str = "conv") -> None:
+    def __init__(self, head_dim: int, ratio: int, side: int = 0, kind: str = "conv", sequence: bool = False) -> None:
         super().__init__()
-        self.ratio, self.side, self.kind = ratio, side, kind
+        self.patch = (1 if sequence else ratio, ratio)
+        self.side, self.kind, self.sequence = side, kind, sequence
         if kind == "conv":
-            self.conv = nn.Conv2d(head_dim, head_dim, ratio, ratio, bias=False)
+            conv = nn.Conv1d if sequence else nn.Conv2d
+            self.conv = conv(head_dim, head_dim, ratio, ratio, bias=False)
             self.norm = nn.LayerNorm(head_dim)
 
     def forward(self, q: Tensor, grid: Grid, scale: float = 1.0, counts: Tensor | None = None) -> Tensor:
         """(B, h * w, H, D), to be multiplied by `scale` and zero where `counts` (B, h * w) is false -> (B, m, H, D)."""
-        down, across = (self.side or -(-size // self.ratio) for size in grid)
-        if self.kind == "conv":
-            points, some = self._conv(q, grid, counts)
-            points = F.gelu(self.norm(points * scale))
-        elif self.kind == "pool":
-            if not self.side:
-                q, counts, grid = _filled(q, counts, grid, self.ratio)
-            points, some = _means(q, counts, grid, (down, across))
-            points = points * scale
+        if self.kind == "pool" and self.side and not self.sequence:
+            points, some = _means(q, counts, grid, (self.side, self.side))
         else:
-            if down * across > q.shape[1]:
-                raise InputError(
-                    f"soft(landmark={self.kind},landmarks={down * across}): the image has only {q.shape[1]} tokens; "
-                    f"use fewer landmarks, or landmark=pool"
-                )
-            points, some = picked(q, counts, self._number(counts, grid), down * across, self.kind)
-            points = points * scale
-        return points if some is None else torch.where(some[:, :, None, None], points, nowhere(points))
-
-    def _number(self, counts: Tensor | None, grid: Grid) -> Tensor | None:
-        """How many landmarks every image has, (B,); None for all of them."""
-        if counts is None:
-            return None
-        return counts.sum(1).clamp(max=self.side**2) if self.side else _patches(counts, grid, self.ratio).sum(1)
-
-    def _conv(self, q: Tensor, grid: Grid, counts: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        batch, _, heads, dim = q.shape
-        size = self.ratio
-        maps = pad_to_multiple(q.reshape(batch, *grid, heads * dim).permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
-        down, across = maps.shape[1] // size, maps.shape[2] // size
-        # Patches do not overlap, so the convolution is one matrix product; a convolution proper is wrong in bfloat16 on
-        # some processors (oneDNN in torch 2.11).
-        patches = maps.reshape(batch, down, size, across, size, heads, dim).permute(0, 1, 3, 5, 2, 4, 6)
-        points = F.linear(patches.flatten(4), self.conv.weight.permute(0, 2, 3, 1).flatten(1))  # B down across H D
-        points = points.flatten(1, 2)
-        some = None
-        if counts is not None:
-            some = _patches(counts, grid, size)
-            points = points.masked_fill(~some[:, :, None, None], 0)
-        return _means(points, some, (down, across), (self.side, self.side)) if self.side else (points, some)
-
-
-class SequenceLandmarks(nn.Module):
-    """Landmarks of a sequence of queries: one for every run of `ratio`, or `number` at most.
-
-    The kinds are those of `Landmarks`; conv and pool take the means of segments of runs if there are more runs.
-    """
-
-    def __init__(self, head_dim: int, ratio: int, number: int = 0, kind: str = "conv") -> None:
-        super().__init__()
-        self.ratio, self.number, self.kind = ratio, number, kind
-        if kind == "conv":
-            self.conv = nn.Conv1d(head_dim, head_dim, ratio, ratio, bias=False)
-            self.norm = nn.LayerNorm(head_dim)
-
-    def forward(self, q: Tensor, grid: Grid, scale: float = 1.0, counts: Tensor | None = None) -> Tensor:
-        """(B, N, H, D), to be multiplied by `scale` and zero where `counts` (B, N) is false -> (B, m, H, D)."""
-        size = self.ratio
-        rest = -q.shape[1] % size or (0 if q.shape[1] else size)
-        counts = q.new_ones(q.shape[:2], dtype=torch.bool) if counts is None else counts
-        held = F.pad(counts, (0, rest)).unflatten(1, (-1, size))  # B m size
-        some = held.any(-1)
-        number = min(self.number, some.shape[1]) or some.shape[1]
-        q = F.pad(q * scale, (0, 0, 0, 0, 0, rest))
-        if self.kind in ("first", "random"):
-            points, there = picked(q, held.flatten(1), some.sum(1).clamp(max=number), number, self.kind)
-            assert there is not None
-            return torch.where(there[:, :, None, None], points, nowhere(points))
-        runs = q.unflatten(1, (-1, size)).transpose(2, 3)  # B m H size D
-        if self.kind == "conv":
-            points = F.linear(runs.flatten(3), self.conv.weight.transpose(1, 2).flatten(1))  # B m H D
-        else:
-            points = runs.sum(3) / held.sum(-1).clamp(min=1).to(q.dtype)[:, :, None, None]
-        if number < some.shape[1]:
-            means, some = segment_means(points.transpose(1, 2), some, number)
-            points = means.transpose(1, 2)
+            points, some = self._points(q, grid, counts)
+        points = points * scale
         if self.kind == "conv":
             points = F.gelu(self.norm(points))
-        return torch.where(some[:, :, None, None], points, nowhere(points))
+        return points if some is None else torch.where(some[:, :, None, None], points, nowhere(points))
+
+    def _points(self, q: Tensor, grid: Grid, counts: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The landmarks before scale and norm, and which of them are there, (B, m); None for all."""
+        tokens = q.shape[1]
+        q, counts, grid = _filled(q, counts, grid, self.patch)
+        cut = (grid[0] // self.patch[0], grid[1] // self.patch[1])
+        patches = cut[0] * cut[1]
+        held = None if counts is None else _patches(counts[:, :, None, None], cut, self.patch).flatten(2)  # B m size
+        some = None if held is None else held.any(-1)
+        most = min(self.side or patches, patches) if self.sequence else self.side**2 or patches
+        if self.kind in ("random", "first"):
+            if most > tokens:
+                raise InputError(
+                    f"soft(landmark={self.kind},landmarks={most}): the image has only {tokens} tokens; "
+                    f"use fewer landmarks, or landmark=pool"
+                )
+            there = counts if self.side and not self.sequence else some
+            return picked(q, counts, None if there is None else there.sum(1).clamp(max=most), most, self.kind)
+        parts = _patches(q, cut, self.patch)  # B m H size D
+        if self.kind == "conv":
+            # Patches do not overlap, so the convolution is one matrix product; a convolution proper is wrong in
+            # bfloat16 on some processors (oneDNN in torch 2.11).
+            points = F.linear(parts.flatten(3), self.conv.weight.flatten(2).transpose(1, 2).flatten(1))  # B m H D
+        elif held is None:
+            points = parts.mean(3)
+        else:
+            points = parts.sum(3) / held.sum(-1).clamp(min=1).to(q.dtype)[:, :, None, None]
+        if self.side and not self.sequence:
+            return _means(points, some, cut, (self.side, self.side))
+        if most < patches:
+            some = points.new_ones(points.shape[:2], dtype=torch.bool) if some is None else some
+            means, some = segment_means(points.transpose(1, 2), some, most)
+            points = means.transpose(1, 2)
+        return points, some
 
 
 def segment_means(x: Tensor, counts: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -163,14 +131,15 @@ def scrambled(index: Tensor, count: int | Tensor) -> Tensor:
     return index
 
 
-def _patches(counts: Tensor, grid: Grid, size: int) -> Tensor:
-    """Which patches of size x size have a token that counts, (B, patches)."""
-    return F.max_pool2d(counts.unflatten(1, grid).float(), size, ceil_mode=True).flatten(1) > 0
+def _patches(x: Tensor, cut: Grid, patch: Grid) -> Tensor:
+    """(B, h * w, H, D) -> (B, m, H, size, D), the tokens of every patch."""
+    x = x.unflatten(1, (cut[0], patch[0], cut[1], patch[1])).permute(0, 1, 3, 5, 2, 4, 6)
+    return x.flatten(1, 2).flatten(3, 4)
 
 
-def _filled(q: Tensor, counts: Tensor | None, grid: Grid, size: int) -> tuple[Tensor, Tensor | None, Grid]:
-    """A map padded to whole patches; the padding does not count."""
-    bottom, right = (-side % size for side in grid)
+def _filled(q: Tensor, counts: Tensor | None, grid: Grid, patch: Grid) -> tuple[Tensor, Tensor | None, Grid]:
+    """A map padded to whole patches, at least one; the padding does not count."""
+    bottom, right = (-side % size if side else size for side, size in zip(grid, patch, strict=True))
     if not bottom and not right:
         return q, counts, grid
     counts = q.new_ones(q.shape[:2], dtype=torch.bool) if counts is None else counts

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sightline.layers.conv import HeadwiseConv
 from sightline.layers.core import Core, Factors, Place, convolve
-from sightline.layers.mechanisms.landmarks import KINDS, Landmarks, SequenceLandmarks
+from sightline.layers.mechanisms.landmarks import KINDS, Landmarks
 from sightline.ops import soft_attention
 from sightline.ops.soft.reference import gaussian, landmark_inverse, landmark_matrix
 from sightline.util.errors import InputError
@@ -58,14 +58,13 @@ class SoftCore(Core):
             raise InputError(f"soft(landmark={landmark}): give one of {', '.join(KINDS)}")
         self.iterations = iterations
         self.scale = self.head_dim**-0.25
-        self.landmarks: Landmarks | SequenceLandmarks
         if length is None:
             self.ratio = ratio or max(1, 32 // stride)
             self.landmarks = Landmarks(self.head_dim, self.ratio, math.isqrt(landmarks), landmark)
             self.local = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3))
         else:
             self.ratio = ratio or max(1, length // LANDMARKS)
-            self.landmarks = SequenceLandmarks(self.head_dim, self.ratio, landmarks, landmark)
+            self.landmarks = Landmarks(self.head_dim, self.ratio, landmarks, landmark, sequence=True)
             self.neighbours = HeadwiseConv(num_heads, KERNELS.get(self.ratio, 3 if self.ratio < 8 else 9), True)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
