@@ -5,10 +5,8 @@ Pickles are read with `weights_only=True`, sizes are checked before memory is al
 """
 
 import argparse
-import io
 import os
-import pickle
-import pickletools
+import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -27,9 +25,7 @@ State = dict[str, Tensor]
 STATE_KEYS = ("state_dict_ema", "model_ema", "model", "state_dict")
 PREFIXES = ("module.", "_orig_mod.", "model.")
 AVERAGE_COUNT = "n_averaged"  # a counter in the state of torch's AveragedModel
-# Globals that torch's own pickles of tensors name; anything else is not data.
-TENSOR_GLOBALS = ("torch.", "collections.OrderedDict", "argparse.Namespace")
-SCANNED = 1 << 24  # bytes of a pickle that are searched for what it would execute
+UNSAFE = re.compile(r"\bGLOBAL (\S+)")  # a function or class, in torch's message, that is no part of a tensor
 SHOWN = 4  # names in a message before the count
 # The weights of a run folder, best first; a folder may also be one of these.
 WEIGHTS = "model.safetensors"
@@ -146,14 +142,13 @@ def _read_pickle(path: Path) -> object:
             # A mapped storage is a slice of the file: it cannot claim bytes that the file does not have.
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=packed)
     except Exception as error:  # torch raises many types on damaged files; all mean the same to the user
-        found = _unsafe(path) if isinstance(error, pickle.UnpicklingError) else []
-        if found:
+        if unsafe := UNSAFE.search(str(error)):
             raise FileError(
-                f"{path}: rejected, it holds objects that could run code when read ({some(found)}); "
+                f"{path}: rejected, it holds objects that could run code when read ({unsafe[1]}); "
                 f"ask its author for plain tensors or safetensors"
             ) from error
         why = f" ({_line(error)})" if isinstance(error, RuntimeError) else ""
-        raise FileError(f"{path}: damaged or not a checkpoint{why}; download it again") from error
+        raise FileError(f"{path}: damaged or not a checkpoint of torch.save{why}; download it again") from error
 
 
 def _check_archive(path: Path) -> None:
@@ -169,28 +164,6 @@ def _check_archive(path: Path) -> None:
         raise FileError(f"{path}: {size} bytes claim to unpack to {claimed}; rejected as a zip bomb")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise FileError(f"{path}: a compressed archive, which torch does not write; unpack and save it again")
-
-
-def _unsafe(path: Path) -> list[str]:
-    """The functions and classes that a pickle names besides those of tensors, found without executing it."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            name = next((n for n in archive.namelist() if n.endswith("data.pkl")), None)
-            data = archive.read(name) if name else b""
-    else:
-        with path.open("rb") as file:
-            data = file.read(SCANNED)
-    found, strings, stream = set(), ["", ""], io.BytesIO(data)
-    try:
-        while stream.tell() < len(data):  # an old checkpoint is several pickles in a row
-            for opcode, value, _ in pickletools.genops(stream):
-                if "GLOBAL" in opcode.name:
-                    found.add(".".join(strings if value is None else str(value).split(" ")))
-                elif isinstance(value, str):
-                    strings = [strings[1], value]
-    except Exception:  # what follows is not a pickle: tensors, or damage
-        pass
-    return sorted(n for n in found if not n.startswith(TENSOR_GLOBALS))
 
 
 def _line(error: BaseException) -> str:
