@@ -1,7 +1,7 @@
 """Models in stages, each on a coarser map than the previous one: PVT, Swin, CSwin and SOFT."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from timm.layers import trunc_normal_
@@ -9,9 +9,12 @@ from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from sightline.layers.blocks import PreNormBlock
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
+from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
+from sightline.layers.spec import Spec
 from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features, to_pair
 from sightline.util.errors import InputError
 
@@ -83,31 +86,85 @@ class Stage(nn.Module):
 
 
 class Pyramid(VisionModel):
-    """Base of the families with stages. `forward_features` returns (batch, height, width, channels)."""
+    """Base of the families with stages. `forward_features` returns (batch, height, width, channels).
 
+    A family defines `make_embed` and `make_attention`, and `make_block` if its blocks are not plain `PreNormBlock`s.
+
+    Args:
+        attention: mechanism of every block, or a pattern; see `sightline.layers.pattern`.
+        embed_dims: one value per stage, or the width of the first, doubled from stage to stage.
+        num_heads, depths, mlp_ratios: one value per stage.
+        img_size: pixels, one number or (height, width); sets the size of the position tables, if there are any.
+        global_pool: "avg", "max" or "", and "token" (the class token) for a family that has one.
+        qkv_bias: biases on the projections to queries, keys and values.
+        drop_rate, pos_drop_rate, proj_drop_rate: dropout before the classifier, of the first tokens, in the blocks.
+        drop_path_rate: stochastic depth of the last block.
+    """
+
+    stem_stride = 4
     output_fmt = "NHWC"
+    has_positions = False  # a position table in every stage
+    has_class_token = False  # in the last stage
+    has_norm = True  # after the last stage
+    norm_eps = 1e-5
+    raw_context = False  # see `PreNormBlock`
 
     def __init__(
         self,
-        stages: Sequence[Stage],
-        dims: Sequence[int],
-        norm: nn.Module,
+        attention: Pattern,
+        embed_dims: int | Sequence[int],
+        num_heads: Sequence[int],
+        depths: Sequence[int],
+        mlp_ratios: Sequence[float],
         *,
-        num_classes: int,
-        in_chans: int,
-        img_size: Size,
-        global_pool: str,
-        drop_rate: float,
+        img_size: Size = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
     ) -> None:
+        dims = stage_dims(embed_dims, 4)
+        heads, depths = stage_values("num_heads", num_heads, 4), stage_values("depths", depths, 4)
+        pattern, rates = parse_pattern(attention, depths), drop_path_rates(drop_path_rate, depths)
+        stages = []
+        for i, dim in enumerate(dims):
+            stride = 4 * 2**i
+            blocks = []
+            for j, (mechanism, rate) in enumerate(zip(pattern[i], rates[i], strict=True)):
+                attn = self.make_attention(
+                    i, j, mechanism, dim=dim, num_heads=heads[i], stride=stride, qkv_bias=qkv_bias,
+                    proj_drop=proj_drop_rate,
+                )  # fmt: skip
+                blocks.append(self.make_block(i, dim, attn, mlp_ratios[i], drop=proj_drop_rate, drop_path=rate))
+            embed = self.make_embed(i, dims[i - 1] if i else in_chans, dim)
+            grid = stage_grid(img_size, stride) if self.has_positions else None
+            pos_drop = pos_drop_rate if self.has_positions or i == 0 else 0.0
+            stages.append(Stage(embed, blocks, dim, grid, self.has_class_token and i == 3, pos_drop))
         super().__init__(num_classes, dims[-1], in_chans, img_size, global_pool, drop_rate)
         self.num_prefix_tokens = stages[-1].prefix
         self.stages = nn.ModuleList(stages)
-        self.norm = norm
+        self.norm = nn.LayerNorm(dims[-1], self.norm_eps) if self.has_norm else nn.Identity()
         self.feature_info = [
             {"num_chs": dim, "reduction": self.stem_stride * 2**i, "module": f"stages.{i}"}
             for i, dim in enumerate(dims)
         ]
         self.init_weights()
+
+    def make_embed(self, stage: int, in_dim: int, dim: int) -> nn.Module:
+        """The module that makes the tokens of a stage from the previous map, or from the image."""
+        raise NotImplementedError
+
+    def make_attention(self, stage: int, index: int, mechanism: Spec, **options: Any) -> nn.Module:
+        """The attention of block `index` of a stage; `options` are those that every kind of attention has."""
+        raise NotImplementedError
+
+    def make_block(self, stage: int, dim: int, attn: nn.Module, mlp_ratio: float, **drops: Any) -> nn.Module:
+        """A block around its attention."""
+        return PreNormBlock(dim, attn, mlp_ratio, self.norm_eps, raw_context=self.raw_context, **drops)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images -> normed features of the last stage, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""

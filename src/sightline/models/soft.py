@@ -4,76 +4,53 @@ Published: Softmax-free Linear Transformers (NeurIPS 2021; IJCV 2024). `soft_nor
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
 from sightline.layers.attention import Attention
-from sightline.layers.blocks import PostNormBlock, PreNormBlock
+from sightline.layers.blocks import PostNormBlock
 from sightline.layers.patch import ConvBNEmbed
-from sightline.layers.pattern import Pattern, parse_pattern
-from sightline.models.base import Size
-from sightline.models.pyramid import Pyramid, Stage, drop_path_rates, stage_grid, stage_values
+from sightline.layers.pattern import Pattern
+from sightline.layers.spec import Spec
+from sightline.models.pyramid import Pyramid
 
 
 class Soft(Pyramid):
     """Four stages on a convolutional stem. `forward_features` returns tokens, the class token first.
 
     Args:
-        img_size: pixels, one number or (height, width); sets the size of the position tables only.
-        attention: mechanism of every block, or a pattern; see `sightline.layers.pattern`.
-        embed_dims, num_heads, depths: one value per stage.
-        global_pool: "token" (the class token), "avg", "max" or "".
+        common: arguments of `Pyramid`.
     """
 
     family = "soft"
     first_conv = "stages.0.embed.proj.0"
-    stem_stride = 4
     pools = ("token", "avg", "max", "")
     output_fmt = "NLC"
+    has_positions = True
+    has_class_token = True
+    norm_eps = 1e-6
 
     def __init__(
         self,
-        img_size: Size = 224,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "token",
         attention: Pattern = "soft,soft,soft,softmax",
-        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        embed_dims: int | Sequence[int] = (64, 128, 320, 512),
         num_heads: Sequence[int] = (2, 4, 10, 16),
         depths: Sequence[int] = (1, 2, 3, 2),
         mlp_ratio: float = 4.0,
-        qkv_bias: bool = True,
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        global_pool: str = "token",
+        **common: Any,
     ) -> None:
-        dims = stage_values("embed_dims", embed_dims, 4)
-        heads = stage_values("num_heads", num_heads, 4)
-        depths = stage_values("depths", depths, 4)
-        pattern = parse_pattern(attention, depths)
-        rates = drop_path_rates(drop_path_rate, depths)
-        stages = []
-        for i, dim in enumerate(dims):
-            last, stride = i == 3, 4 * 2**i
-            block = PreNormBlock if last else PostNormBlock
-            blocks = [
-                block(
-                    dim,
-                    Attention(dim, heads[i], mechanism, stride=stride, qkv_bias=qkv_bias, proj_drop=proj_drop_rate),
-                    mlp_ratio,
-                    drop=proj_drop_rate,
-                    drop_path=rate,
-                )
-                for mechanism, rate in zip(pattern[i], rates[i], strict=True)
-            ]
-            embed = (
-                ConvBNEmbed(dims[i - 1], [dim], [2])
-                if i
-                else ConvBNEmbed(in_chans, [dim // 2, dim // 2, dim], [2, 1, 2])
-            )
-            stages.append(Stage(embed, blocks, dim, stage_grid(img_size, stride), last, pos_drop_rate))
-        super().__init__(
-            stages, dims, nn.LayerNorm(dims[-1], 1e-6), num_classes=num_classes, in_chans=in_chans,
-            img_size=img_size, global_pool=global_pool, drop_rate=drop_rate,
-        )  # fmt: skip
+        ratios = (mlp_ratio,) * 4
+        super().__init__(attention, embed_dims, num_heads, depths, ratios, global_pool=global_pool, **common)
+
+    def make_embed(self, stage: int, in_dim: int, dim: int) -> nn.Module:
+        return ConvBNEmbed(in_dim, [dim], [2]) if stage else ConvBNEmbed(in_dim, [dim // 2, dim // 2, dim], [2, 1, 2])
+
+    def make_attention(self, stage: int, index: int, mechanism: Spec, **options: Any) -> nn.Module:
+        return Attention(mechanism=mechanism, **options)
+
+    def make_block(self, stage: int, dim: int, attn: nn.Module, mlp_ratio: float, **drops: Any) -> nn.Module:
+        if stage == 3:
+            return super().make_block(stage, dim, attn, mlp_ratio, **drops)
+        return PostNormBlock(dim, attn, mlp_ratio, **drops)

@@ -13,7 +13,7 @@ from torch import nn
 from sightline.models.base import Arguments, VisionModel
 from sightline.models.factory import check_arguments, variant_name
 from sightline.models.weights.fit import MismatchError, adapt, compare
-from sightline.models.weights.heads import RecordedHeads, recorded_heads, with_published_width, with_recorded
+from sightline.models.weights.heads import RecordedHeads, published_heads, recorded_heads, with_heads
 from sightline.models.weights.identify import (
     FREE_ARGS,
     Identity,
@@ -40,8 +40,8 @@ class Checkpoint:
         family: deit, pvt, swin, cswin or soft.
         native: whether the layout is sightline's own.
         shapes: the tensors in sightline's layout, on the meta device.
-        layout: what the shapes show.
-        heads: what is recorded about the number of heads.
+        layout: what the shapes show, with the heads that are recorded.
+        heads: what is recorded about the heads, if the shapes do not show them all.
     """
 
     weights: Weights
@@ -61,7 +61,9 @@ class Checkpoint:
         with prefix_errors(weights.path):
             family, native, shapes = native_shapes(weights.state)
             layout = observe(shapes, family_class(family))
-            return cls(weights, family, native, shapes, layout, recorded_heads(weights))
+            heads = recorded_heads(weights) if None in layout.num_heads else None
+            layout = with_heads(layout, heads.counts) if heads is not None else layout
+            return cls(weights, family, native, shapes, layout, heads)
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,14 @@ def choose(file: Checkpoint, name: str | None = None, args: Arguments | None = N
     elif name is not None:
         found = [_named(file, name)]
     else:
-        found = nearest_variants(_layout(file), file.family)
+        vit = file.family == "deit" and not file.native and file.heads is None
+        layout = with_heads(file.layout, published_heads(file.layout)) if vit else file.layout
+        found = nearest_variants(layout, file.family)
     _check_args(file, found, args)
     identity, *alike = (_with_args(identity, args) for identity in found)
     guess = recorded is None and not identity.exact
     heads = {**arguments(identity.name), **identity.kwargs}["num_heads"]
-    unknown = None in with_recorded(file.layout, file.heads).num_heads
+    unknown = None in file.layout.num_heads
     return Choice(
         identity,
         tuple(alike),
@@ -153,13 +157,6 @@ def build(file: Checkpoint, choice: Choice) -> VisionModel:
     return model
 
 
-def _layout(file: Checkpoint) -> Layout:
-    """The layout with heads from the best available source."""
-    layout = with_recorded(file.layout, file.heads)
-    published = file.family == "deit" and not file.native and file.heads is None
-    return with_published_width(layout) if published else layout
-
-
 def _with_args(identity: Identity, args: Arguments) -> Identity:
     own = arguments(identity.name)
     kwargs = {key: value for key, value in {**identity.kwargs, **args}.items() if value != own[key]}
@@ -170,14 +167,12 @@ def _check_args(file: Checkpoint, found: Sequence[Identity], args: Arguments) ->
     """Reject arguments that the variants do not have, or that contradict the weights."""
     for identity in found:
         check_arguments(identity.name, args)
-    if "depths" in args and _tuple(args["depths"]) != file.layout.depths:  # never build more than the weights show
+    if not _agrees(args, "depths", file.layout):  # never build more than the weights show
         raise FileError(
             f"depths={_tuple(args['depths'])} of {found[0].name}, but the weights have {file.layout.depths}; "
             f"leave it out, or give these"
         )
-    known = with_recorded(file.layout, file.heads).num_heads if file.heads is not None else ()
-    if "num_heads" in args and known and None not in known and _tuple(args["num_heads"]) != known:
-        assert file.heads is not None
+    if file.heads is not None and None not in file.layout.num_heads and not _agrees(args, "num_heads", file.layout):
         raise FileError(
             f"num_heads={args['num_heads']}, but {file.heads.source} records {file.heads}; leave num_heads out"
         )
@@ -193,9 +188,8 @@ def _named(file: Checkpoint, name: str) -> Identity:
         )
     own, layout = arguments(name), file.layout
     seen: Arguments = {"in_chans": layout.in_chans, "num_classes": layout.num_classes}
-    heads = with_recorded(layout, file.heads).num_heads
-    if file.heads is not None and None not in heads and heads != layout.num_heads:
-        seen["num_heads"] = heads
+    if file.heads is not None and None not in layout.num_heads:
+        seen["num_heads"] = layout.num_heads
     return Identity(name, {key: plain(value) for key, value in seen.items() if value != own[key]})
 
 
@@ -206,13 +200,17 @@ def _recorded(file: Checkpoint) -> Choice | None:
         return None
     try:
         args = json.loads(file.weights.metadata.get("model_args", "{}"))
-        own = {**arguments(name), **args}
-        if _tuple(own["depths"]) != file.layout.depths:
+        if not _agrees({**arguments(name), **args}, "depths", file.layout):
             return None  # never build what the weights do not show
         empty = build_empty(name, args)
     except (ValueError, TypeError, RecursionError):
         return None
     return None if compare(file.shapes, empty) else Choice(Identity(name, args, exact=not args), empty=empty)
+
+
+def _agrees(args: Arguments, key: str, layout: Layout) -> bool:
+    """Whether an argument is left out, or says of every stage what the weights do."""
+    return key not in args or _tuple(args[key]) == getattr(layout, key)
 
 
 def _tuple(value: object) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ next to the weights, or the name of the architecture records it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,22 +60,17 @@ def recorded_heads(weights: Weights) -> RecordedHeads | None:
     return None
 
 
-def with_recorded(layout: Layout, recorded: RecordedHeads | None) -> Layout:
-    """The layout with recorded heads in the stages whose shapes show none."""
-    counts = recorded.counts if recorded is not None else ()
+def with_heads(layout: Layout, counts: Sequence[int | None]) -> Layout:
+    """The layout with `counts` heads in the stages whose shapes show none; unchanged if it has other stages."""
     if len(counts) != len(layout.num_heads):
         return layout
     heads = (shown or count for shown, count in zip(layout.num_heads, counts, strict=True))
     return replace(layout, num_heads=tuple(heads))
 
 
-def with_published_width(layout: Layout) -> Layout:
-    """The layout of a published ViT with heads of the usual width, if nothing shows or records them."""
-    heads = (
-        shown or (dim // PUBLISHED_WIDTH if dim % PUBLISHED_WIDTH == 0 else None)
-        for shown, dim in zip(layout.num_heads, layout.embed_dims, strict=True)
-    )
-    return replace(layout, num_heads=tuple(heads))
+def published_heads(layout: Layout) -> list[int | None]:
+    """The heads of a published ViT, which all have the same width; None if it does not divide the channels."""
+    return [dim // PUBLISHED_WIDTH if dim % PUBLISHED_WIDTH == 0 else None for dim in layout.embed_dims]
 
 
 def check_recorded(weights: Weights, model: nn.Module) -> None:

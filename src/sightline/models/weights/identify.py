@@ -109,9 +109,11 @@ def check(native: State, model: nn.Module, identity: Identity) -> None:
 def arguments(name: str) -> Arguments:
     """Every argument of a variant: those of its row over the defaults of its family, one value per stage."""
     variant = VARIANTS[name]
-    signature = inspect.signature(variant.cls.__init__)
-    defaults = {key: p.default for key, p in signature.parameters.items() if p.default is not p.empty}
-    args = {**defaults, "img_size": variant.size, **variant.args}
+    args: Arguments = {}
+    for cls in reversed(variant.cls.__mro__):  # a family's defaults over those of `Pyramid`
+        parameters = inspect.signature(cls).parameters.values()
+        args |= {p.name: p.default for p in parameters if p.default is not p.empty}
+    args |= {"img_size": variant.size, **variant.args}
     args["embed_dims"] = stage_dims(args["embed_dims"], variant.cls.num_stages)
     for key in ("embed_dims", "num_heads", "depths"):
         args[key] = (args[key],) if isinstance(args[key], int) else tuple(args[key])
@@ -122,19 +124,13 @@ def _kwargs(layout: Layout, name: str) -> Arguments:
     """The arguments in which a layout differs from a variant."""
     own = arguments(name)
     pattern = _pattern(layout, own["attention"])
-    seen = {
-        "embed_dims": layout.embed_dims,
+    seen: Arguments = {
+        **vars(layout),  # its fields have the names of arguments
         "num_heads": _num_heads(layout, own),
-        "depths": layout.depths,
         "attention": pattern if pattern != _own_pattern(layout, own["attention"]) else own["attention"],
         "mlp_ratio": layout.mlp_ratios[0],
-        "mlp_ratios": layout.mlp_ratios,
         "sr_ratios": _sr_ratios(layout),
-        "qkv_bias": layout.qkv_bias,
-        "patch_size": layout.patch_size,
         "window_size": layout.window_size or own.get("window_size"),
-        "num_classes": layout.num_classes,
-        "in_chans": layout.in_chans,
         "img_size": own["img_size"] if layout.img_size in (None, to_pair(own["img_size"])) else layout.img_size,
     }
     return {key: plain(seen[key]) for key in seen if key in own and seen[key] != own[key]}

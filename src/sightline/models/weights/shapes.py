@@ -152,10 +152,8 @@ def _stages(shapes: Block, count: int) -> list[list[Block]]:
     found: dict[int, dict[int, Block]] = {stage: {} for stage in range(count)}
     for key, shape in shapes.items():
         if match := BLOCK_KEY.match(key):
-            stage = int(match[1] or 0)
-            if stage not in found:
-                raise FileError(f"{key}: this family has {count} stages, numbered from 0")
-            found[stage].setdefault(int(match[2]), {})[match[3]] = shape
+            blocks = found.get(int(match[1] or 0), {})  # one stage too many is reported as unexpected
+            blocks.setdefault(int(match[2]), {})[match[3]] = shape
     for stage, blocks in found.items():
         if not blocks:
             raise FileError(f"stage {stage} has no blocks; the checkpoint is incomplete")
