@@ -48,6 +48,7 @@ def test_types_and_head_dims(dim: int, dtype: torch.dtype) -> None:
     compare(conv, inputs(grid, 5, dim=dim, dtype=dtype), TOLERANCE[dtype], grid=grid)
 
 
+@pytest.mark.usefixtures("overflow_checks")
 @pytest.mark.slow
 def test_pieces_of_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "ROWS", 4)

@@ -47,6 +47,7 @@ def test_output_and_gradients(shape: tuple[int, ...], dtype: torch.dtype) -> Non
         assert_close(name, g.cpu(), w, TOLERANCE[dtype])
 
 
+@pytest.mark.usefixtures("overflow_checks")
 def test_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = _layer(2, 16)
     x = torch.randn(2, 50, 32, device=DEVICE)

@@ -83,6 +83,7 @@ def test_key_mask_of_any_strides(kind: str) -> None:
     compare(soft, inputs(2, 20, 9, 1, DIM), FLOAT, key_mask=mask)
 
 
+@pytest.mark.usefixtures("overflow_checks")
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_images(dtype: torch.dtype, cut: str) -> None:
