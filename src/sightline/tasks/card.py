@@ -1,19 +1,20 @@
 """Model cards: the metadata that makes a weight file self-contained for classification."""
 
-import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Json, TypeAdapter, ValidationError
+from pydantic import Field as Limit
 
 from sightline.util.errors import FileError
+from sightline.util.names import MAX_SIDE
 from sightline.util.provenance import VERSION
 
-INPUT = ("input_size", "mean", "std", "interpolation", "crop_pct")
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random")
-MAX_SIDE = 65536  # pixels; more is damage
 T = TypeVar("T")
+Side = Annotated[int, Limit(gt=0, le=MAX_SIDE)]
+Positive = Annotated[float, Limit(gt=0)]
 
 
 class CardError(FileError):
@@ -63,7 +64,7 @@ class ModelCard:
             "model": self.name,
             "model_args": json.dumps(self.arguments),
             "classes": json.dumps(list(self.classes)),
-            "input": json.dumps({key: values[key] for key in INPUT}),
+            "input": json.dumps({key: values[key] for key in _Input.model_fields}),
         }
 
     @classmethod
@@ -75,54 +76,34 @@ class ModelCard:
         """
         if not {"model", "classes", "input"} <= metadata.keys():
             return None
-        arguments = _load(metadata, "model_args", dict)
-        classes = _load(metadata, "classes", list)
-        if not all(isinstance(name, str) for name in classes):
-            raise CardError("the metadata entry 'classes' is not a list of names; save the weights again")
-        return cls(metadata["model"], arguments, tuple(classes), **_input(_load(metadata, "input", dict)))
+        try:
+            read = _Metadata.model_validate(metadata)
+        except ValidationError as error:
+            raise _damaged(error, "metadata") from error
+        input, channels = read.input, read.input.input_size[0]
+        if not len(input.mean) == len(input.std) == channels:
+            raise CardError(f"mean={input.mean} and std={input.std} do not fit images of {channels} channels")
+        return cls(read.model, read.model_args, read.classes, **dict(input))
 
 
-def _load(metadata: Mapping[str, str], key: str, kind: type) -> Any:
-    try:
-        value = json.loads(metadata.get(key, "{}"))
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, kind):
-        raise CardError(f"the metadata entry {key!r} is damaged; save the weights again")
-    return value
+class _Input(BaseModel):
+    """The fields of a card about images."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    input_size: tuple[Side, Side, Side]
+    mean: tuple[float, ...]
+    std: tuple[Positive, ...]
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"]
+    crop_pct: Annotated[float, Limit(gt=0, le=1)]
 
 
-def _input(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields about images, each checked: they come from a file."""
-    size, mean, std = (_numbers(values, key) for key in ("input_size", "mean", "std"))
-    if len(size) != 3 or not all(side == int(side) and 0 < side <= MAX_SIDE for side in size):
-        raise CardError(f"input_size={values.get('input_size')!r} is not (channels, height, width)")
-    if not len(mean) == len(std) == int(size[0]) or min(std) <= 0:
-        raise CardError(f"mean={mean} and std={std} do not fit images of {int(size[0])} channels")
-    if values.get("interpolation") not in INTERPOLATIONS:
-        raise CardError(f"interpolation={values.get('interpolation')!r} is not one of {', '.join(INTERPOLATIONS)}")
-    crop = values.get("crop_pct")
-    if not isinstance(crop, int | float) or not 0 < crop <= 1:
-        raise CardError(f"crop_pct={crop!r} is not between 0 and 1")
-    channels, height, width = (int(side) for side in size)
-    return {
-        "input_size": (channels, height, width),
-        "mean": mean,
-        "std": std,
-        "interpolation": values["interpolation"],
-        "crop_pct": float(crop),
-    }
+class _Metadata(BaseModel):
+    """The entries of a card in the metadata of a file."""
 
-
-def _numbers(values: dict[str, Any], key: str) -> tuple[float, ...]:
-    given = values.get(key)
-    if not isinstance(given, list) or not given or not all(_is_number(value) for value in given):
-        raise CardError(f"{key}={given!r} is not a list of numbers; save the weights again")
-    return tuple(float(value) for value in given)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    model: str
+    model_args: Json[dict[str, Any]] = {}
+    classes: Json[tuple[str, ...]]
+    input: Json[_Input]
 
 
 def read_fields(kind: type[T], values: object, where: str) -> T:
@@ -136,45 +117,34 @@ def read_fields(kind: type[T], values: object, where: str) -> T:
     Raises:
         CardError: a field is missing, of the wrong type or beyond its limits.
     """
-    if not isinstance(values, dict):
-        raise CardError(f"its card is damaged ({where} is {repr(values)[:60]}); save the weights again")
-    hints = get_type_hints(kind)
-    found: dict[str, object] = {}
-    for item in fields(kind):  # type: ignore[arg-type]
-        if item.name not in values:
-            raise CardError(f"its card is damaged (no {item.name} in {where}); save the weights again")
-        value = values[item.name]
-        hint = hints[item.name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            found[item.name] = read_fields(hint, value, item.name)
-            continue
-        try:
-            found[item.name] = _typed(value, hint, item.metadata)
-        except ValueError as error:
-            raise CardError(
-                f"its card is damaged ({where} has {item.name}={repr(value)[:60]}); save the weights again"
-            ) from error
-    return kind(**found)
+    try:  # strictly as JSON: a list is a tuple, but true is no number and "1" is none
+        found = TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise _damaged(error, where) from error
+    for name in _faults(found, values):
+        raise CardError(f"its card is damaged ({where}.{name} is missing or beyond its limits); save the weights again")
+    return found
 
 
-def _typed(value: object, hint: Any, limits: Mapping[str, Any]) -> object:
-    """A JSON value as the type `hint`; ValueError if it is not of that type, or beyond the limits."""
-    origin, options = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        for option in options:
-            with contextlib.suppress(ValueError):
-                return _typed(value, option, limits)
-    elif origin is Literal and value in options:
-        return value
-    elif origin is tuple and isinstance(value, list) and value:
-        kinds = options[:1] * len(value) if options[-1] is Ellipsis else options
-        return tuple(_typed(item, each, limits) for item, each in zip(value, kinds, strict=True))
-    elif hint in (bool, NoneType) and isinstance(value, hint):
-        return value
-    elif hint in (int, float) and _is_number(value):
-        least, most = limits.get("least"), limits.get("most")
-        if (hint is float or isinstance(value, int)) and not (
-            (least is not None and value < least) or (most is not None and value > most)
+def _faults(found: Any, values: Any) -> Iterator[str]:
+    """Fields of a dataclass that are missing in the JSON it was read from, empty, or beyond their limits."""
+    for item in fields(found):
+        value = getattr(found, item.name)
+        least, most = (item.metadata.get(key) for key in ("least", "most"))
+        given = value if isinstance(value, tuple) else (value,)
+        if item.name not in values or not given:
+            yield item.name
+        elif is_dataclass(value):
+            yield from _faults(value, values[item.name])
+        elif not all(
+            (least is None or number >= least) and (most is None or number <= most)
+            for number in given
+            if isinstance(number, int | float)
         ):
-            return hint(value)
-    raise ValueError(f"{value!r} is not of {hint}")
+            yield item.name
+
+
+def _damaged(error: ValidationError, where: str) -> CardError:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(map(str, (where, *first["loc"])))
+    return CardError(f"its card is damaged ({path}: {first['msg']}); save the weights again")

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from sightline.tasks.classification.config import Config as ClassificationConfig
 from sightline.tasks.config import RunConfig
@@ -38,30 +39,6 @@ if TYPE_CHECKING:
     )
 
 
-class Spec(Protocol):
-    """The functions in the module `spec` of a task, documented there."""
-
-    def make(self, config: Any, placement: Placement, note: Note) -> Task:
-        """The task of a run."""
-
-    def open(self, path: Path, metadata: Metadata, read: StateReader) -> Loaded:
-        """The model in a file with a card of this task, checked on the meta device before memory is taken."""
-
-    def evaluate(
-        self, loaded: Loaded, data: str | None, section: Any | None, options: EvalOptions
-    ) -> dict[str, Scores]:
-        """Scores by label set ("usual", "real"), on `data` or what the `section` data of the run's config names."""
-
-    def predict(self, loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
-        """One result per image."""
-
-    def examples(self, loaded: Loaded, section: Any) -> Iterator[Example]:
-        """A few images of the evaluation split; of the tasks with `pictures`."""
-
-    def images(self, data: str | None, section: Any | None) -> Split:
-        """The labeled images of the evaluation split; of the tasks with `pictures`."""
-
-
 @dataclass(frozen=True)
 class TaskSpec:
     """A task.
@@ -75,7 +52,7 @@ class TaskSpec:
         unit: what is trained on, for rates and counts.
         counted: what the confusion matrix counts; by default `unit`.
         pictures: whether a report shows attention maps of `examples`.
-        module: has the functions of `Spec`.
+        module: has the functions of the methods below.
     """
 
     name: str
@@ -88,8 +65,8 @@ class TaskSpec:
     pictures: bool = False
 
     @property
-    def module(self) -> Spec:
-        return cast(Spec, import_module(f"sightline.tasks.{self.name}.spec"))
+    def module(self) -> ModuleType:
+        return import_module(f"sightline.tasks.{self.name}.spec")
 
     def make(self, config: RunConfig, placement: Placement, note: Note) -> Task:
         """The task of a run: data, model and loss put together."""

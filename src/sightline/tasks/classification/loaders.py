@@ -51,6 +51,7 @@ class Loader(Protocol):
 
     def close(self) -> None:
         """End the loader processes, if there are any."""
+        return None
 
 
 class Normalize:

@@ -14,13 +14,13 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from sightline.tasks.card import MAX_SIDE
 from sightline.tasks.dense.backbone import STRIDES, Backbone, WithBackbone
 from sightline.tasks.dense.card import DenseCard, jsonable
 from sightline.tasks.detection.cascade import CascadeHeads
 from sightline.tasks.detection.config import Data, Inference, Model
 from sightline.tasks.detection.data import Target
 from sightline.tasks.options import entry
+from sightline.util.names import MAX_SIDE
 
 RATIOS = (0.5, 1.0, 2.0)
 LEVELS = 5

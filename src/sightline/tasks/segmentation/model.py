@@ -6,13 +6,13 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.tasks.card import MAX_SIDE
 from sightline.tasks.dense.backbone import Backbone, WithBackbone
 from sightline.tasks.dense.card import DenseCard, jsonable
 from sightline.tasks.dense.transforms import pair
 from sightline.tasks.options import entry
 from sightline.tasks.segmentation.config import Data, Inference, Model
 from sightline.util.errors import InputError
+from sightline.util.names import MAX_SIDE
 
 DIVISOR = 32  # inside, images are padded to a multiple of it
 
