@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.engine.settings import load_recipe
-from sightline.tasks.sequences.published import PUBLISHED
+from sightline.tasks.sequences.arena import PUBLISHED
 from tables.markdown import made_on, table
 
 TITLES = {"listops": "ListOps", "image": "Image", "pathfinder": "Pathfinder"}

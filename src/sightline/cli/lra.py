@@ -1,6 +1,5 @@
 """`sightline lra`: one task of the Long Range Arena with several mechanisms, next to what was published."""
 
-import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cli.options import Command, option, positional
-from sightline.cli.output import Column, bar, show
+from sightline.cli.output import Column, bar, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.files import check_writable
 from sightline.util.names import nearest
@@ -52,59 +51,41 @@ def run(options: Options) -> None:
     """Train and test each mechanism, and print the table."""
     from sightline.engine.arena import configure, run_folder, train_and_test
     from sightline.layers.spec import Spec
-    from sightline.tasks.sequences.arena import (
-        DEFAULT_MECHANISMS,
-        RESULTS,
-        check_runs,
-        keep_row,
-        published_as,
-        read_rows,
-    )
-    from sightline.tasks.sequences.published import TASKS
+    from sightline.tasks.sequences import arena
 
-    if options.task not in TASKS:
-        remedy = nearest(options.task, TASKS, f"give one of {', '.join(TASKS)}")
+    if options.task not in arena.TASKS:
+        remedy = nearest(options.task, arena.TASKS, f"give one of {', '.join(arena.TASKS)}")
         raise InputError(f"no task {options.task!r}; {remedy}")
-    names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or DEFAULT_MECHANISMS))
+    names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or arena.DEFAULT_MECHANISMS))
     folder = Path(f"runs/lra/{options.task}" if options.out is None else options.out)
     configs = {
-        name: configure(options.task, name, folder, data=options.data, steps=options.steps, settings=options.set)
+        name: configure(options.task, name, folder, data=options.data, steps=options.steps, changes=options.set)
         for name in names
     }
     check_writable(folder if options.out is None else options.out, "--out")
-    read_rows(folder / RESULTS, options.task)
-    check_runs(list(configs.values()))
+    arena.read_rows(folder / arena.RESULTS, options.task)
+    arena.check_runs(list(configs.values()))
     rows = []
     for name, config in configs.items():
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
             found = train_and_test(config, bar)
-        rows.append({"attention": name, "published_as": published_as(name), **found})
-        keep_row(folder, run_folder(folder, name), options.task, rows[-1])
+        rows.append({"attention": name, "published_as": arena.published_as(name), **found})
+        arena.keep_row(folder, run_folder(folder, name), options.task, rows[-1])
     if options.json:
-        print(json.dumps({"task": options.task, "rows": rows}, indent=2))
+        print_json({"task": options.task, "rows": rows})
         return
-    show(COLUMNS, [*(_cells(row, options.task) for row in rows), *_others(options.task, rows)])
-    print(f"wrote {folder / RESULTS}; every run has a folder next to it")
+    published = {name: f"{scores[options.task]:.1f}" for name, scores in arena.PUBLISHED.items()}
+    not_run = [name for name in published if name not in {row["published_as"] for row in rows}]
+    cells = [_cells(row, published.get(row["published_as"], "")) for row in rows]
+    show(COLUMNS, [*cells, *([name, "", "", "", "", published[name], "", ""] for name in not_run)])
+    print(f"wrote {folder / arena.RESULTS}; every run has a folder next to it")
 
 
-def _cells(row: Row, task: str) -> list[str]:
-    from sightline.tasks.sequences.published import PUBLISHED
-
-    known = "" if row["published_as"] is None else f"{PUBLISHED[row['published_as']][task]:.1f}"
+def _cells(row: Row, published: str) -> list[str]:
     memory = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
     numbers = [f"{row['val']:.2f}", f"{row['test']:.2f}"]
     rate = f"{row['examples_per_second']:,.0f}"
-    return [row["attention"], f"{row['parameters']:,}", f"{row['steps']:,}", *numbers, known, rate, memory]
-
-
-def _others(task: str, rows: list[Row]) -> list[list[str]]:
-    """The published rows of mechanisms that were not run."""
-    from sightline.tasks.sequences.published import PUBLISHED
-
-    shown = {row["published_as"] for row in rows}
-    return [
-        [name, "", "", "", "", f"{scores[task]:.1f}", "", ""] for name, scores in PUBLISHED.items() if name not in shown
-    ]
+    return [row["attention"], f"{row['parameters']:,}", f"{row['steps']:,}", *numbers, published, rate, memory]
 
 
 COMMAND = Command(

@@ -4,19 +4,20 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import torch
 
+from sightline.engine import settings
 from sightline.engine.evaluate import evaluate
 from sightline.engine.run_folder import DONE, differences
-from sightline.engine.settings import load_recipe, resolve
 from sightline.engine.train import train
 from sightline.hub import load
 from sightline.tasks.base import Progress
 from sightline.tasks.config import RunConfig
 from sightline.util.errors import FileError, InputError
-from sightline.util.files import read_json
+from sightline.util.files import read_json, write_json
 
 OWN_OPTIONS = {  # keys that have an option of their own
     "model.attention": "--attention", "run.folder": "--out", "data.path": "--data", "data.name": "TASK",
@@ -32,14 +33,9 @@ def run_folder(folder: Path, attention: str) -> Path:
 
 
 def configure(
-    task: str,
-    attention: str,
-    folder: Path,
-    *,
-    data: str | None = None,
-    steps: int | None = None,
-    settings: Iterable[str] = (),
-) -> Any:
+    task: str, attention: str, folder: Path, *, data: str | None = None, steps: int | None = None,
+    changes: Iterable[str] = (),
+) -> Any:  # fmt: skip
     """The configuration of one run.
 
     Args:
@@ -48,34 +44,31 @@ def configure(
         folder: the parent of the run folders.
         data: folder with the files as published.
         steps: updates in all, with the schedule compressed to them; by default as published.
-        settings: keys of the configuration, as KEY=VALUE.
+        changes: keys of the configuration, as KEY=VALUE.
 
     Raises:
         InputError: an option cannot be used.
     """
-    recipe = load_recipe(f"lra_{task}")
-    texts = dict(_parse_setting(text) for text in settings)
-    texts |= {"model.attention": json.dumps(attention), "run.folder": json.dumps(str(run_folder(folder, attention)))}
+    recipe = settings.load_recipe(f"lra_{task}")
+    values: dict[str, object] = {}
+    for text in changes:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or "." not in key:
+            raise InputError(f"--set: expected KEY=VALUE, e.g. batch.size=64; got {text!r}")
+        if key in OWN_OPTIONS:
+            raise InputError(f"--set: {key} follows from {OWN_OPTIONS[key]}; give that instead")
+        values[key] = settings.parse(value)
+    values |= {"model.attention": attention, "run.folder": str(run_folder(folder, attention))}
     if data is not None:
-        texts["data.path"] = json.dumps(data)
+        values["data.path"] = data
     if steps is not None:
         if not 1 <= steps <= MAX_STEPS:
             raise InputError(f"--steps: expected 1 to {MAX_STEPS:,} updates; got {steps}")
-        schedule = resolve(recipe, texts).schedule
+        schedule = settings.configure(recipe, values).schedule
         epochs = next(count for count in range(min(schedule.epochs, steps), 0, -1) if steps % count == 0)
-        texts |= {"schedule.epochs": str(epochs), "data.epoch_steps": str(steps // epochs)}
-        texts["schedule.warmup_epochs"] = str(schedule.warmup_epochs * epochs / schedule.epochs)
-    return resolve(recipe, texts)
-
-
-def _parse_setting(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or "." not in key:
-        raise InputError(f"--set: expected KEY=VALUE, e.g. batch.size=64; got {text!r}")
-    if key in OWN_OPTIONS:
-        raise InputError(f"--set: {key} follows from {OWN_OPTIONS[key]}; give that instead")
-    return key, value
+        values |= {"schedule.epochs": epochs, "data.epoch_steps": steps // epochs}
+        values["schedule.warmup_epochs"] = schedule.warmup_epochs * epochs / schedule.epochs
+    return settings.configure(recipe, values)
 
 
 def train_and_test(config: RunConfig, progress: Progress | None = None) -> dict[str, Any]:
@@ -101,14 +94,14 @@ def train_and_test(config: RunConfig, progress: Progress | None = None) -> dict[
     done, rate = read_json(folder / DONE), _median_rate(folder / "metrics.jsonl")
     if not all(isinstance(done.get(key), int | float) for key in ("step", "top1", "seconds")):
         raise FileError(f"{folder / DONE} is damaged; remove the folder of the run to train again")
-    loaded = load(str(folder / "checkpoints" / "best" / "model.safetensors"))
+    versions, peak = read_json(folder / "versions.json"), read_json(folder / MEMORY).get("bytes")
+    if not isinstance(peak, int | None):
+        raise FileError(f"{folder / MEMORY} is damaged; remove it and run the command again")
+    loaded = load(folder / "checkpoints" / "best" / "model.safetensors")
     scores = evaluate(
         loaded, split="test", batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,
         precision=config.run.precision, progress=progress,
     )  # fmt: skip
-    versions, peak = read_json(folder / "versions.json"), read_json(folder / MEMORY).get("bytes")
-    if not isinstance(peak, int | None):
-        raise FileError(f"{folder / MEMORY} is damaged; remove it and run the command again")
     return {
         "parameters": loaded.parameters, "steps": done["step"], "batch": config.batch.size, "lr": config.optim.lr,
         "seed": config.run.seed, "val": round(done["top1"], 4), "test": round(scores["top1"], 4),
@@ -124,15 +117,13 @@ def _train(config: RunConfig, memory: Path) -> None:
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     train(config)
-    peak = torch.cuda.max_memory_allocated() if on_gpu else None
-    memory.write_text(json.dumps({"bytes": peak}) + "\n", encoding="utf-8")
+    write_json(memory, {"bytes": torch.cuda.max_memory_allocated() if on_gpu else None})
 
 
 def _median_rate(path: Path) -> float:
     """Examples per second, the median over the epochs of a run."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        rates = [float(json.loads(line)["images_per_second"]) for line in lines]
-        return sorted(rates)[len(rates) // 2]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        return median_high(float(json.loads(line)["images_per_second"]) for line in lines)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileError(f"{path} is damaged; remove the folder of the run to train again") from error

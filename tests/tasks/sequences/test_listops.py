@@ -2,12 +2,14 @@
 
 import statistics
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sightline.tasks.sequences import listops
+from sightline.tasks.sequences.files import read_listops
 from sightline.util.errors import FileError
 
 COUNT = 600
@@ -95,6 +97,7 @@ def test_trees_grow_as_one_draws_them_by_hand() -> None:
 def test_the_seed_decides(made: listops.TokenSet) -> None:
     again, other = listops.generate(COUNT, seed=3), listops.generate(COUNT, seed=4)
     assert again.values.tobytes() == made.values.tobytes()
+    assert sha256(made.values.tobytes()).hexdigest()[:16] == "23a1403a102bcf85"  # else data.VERSION must change
     assert (again.labels == made.labels).all()
     assert other.values.tobytes() != made.values.tobytes()
     fewer = listops.generate(50, seed=3)
@@ -111,12 +114,12 @@ def test_published_files(tmp_path: Path, made: listops.TokenSet) -> None:
     bracketed = "( ( ( [MAX 4 ) ( ( ( [MIN 2 ) 3 ) ] ) ) ] )"
     plain = " ".join(words(made, 0))
     path.write_text(f"Source\tTarget\n{bracketed}\t4\n{plain}\t{made.labels[0]}\n\t3\n")
-    found = listops.read(path, 2000)
+    found = read_listops(path, 2000)
     assert " ".join(words(found, 0)) == "[MAX 4 [MIN 2 3 ] ]"
     assert words(found, 1) == words(made, 0)
     assert found.lengths.tolist() == [7, made.lengths[0], 0]
     assert found.labels.tolist() == [4, made.labels[0], 3]
-    short = listops.read(path, 100)
+    short = read_listops(path, 100)
     assert (short.cut, short.lengths.tolist()) == (1, [7, 100, 0])
 
 
@@ -124,6 +127,7 @@ def test_published_files(tmp_path: Path, made: listops.TokenSet) -> None:
     ("text", "message"),
     [
         ("", "first line"),
+        ("\udcff\udcfe\x00", "first line"),
         ("Source\tTarget\n[MIN 2 ]\t11\n", "line 2: the label '11'"),
         ("Source\tTarget\n[MIN 2 ]\n", "line 2: the label ''"),
         ("Source\tTarget\n[MAN 2 ]\t1\n", "'\\[MAN' is not a token"),
@@ -132,12 +136,6 @@ def test_published_files(tmp_path: Path, made: listops.TokenSet) -> None:
 )
 def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "basic_val.tsv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(FileError, match=message):
-        listops.read(path, 2000)
-
-
-def test_not_text(tmp_path: Path) -> None:
-    (tmp_path / "basic_val.tsv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FileError, match="not a text file"):
-        listops.read(tmp_path / "basic_val.tsv", 2000)
+        read_listops(path, 2000)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 from PIL import Image
 
 from sightline.tasks.sequences import pathfinder
+from sightline.tasks.sequences.config import Data
+from sightline.tasks.sequences.data import open_splits
+from sightline.tasks.sequences.files import read_pathfinder
 from sightline.util.errors import FileError
 from tests.engine.tiny import ENVIRONMENT
 
@@ -81,6 +85,7 @@ def test_classes_are_balanced(made: pathfinder.TokenSet) -> None:
 def test_the_seed_decides(made: pathfinder.TokenSet) -> None:
     again, other = pathfinder.generate(COUNT, seed=5), pathfinder.generate(COUNT, seed=6)
     assert again.values.tobytes() == made.values.tobytes()
+    assert sha256(made.values.tobytes()).hexdigest()[:16] == "71328e2d5ec22ded"  # else data.VERSION must change
     assert other.values.tobytes() != made.values.tobytes()
     assert len({image.tobytes() for image in pictures(made)}) == COUNT
 
@@ -108,7 +113,7 @@ def publish(folder: Path, images: np.ndarray, labels: np.ndarray) -> Path:
 def test_published_folder(tmp_path: Path, made: pathfinder.TokenSet) -> None:
     folder = publish(tmp_path / "curv_baseline", pictures(made)[:10], made.labels)
     (folder / "imgs" / "0" / "sample_4.png").write_bytes(b"")
-    found, empty = pathfinder.read(folder)
+    found, empty = read_pathfinder(folder)
     order = [0, 2, 6, 8, 1, 3, 5, 7, 9]
     assert empty == 1
     assert found.labels.tolist() == made.labels[order].tolist()
@@ -133,14 +138,14 @@ def test_bad_metadata(tmp_path: Path, made: pathfinder.TokenSet, line: str, mess
     path = folder / "metadata" / "0.npy"
     path.write_text(f"\n{path.read_text()}{line}\n")
     with pytest.raises(FileError, match=rf"^{path}, line 3: .*{message}"):
-        pathfinder.read(folder)
+        read_pathfinder(folder)
 
 
 def test_blank_lines_are_left_alone(tmp_path: Path, made: pathfinder.TokenSet) -> None:
     folder = publish(tmp_path / "x", pictures(made)[:4], made.labels)
     path = folder / "metadata" / "1.npy"
     path.write_text("\n" + path.read_text().replace("\n", "\n \n") + "\n")
-    found, empty = pathfinder.read(folder)
+    found, empty = read_pathfinder(folder)
     assert empty == 0
     assert (pictures(found) == pictures(made)[[0, 2, 1, 3]]).all()
 
@@ -149,23 +154,23 @@ def test_two_dots_in_a_name_stay_in_the_folder(tmp_path: Path, made: pathfinder.
     folder = publish(tmp_path / "x", pictures(made)[:1], made.labels)
     (folder / "imgs/0/sample_0.png").rename(folder / "imgs/0/sample..0.png")
     (folder / "metadata" / "0.npy").write_text(f"imgs/0 sample..0.png 0 {made.labels[0]} 0 6 3 2.0\n")
-    assert (pictures(pathfinder.read(folder)[0]) == pictures(made)[:1]).all()
+    assert (pictures(read_pathfinder(folder)[0]) == pictures(made)[:1]).all()
 
 
 def test_lists_without_a_line(tmp_path: Path) -> None:
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata" / "0.npy").write_text("\n\n")
-    with pytest.raises(FileError, match=f"^{tmp_path}: no images in metadata"):
-        pathfinder.read(tmp_path)
+    with pytest.raises(FileError, match=f"^{tmp_path}: no examples in train"):
+        open_splits(Data(name="pathfinder", path=str(tmp_path)))
 
 
 def test_other_folders(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no metadata"):
-        pathfinder.read(tmp_path)
+    with pytest.raises(FileError, match=r"metadata: .*pathfinder32"):
+        open_splits(Data(name="pathfinder", path=str(tmp_path)))
     (tmp_path / "metadata").mkdir()
     np.save(tmp_path / "metadata" / "0.npy", np.arange(3))
-    with pytest.raises(FileError, match="not the text"):
-        pathfinder.read(tmp_path)
+    with pytest.raises(FileError, match=r"line 1: .*does not name an image"):
+        read_pathfinder(tmp_path)
 
 
 @pytest.mark.slow

@@ -48,14 +48,12 @@ class SequenceCard:
         }
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> "SequenceCard | None":
-        """The card in the metadata of a file; None if it is not of a model of sequences.
+    def from_metadata(cls, metadata: Mapping[str, str]) -> "SequenceCard":
+        """The card in the metadata of a file.
 
         Raises:
-            FileError: there is one, and it is damaged.
+            FileError: it is damaged.
         """
-        if "sequences" not in metadata:
-            return None
         try:
             arguments, classes, about = (json.loads(metadata[key]) for key in ("model_args", "classes", "sequences"))
             task, length = about["task"], about["length"]

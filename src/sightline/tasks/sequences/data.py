@@ -1,20 +1,18 @@
-"""The splits of a task: generated, cached, or read from the files that a user has."""
+"""The splits of a task: generated and cached, or read from the files that a user has."""
 
+import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from sightline.tasks.sequences import images, listops, pathfinder, texts
+from sightline.tasks.sequences import files, listops, pathfinder
 from sightline.tasks.sequences.config import Data
-from sightline.tasks.sequences.store import cached, default_cache
-from sightline.tasks.sequences.tokens import TokenSet
+from sightline.tasks.sequences.tokens import Note, TokenSet, cached, quiet
 from sightline.util.errors import FileError
+from sightline.util.files import reason
 
-Note = Callable[[str, int, int], None]
 PAUSE = 5.0  # seconds between progress lines
 SPLITS = ("train", "val", "test")
 VERSION = 1  # of the generators; changed whenever the generated data changes
@@ -28,8 +26,8 @@ class SequenceTask:
         classes: names, in the order of the labels.
         tokens: vocabulary size.
         length: where sequences are cut, as published.
-        sizes: examples of the three splits that are generated.
         files: what `data.path` must be.
+        sizes: examples of the three splits that are generated.
     """
 
     classes: tuple[str, ...]
@@ -44,43 +42,39 @@ SEQUENCE_TASKS: dict[str, SequenceTask] = {
         tuple(map(str, range(10))), 15, 2000, "a folder with basic_train.tsv, basic_val.tsv and basic_test.tsv",
         (96_000, 2_000, 2_000),
     ),
-    "text": SequenceTask(texts.REVIEWS, 256, 4000, "the folder aclImdb"),
-    "retrieval": SequenceTask(texts.PAIRS, 256, 4000, "a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv"),
+    "text": SequenceTask(files.REVIEWS, 256, 4000, "the folder aclImdb"),
+    "retrieval": SequenceTask(
+        ("unrelated", "related"), 256, 4000, "a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv"
+    ),
     "image": SequenceTask(
-        images.CLASSES, 256, 1024, "the folder cifar-10-batches-bin, or folders train/ and test/ of images by class"
+        files.CIFAR, 256, 1024, "the folder cifar-10-batches-bin, or folders train/ and test/ of images by class"
     ),
     "pathfinder": SequenceTask(
-        pathfinder.CLASSES, 256, 1024, "a folder such as pathfinder32/curv_contour_length_14",
+        ("unconnected", "connected"), 256, 1024, "a folder such as pathfinder32/curv_contour_length_14",
         (160_000, 20_000, 20_000),
     ),
 }  # fmt: skip
 
 
-def open_splits(config: Data, path: str | None, note: Note, splits: tuple[str, ...] = SPLITS) -> dict[str, TokenSet]:
-    """The requested splits, by name.
-
-    Args:
-        path: files of the user; without it the data are generated, where they can be.
-        note: reports progress.
+def open_splits(config: Data, note: Note = quiet, splits: tuple[str, ...] = SPLITS) -> dict[str, TokenSet]:
+    """The requested splits, by name: those in the folder `config.path`, or else generated.
 
     Raises:
         FileError: there is no such data, or it is damaged.
     """
-    task = SEQUENCE_TASKS[config.name]
-    if path is not None and not path.strip():
-        raise FileError(f"--data: the path is empty; {config.name} takes {task.files}")
+    task, path = SEQUENCE_TASKS[config.name], config.path
     if path is None:
-        if task.sizes is None:
-            raise FileError(f"{config.name} is not generated; give --data PATH: {task.files}")
-        made = _generated(config, task, note, splits)
-    elif Path(path).is_dir():
-        made = READERS[config.name](Path(path), config, config.length or task.length, note, splits)
-    else:
-        raise FileError(f"--data: {path} is not a folder; {config.name} takes {task.files}")
-    for split, tokens in made.items():
+        return _generated(config, task, note, splits)
+    if not os.path.isdir(path):
+        raise FileError(f"--data: {path!r} is not a folder; {config.name} takes {task.files}")
+    try:
+        found = _read(Path(path), config, note, splits)
+    except OSError as error:
+        raise FileError(f"{error.filename or path}: {reason(error)}; {config.name} takes {task.files}") from error
+    for split, tokens in found.items():
         if not len(tokens):
             raise FileError(f"{path}: no examples in {split}; {config.name} takes {task.files}")
-    return made
+    return found
 
 
 class ProgressPrinter:
@@ -105,75 +99,55 @@ def cut(config: Data, tokens: TokenSet) -> int:
 
 
 def _generated(config: Data, task: SequenceTask, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
-    assert task.sizes is not None
+    if task.sizes is None:
+        raise FileError(f"{config.name} is not generated; give --data PATH: {task.files}")
     sizes = [given or usual for given, usual in zip((config.train, config.val, config.test), task.sizes, strict=True)]
     generate = {"listops": listops.generate, "pathfinder": pathfinder.generate}[config.name]
-    name = f"{config.name}-{VERSION}-{config.seed}-{'-'.join(map(str, sizes))}.safetensors"
-    folder = Path(config.cache) if config.cache else default_cache()
-    tell = partial(note, f"{config.name}, examples generated")
-    check = partial(_check, task, sum(sizes))
-    whole = cached(folder / name, lambda: generate(sum(sizes), config.seed, tell), check)
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(config.cache) if config.cache else user / "sightline" / "sequences"
+    path = folder / f"{config.name}-{VERSION}-{config.seed}-{'-'.join(map(str, sizes))}.safetensors"
+    count = sum(sizes)
+    whole = cached(path, lambda: generate(count, config.seed, note), count, task.tokens, len(task.classes))
+    return _divide(whole, sizes, splits)
+
+
+def _divide(whole: TokenSet, sizes: list[int], splits: tuple[str, ...]) -> dict[str, TokenSet]:
+    """The splits that are asked for, of a set that has them one after the other."""
     ends = np.cumsum([0, *sizes]).tolist()
-    found = {split: whole.part(a, b) for split, a, b in zip(SPLITS, ends[:-1], ends[1:], strict=True)}
-    return {split: found[split] for split in splits}
+    return {
+        split: whole.part(start, stop)
+        for split, start, stop in zip(SPLITS, ends[:-1], ends[1:], strict=False)
+        if split in splits
+    }
 
 
-def _check(task: SequenceTask, count: int, tokens: TokenSet) -> None:
-    """Reject a set that is of other sizes, or has tokens or labels that the task does not have."""
-    if len(tokens) != count:
-        raise FileError(f"{len(tokens):,} examples instead of {count:,}")
-    if len(tokens.values) and int(tokens.values.max()) >= task.tokens:
-        raise FileError(f"token {int(tokens.values.max())} is not one of 0 to {task.tokens - 1}")
-    if wrong := set(np.unique(tokens.labels).tolist()) - set(range(len(task.classes))):
-        raise FileError(f"label {min(wrong)} is not one of 0 to {len(task.classes) - 1}")
-
-
-def _listops(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
-    return {split: listops.read(_file(folder, f"basic_{split}.tsv"), length) for split in splits}
-
-
-def _text(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
-    """As published, the test reviews are those of validation too."""
-    return {split: texts.read_imdb(folder, "train" if split == "train" else "test", length) for split in splits}
-
-
-def _retrieval(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
-    names = {split: f"new_aan_pairs.{'eval' if split == 'val' else split}.tsv" for split in splits}
-    return {split: texts.read_pairs(_file(folder, name), length) for split, name in names.items()}
-
-
-def _image(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
-    """As published, the last tenth of the training images is for validation."""
-    if (folder / "data_batch_1").is_file():
-        raise FileError(f"{folder}: CIFAR-10's python version is pickled code; give its binary version (.bin files)")
-    folders = (folder / "train").is_dir()
-    train = images.read_folder(folder / "train", images.CLASSES)[0] if folders else images.read_cifar(folder, "train")
-    if folders:  # classes come one after the other there
-        train = train.take(np.random.default_rng(config.seed).permutation(len(train)))
-    edge = len(train) - len(train) // 10
-    found = {"train": train.part(0, edge), "val": train.part(edge, len(train))}
-    if "test" in splits:
-        found["test"] = (
-            images.read_folder(folder / "test", images.CLASSES)[0] if folders else images.read_cifar(folder, "test")
-        )
-    return {split: found[split] for split in splits}
-
-
-def _pathfinder(folder: Path, config: Data, length: int, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
-    """Eight tenths, one and one of the published images, after a shuffle by the seed."""
-    whole, empty = pathfinder.read(folder, partial(note, "pathfinder, parts read"))
+def _read(folder: Path, config: Data, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
+    length = config.length or SEQUENCE_TASKS[config.name].length
+    if config.name == "listops":
+        return {split: files.read_listops(folder / f"basic_{split}.tsv", length) for split in splits}
+    if config.name == "text":  # as published, the test reviews are those of validation too
+        return {split: files.read_imdb(folder / ("train" if split == "train" else "test"), length) for split in splits}
+    if config.name == "retrieval":
+        names = {split: f"new_aan_pairs.{'eval' if split == 'val' else split}.tsv" for split in splits}
+        return {split: files.read_pairs(folder / name, length) for split, name in names.items()}
+    if config.name == "image":
+        return _read_images(folder, config.seed, splits)
+    whole, empty = files.read_pathfinder(folder, note)
     if empty:
         print(f"{folder}: {empty:,} empty images left out", flush=True)
-    whole = whole.take(np.random.default_rng(config.seed).permutation(len(whole)))
-    ends = (0, len(whole) * 8 // 10, len(whole) * 9 // 10, len(whole))
-    found = {split: whole.part(a, b) for split, a, b in zip(SPLITS, ends[:-1], ends[1:], strict=True)}
-    return {split: found[split] for split in splits}
+    count = len(whole)
+    train, val = count * 8 // 10, count * 9 // 10 - count * 8 // 10
+    return _divide(whole.shuffled(config.seed), [train, val, count - train - val], splits)
 
 
-def _file(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        raise FileError(f"{folder}: {name} is not there; give the folder of the files as published")
-    return folder / name
-
-
-READERS = {"listops": _listops, "text": _text, "retrieval": _retrieval, "image": _image, "pathfinder": _pathfinder}
+def _read_images(folder: Path, seed: int, splits: tuple[str, ...]) -> dict[str, TokenSet]:
+    """As published, the last tenth of the training images is for validation."""
+    found: dict[str, TokenSet] = {}
+    folders = (folder / "train").is_dir()
+    if set(splits) & {"train", "val"}:
+        # Classes come one after the other in folders.
+        train = files.read_folder(folder / "train").shuffled(seed) if folders else files.read_cifar(folder, "train")
+        found = _divide(train, [len(train) - len(train) // 10, len(train) // 10], splits)
+    if "test" in splits:
+        found["test"] = files.read_folder(folder / "test") if folders else files.read_cifar(folder, "test")
+    return found

@@ -5,16 +5,13 @@ a digit; at depth 10 it is a digit; expressions of 501 to 1,999 tokens are kept.
 a time, and are rejected before they are written, so that 100,000 take about a minute.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 
 from sightline.data.order import derive
-from sightline.tasks.sequences.tokens import TokenSet
-from sightline.util.errors import FileError
+from sightline.tasks.sequences.tokens import Note, TokenSet, quiet
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 SYMBOLS = (*map(str, range(10)), *OPERATORS, "]")  # the tokens, in the order of their numbers
@@ -43,12 +40,8 @@ class Level:
         return Level(self.tree[chosen], self.value[chosen], self.arguments[chosen])
 
 
-def generate(count: int, seed: int, note: Callable[[int, int], None] | None = None) -> TokenSet:
-    """`count` different expressions with their values; the same for a seed on every machine.
-
-    Args:
-        note: gets the number done and the total.
-    """
+def generate(count: int, seed: int, note: Note = quiet) -> TokenSet:
+    """`count` different expressions with their values; the same for a seed on every machine."""
     seen: set[bytes] = set()
     values: list[bytes] = []
     labels: list[int] = []
@@ -64,8 +57,7 @@ def generate(count: int, seed: int, note: Callable[[int, int], None] | None = No
                 values.append(expression)
                 labels.append(answer)
         number += 1
-        if note is not None:
-            note(min(len(values), count), count)
+        note("listops, examples generated", min(len(values), count), count)
     return TokenSet.pack(values[:count], labels[:count], LONGEST)
 
 
@@ -126,31 +118,3 @@ def _fold(level: Level, size: np.ndarray, answer: np.ndarray) -> tuple[np.ndarra
     choices = (inside[first], inside[first + counts - 1], medians, np.add.reduceat(answer, first) % 10)
     answers[operator] = np.choose(level.value[operator] - 10, choices)
     return sizes, answers
-
-
-def read(path: Path, length: int) -> TokenSet:
-    """A file as published, `basic_train.tsv` for example: Source and Target, with or without round brackets.
-
-    Empty lines are left alone.
-    """
-    numbers = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-    sequences, labels = [], []
-    try:
-        with path.open(encoding="utf-8-sig", errors="strict") as file:
-            if file.readline().rstrip("\n").split("\t") != ["Source", "Target"]:
-                raise FileError(f"{path}: the first line is not 'Source<TAB>Target'; give the files as published")
-            for number, line in enumerate(file, 2):
-                if not line.strip("\n"):
-                    continue
-                source, tab, target = line.rstrip("\n").partition("\t")
-                if not tab or target not in numbers or len(target) != 1:
-                    raise FileError(f"{path}, line {number}: the label {target!r} is not a digit")
-                words = [word for word in source.split() if word not in "()"]
-                try:
-                    sequences.append(bytes(numbers[word] for word in words))
-                except KeyError as error:
-                    raise FileError(f"{path}, line {number}: {error.args[0]!r} is not a token of ListOps") from error
-                labels.append(int(target))
-    except UnicodeDecodeError as error:
-        raise FileError(f"{path}: not a text file; give the files as published") from error
-    return TokenSet.pack(sequences, labels, length)

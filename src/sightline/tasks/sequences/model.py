@@ -1,6 +1,5 @@
 """The model of a run on sequences, and that of a file of weights."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -9,7 +8,8 @@ from torch import Tensor, nn
 from sightline.models.sequence import SEQUENCE_MODELS, SequenceEncoder, create_sequence_model
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.heads import check_recorded
-from sightline.models.weights.reader import read_metadata, read_state, read_weights
+from sightline.models.weights.reader import read_weights
+from sightline.tasks.base import Metadata, StateReader
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
 from sightline.tasks.sequences.data import SEQUENCE_TASKS
@@ -26,12 +26,10 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     """
     task = SEQUENCE_TASKS[data.name]
     if config.name != f"lra_{data.name}":
-        known = f"lra_{data.name}" if config.name in SEQUENCE_MODELS else ", ".join(SEQUENCE_MODELS)
-        raise InputError(f"model.name: {config.name!r} is not a model of {data.name}; give {known}")
+        raise InputError(f"model.name: {config.name!r} is not a model of {data.name}; give lra_{data.name}")
     arguments: dict[str, object] = dict(config.args)
-    for key in arguments:
-        if key in OWN:
-            raise InputError(f"model.args: {key} follows from the task {data.name}; leave it out")
+    if given := [key for key in OWN if key in arguments]:
+        raise InputError(f"model.args: {given[0]} follows from the task {data.name}; leave it out")
     if config.attention is not None:
         arguments["attention"] = config.attention
     length = data.length or task.length
@@ -44,26 +42,25 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     drops = {"drop_rate": config.drop, "drop_path_rate": config.drop_path}
     model = create_sequence_model(config.name, **{**drops, **arguments})
     if config.checkpoint is not None:
-        fill(model, Path(config.checkpoint))
+        weights = read_weights(config.checkpoint)
+        check_recorded(weights, model)
+        _check(config.checkpoint, model, weights.state)
+        model.load_state_dict(weights.state)
     model.set_grad_checkpointing(config.grad_checkpointing)
     return model, SequenceCard(config.name, arguments, task.classes, data.name, length)
 
 
-def open_file(
-    path: Path, metadata: Mapping[str, str], read: Callable[[], dict[str, Tensor]]
-) -> tuple[SequenceEncoder, SequenceCard]:
+def open_model(path: Path, metadata: Metadata, read: StateReader) -> tuple[SequenceEncoder, SequenceCard]:
     """The model in a file that `sightline train` wrote, in evaluation mode.
 
     Raises:
-        FileError: it is not of a model of sequences, or damaged.
+        FileError: its card is damaged, or the weights do not fit it.
     """
     try:
         card = SequenceCard.from_metadata(metadata)
     except FileError as error:
         raise FileError(f"{path}: {error}") from error
     state = read()
-    if card is None:
-        raise FileError(f"{path}: not the weights of a model of sequences; give a run folder of `sightline lra`")
     with torch.device("meta"):  # before memory is taken: a forged card ends here
         _check(path, create_sequence_model(card.name, **card.arguments), state)
     model = create_sequence_model(card.name, **card.arguments)
@@ -71,19 +68,6 @@ def open_file(
     return model.eval(), card
 
 
-def load(path: Path) -> tuple[SequenceEncoder, SequenceCard]:
-    """The model in a file, in evaluation mode."""
-    return open_file(path, read_metadata(path), lambda: read_state(path))
-
-
-def fill(model: nn.Module, path: Path) -> None:
-    """Read weights, as data only, into a model; every key must fit."""
-    weights = read_weights(path)
-    check_recorded(weights, model)
-    _check(path, model, weights.state)
-    model.load_state_dict(weights.state)
-
-
-def _check(path: Path, model: nn.Module, state: dict[str, Tensor]) -> None:
+def _check(path: str | Path, model: nn.Module, state: dict[str, Tensor]) -> None:
     if mismatch := compare(state, model):
         raise MismatchError(f"{path}: the weights do not fit the model", mismatch)

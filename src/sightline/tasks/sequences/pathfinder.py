@@ -8,20 +8,16 @@ different paths always more, so that the pixels alone tell what is connected.
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
 from threading import Thread
 
 import numpy as np
 
-from sightline.data.images import ImageError
 from sightline.data.loader import start_worker
 from sightline.data.order import derive
-from sightline.tasks.sequences.images import grey
-from sightline.tasks.sequences.tokens import TokenSet
-from sightline.util.errors import FileError
+from sightline.tasks.sequences.tokens import Note, TokenSet, quiet
 
 SIDE = 32
 LINK = 3  # largest distance, along rows or columns, between neighboring dashes of a path
@@ -30,38 +26,31 @@ DASHES = 6  # of the two long paths
 DISTRACTORS = 8  # short paths that are tried in an image; those that fit are kept
 IMAGES = 2048  # made at a time
 MANY = 8  # batches from which starting several processes is worthwhile
-CLASSES = ("unconnected", "connected")
+DISC = np.array([(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)])  # pixels from its middle
 
 
-def generate(
-    count: int, seed: int, note: Callable[[int, int], None] | None = None, workers: int | None = None
-) -> TokenSet:
+def generate(count: int, seed: int, note: Note = quiet, workers: int | None = None) -> TokenSet:
     """`count` images with labels, half of them connected (one more is not); the same for a seed on every machine.
 
     Args:
-        note: gets the number done and the total.
         workers: processes that draw; by default one per processor for large sets.
     """
-    pictures: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    done = number = 0
-    while done < count:
-        missing = -(-(count - done) // IMAGES)
+    pictures: list[bytes] = []
+    labels: list[int] = []
+    number = 0
+    while len(labels) < count:
+        missing = -(-(count - len(labels)) // IMAGES)
         for images, connected in _drawn(seed, range(number, number + missing), workers):
-            pictures.append(images[: count - done])
-            labels.append(connected[: count - done])
-            done += len(pictures[-1])
-            if note is not None:
-                note(done, count)
+            pictures += map(bytes, images)
+            labels += connected.tolist()
+            note("pathfinder, examples generated", min(len(labels), count), count)
         number += missing
-    values = np.concatenate(pictures).reshape(-1) if pictures else np.zeros(0, dtype=np.uint8)
-    ends = np.arange(count + 1, dtype=np.int64) * SIDE * SIDE
-    return TokenSet(values, ends, np.concatenate(labels) if labels else np.zeros(0, dtype=np.int64))
+    return TokenSet.pack(pictures[:count], labels[:count], SIDE * SIDE)
 
 
 def _drawn(seed: int, numbers: range, workers: int | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batches of images in the order of their numbers, on which alone they depend."""
-    one = partial(_draw_number, seed, IMAGES)
+    one = partial(draw, seed, IMAGES)
     if workers is None:
         workers = (os.cpu_count() or 1) if len(numbers) >= MANY else 1
     if workers == 1:
@@ -74,22 +63,22 @@ def _drawn(seed: int, numbers: range, workers: int | None) -> Iterator[tuple[np.
 def _follow() -> None:
     """A worker ends with the process that started it, however that ends, and ignores signals."""
     start_worker(0)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
+    parent.join()
+    os._exit(1)
 
 
-def _draw_number(seed: int, images: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    return draw(np.random.default_rng(derive(seed, number)), images)
+def draw(seed: int, count: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Batch `number`: up to `count` images (n, 1024) uint8, and labels (n,), alternating.
 
-
-def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Up to `count` images (n, 32, 32) uint8, and labels (n,), alternating; those without room are left out."""
+    Images without room for two long paths are left out.
+    """
+    rng = np.random.default_rng(derive(seed, number))
     lit = np.zeros((count, SIDE, SIDE), dtype=bool)
     taken = np.zeros_like(lit)  # within LINK of something
     tips = np.zeros((count, 2, 2, 2), dtype=np.int64)  # path, end, (row, column)
@@ -106,12 +95,11 @@ def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     end = np.where(label == 1, 1 - first[:, 1], rng.integers(0, 2, len(chosen)))
     other = np.where(label == 1, first[:, 0], 1 - first[:, 0])
     images = lit[chosen]
-    for row, column in (tips[chosen, first[:, 0], first[:, 1]].T, tips[chosen, other, end].T):
-        for down in (-1, 0, 1):
-            for across in (-1, 0, 1):
-                images[np.arange(len(chosen)), row + down, column + across] = True
+    for tip in (tips[chosen, first[:, 0], first[:, 1]], tips[chosen, other, end]):
+        row, column = (tip[:, None] + DISC).transpose(2, 0, 1)
+        images[np.arange(len(chosen))[:, None], row, column] = True
     contrast = rng.integers(128, 256, len(chosen)).astype(np.uint8)
-    return images * contrast[:, None, None], label
+    return images.reshape(len(chosen), -1) * contrast[:, None], label
 
 
 def place(
@@ -143,8 +131,7 @@ def place(
         covered = pixels.reshape(len(todo), -1, 2)
         valid = np.repeat(exists, 3, 1)
         if discs:
-            around = np.stack(np.meshgrid((-1, 0, 1), (-1, 0, 1), indexing="ij"), -1).reshape(1, 1, 9, 2)
-            covered = np.concatenate([covered, (ends[:, :, None] + around).reshape(len(todo), -1, 2)], 1)
+            covered = np.concatenate([covered, (ends[:, :, None] + DISC).reshape(len(todo), -1, 2)], 1)
             valid = np.concatenate([valid, np.ones((len(todo), 18), dtype=bool)], 1)
         inside = ((covered >= 0) & (covered < SIDE)).all(-1)
         row, column = np.clip(covered, 0, SIDE - 1).transpose(2, 0, 1)
@@ -193,47 +180,3 @@ def _mark(lit: np.ndarray, taken: np.ndarray, dashes: np.ndarray, covered: np.nd
     lit[dashes[:, 0], dashes[:, 1]] = True
     for row, column in covered:
         taken[max(row - LINK, 0) : row + LINK + 1, max(column - LINK, 0) : column + LINK + 1] = True
-
-
-def read(folder: Path, note: Callable[[int, int], None] | None = None) -> tuple[TokenSet, int]:
-    """The images of a published folder, such as pathfinder32/curv_contour_length_14, and how many were empty.
-
-    `metadata/*.npy` are lines of text: folder, file, number, label, and more. Blank ones are left alone.
-
-    Raises:
-        FileError: a list or an image cannot be used; it names the list and the line.
-    """
-    lists = sorted((folder / "metadata").glob("*.npy"), key=lambda path: (len(path.stem), path.stem))
-    if not lists:
-        raise FileError(f"{folder}: no metadata/*.npy; give a folder such as pathfinder32/curv_contour_length_14")
-    pictures, labels, empty = [], [], 0
-    for number, path in enumerate(lists, 1):
-        try:
-            lines = path.read_text(encoding="ascii").splitlines()
-        except UnicodeDecodeError as error:
-            raise FileError(f"{path}: not the text that was published; download it again") from error
-        for place, line in enumerate(lines, 1):
-            words = line.split()
-            if not words:
-                continue
-            if len(words) < 4 or words[3] not in ("0", "1") or any(map(_leaves, words[:2])):
-                raise FileError(f"{path}, line {place}: {line[:60]!r} does not name an image and its label, 0 or 1")
-            image = folder / words[0] / words[1]
-            if os.path.isfile(image) and os.path.getsize(image) == 0:  # one was published so
-                empty += 1
-                continue
-            try:
-                pictures.append(grey(image, SIDE).tobytes())
-            except (FileError, ImageError) as error:
-                raise FileError(f"{path}, line {place}: {error}") from error
-            labels.append(int(words[3]))
-        if note is not None:
-            note(number, len(lists))
-    if not pictures:
-        raise FileError(f"{folder}: no images in metadata/*.npy; download it again")
-    return TokenSet.pack(pictures, labels, SIDE * SIDE), empty
-
-
-def _leaves(name: str) -> bool:
-    """Whether a path may lead out of the folder that it is joined to."""
-    return Path(name).is_absolute() or ".." in Path(name).parts

@@ -1,17 +1,31 @@
 """Sequences as an entry of `sightline.tasks.registry`."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from sightline.data.order import Placement
-from sightline.tasks.base import ImageSource, Loaded, Metadata, Note, Prediction, PredictOptions, StateReader
-from sightline.tasks.sequences.config import Config
-from sightline.tasks.sequences.evaluate import evaluate
-from sightline.tasks.sequences.model import open_file
+from sightline.tasks.base import (
+    EvalOptions,
+    ImageSource,
+    Loaded,
+    Metadata,
+    Note,
+    Prediction,
+    PredictOptions,
+    Scores,
+    StateReader,
+)
+from sightline.tasks.evaluation import evaluate as evaluate_batches
+from sightline.tasks.sequences.card import SequenceCard
+from sightline.tasks.sequences.config import Config, Data
+from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
+from sightline.tasks.sequences.model import open_model
 from sightline.tasks.sequences.task import Sequences
 from sightline.util.errors import InputError
-
-__all__ = ["evaluate", "make", "open", "predict"]
 
 
 def make(config: Config, placement: Placement, note: Note) -> Sequences:
@@ -21,8 +35,45 @@ def make(config: Config, placement: Placement, note: Note) -> Sequences:
 
 def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
     """The model in a file with a card."""
-    model, card = open_file(path, metadata, read)
+    model, card = open_model(path, metadata, read)
     return Loaded(model, card, None, card.classes, path, "sequences")
+
+
+def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOptions) -> dict[str, Scores]:
+    """Accuracy, calibration error and loss, with recall and precision per class.
+
+    Args:
+        data: folder of the files as published; by default that of the run, or generated as in the run.
+        section: the section `data` of the run; by default the data as published.
+    """
+    given = {
+        "--img-size": options.img_size, "--labels": options.labels != "names", "--limit": options.limit,
+        "--slide": options.slide, "--scales": options.scales, "--flip": options.flip,
+    }  # fmt: skip
+    if names := [name for name, value in given.items() if value]:
+        raise InputError(f"{', '.join(names)}: for images; leave it out for sequences")
+    card, split = loaded.card, options.split or "test"
+    assert isinstance(card, SequenceCard)
+    if split not in SPLITS:
+        raise InputError(f"--split: expected one of {', '.join(SPLITS)}; got {split!r}")
+    chosen = section if isinstance(section, Data) else Data(name=card.task)  # type: ignore[arg-type]
+    if card.task != chosen.name:
+        raise InputError(f"{loaded.path}: a model of {card.task}, and the data are of {chosen.name}")
+    chosen = replace(chosen, length=card.length, path=chosen.path if data is None else data)
+    tokens = open_splits(chosen, ProgressPrinter(), (split,))[split]
+    shares = np.split(np.arange(len(tokens)), range(options.batch_size, len(tokens), options.batch_size))
+    batches = ((ids.int(), labels) for ids, labels in (tokens.batch(share, card.length) for share in shares))
+    with options.progress(len(tokens), split) if options.progress else nullcontext() as advance:
+        found = evaluate_batches(
+            loaded.model.to(options.device), batches, len(card.classes), device=options.device,
+            precision=options.precision, on_batch=advance,
+        )  # fmt: skip
+    return {
+        "usual": Scores(
+            found.scores, found.per_class(card.classes), found.confusion, found.images, found.seconds,
+            f"{card.task}, {split}", details={"task": card.task, "split": split, "cut": cut(chosen, tokens)},
+        )
+    }  # fmt: skip
 
 
 def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:

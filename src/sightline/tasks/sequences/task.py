@@ -14,7 +14,7 @@ from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Loss, Model
 from sightline.tasks.sequences.data import ProgressPrinter, cut, open_splits
 from sightline.tasks.sequences.model import build
-from sightline.tasks.sequences.tokens import TokenSet
+from sightline.tasks.sequences.tokens import TokenSet, quiet
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Sequences(ScoresLabels):
     def __init__(self, data: Data, model: Model, loss: Loss, placement: Placement) -> None:
         torch.manual_seed(placement.seed)
         built, self.card = build(model, data)
-        splits = open_splits(data, data.path, ProgressPrinter() if placement.rank == 0 else _silent, ("train", "val"))
+        splits = open_splits(data, ProgressPrinter() if placement.rank == 0 else quiet, ("train", "val"))
         self.train, self.val = splits["train"], splits["val"]
         self.model: nn.Module = built.to(placement.device)
         self.placement, self.smoothing = placement, loss.smoothing
@@ -115,7 +115,3 @@ class Sequences(ScoresLabels):
         if device.type == "cuda":
             ids, labels = ids.pin_memory(), labels.pin_memory()
         return ids.to(device, non_blocking=True).int(), labels.to(device, non_blocking=True)
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    """Only the first process reports progress."""

@@ -1,14 +1,25 @@
-"""Labeled sequences of bytes in memory, and how they become a batch of ids."""
+"""Labeled sequences of bytes in memory, how they become a batch of ids, and their cache."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from safetensors.numpy import save as to_bytes
 from torch import Tensor
 
+from sightline.util.files import reason, write_bytes
+
 ROUND = 64  # batches are padded to multiples of this, so that there are few lengths; padding changes no result
+Note = Callable[[str, int, int], None]  # gets what is done, how many are done, and how many there are
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +40,6 @@ class TokenSet:
     towers: int = 1
     cut: int = 0
 
-    def __post_init__(self) -> None:
-        fits = len(self.ends) == self.towers * len(self.labels) + 1 and self.ends[0] == 0
-        if not fits or self.ends[-1] != len(self.values) or (np.diff(self.ends) < 0).any():
-            raise ValueError("sequences, offsets and labels do not match; generate the data again")
-
     @classmethod
     def pack(cls, sequences: Iterable[bytes], labels: Iterable[int], length: int, towers: int = 1) -> "TokenSet":
         """Sequences of bytes, cut to `length` and counted where they are longer."""
@@ -48,7 +54,7 @@ class TokenSet:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of every sequence."""
         return np.diff(self.ends)
@@ -56,8 +62,7 @@ class TokenSet:
     @cached_property
     def even(self) -> int:
         """Tokens of all sequences, where they are all as long; else 0."""
-        lengths = self.lengths
-        return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 0
+        return int(self.lengths[0]) if len(self) and (self.lengths == self.lengths[0]).all() else 0
 
     def part(self, start: int, stop: int) -> "TokenSet":
         """The examples from `start` up to `stop`; what was cut stays noted with the whole."""
@@ -65,13 +70,11 @@ class TokenSet:
         a, b = int(self.ends[first]), int(self.ends[last])
         return TokenSet(self.values[a:b], self.ends[first : last + 1] - a, self.labels[start:stop], self.towers)
 
-    def take(self, order: np.ndarray) -> "TokenSet":
-        """The examples in another order."""
-        spans = (order[:, None] * self.towers + np.arange(self.towers)).ravel()
-        sizes = self.lengths[spans]
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        source = np.repeat(self.ends[spans] - ends[:-1], sizes) + np.arange(int(ends[-1]))
-        return TokenSet(self.values[source], ends, self.labels[order], self.towers, self.cut)
+    def shuffled(self, seed: int) -> "TokenSet":
+        """The examples, of one tower, in a random order."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        sequences = (self.values[self.ends[i] : self.ends[i + 1]].tobytes() for i in order)
+        return TokenSet.pack(sequences, self.labels[order], int(self.lengths.max(initial=0)))
 
     def batch(self, indices: np.ndarray, most: int) -> tuple[Tensor, Tensor]:
         """Ids (B, N), or (B, 2, N) for two towers, padded with 0 behind, and labels (B,).
@@ -97,8 +100,40 @@ class TokenSet:
         return torch.from_numpy(ids.reshape(shape)), labels
 
 
-def one_pass(tokens: TokenSet, batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches (ids, labels), each example once; `length` is where sequences are cut."""
-    for start in range(0, len(tokens), batch):
-        ids, labels = tokens.batch(np.arange(start, min(start + batch, len(tokens))), length)
-        yield ids.int(), labels
+def cached(path: Path, make: Callable[[], TokenSet], examples: int, tokens: int, classes: int) -> TokenSet:
+    """The set in a safetensors file; if it is missing or damaged, it is made and written.
+
+    A cache that cannot be written gives a message, and the set is used all the same.
+
+    Args:
+        examples, tokens, classes: of what `make` gives; a file with others is damaged too.
+    """
+    if path.is_file():
+        try:
+            arrays = load_file(path)
+            found = TokenSet(arrays["values"], arrays["ends"], arrays["labels"])
+            if _is_whole(found, examples, tokens, classes):
+                return found
+        except (OSError, KeyError, ValueError, SafetensorError):
+            pass
+        print(f"{path}: damaged; made again", flush=True)
+    made = make()
+    try:
+        write_bytes(path, to_bytes({"values": made.values, "ends": made.ends, "labels": made.labels}))
+    except OSError as error:
+        print(f"{path}: could not be kept for the next time ({reason(error)})", flush=True)
+    return made
+
+
+def _is_whole(found: TokenSet, examples: int, tokens: int, classes: int) -> bool:
+    values, ends, labels = found.values, found.ends, found.labels
+    return bool(
+        (values.dtype, ends.dtype, labels.dtype) == (np.uint8, np.int64, np.int64)
+        and (values.ndim, ends.shape, labels.shape) == (1, (examples + 1,), (examples,))
+        and ends[0] == 0
+        and ends[-1] == len(values)
+        and (found.lengths >= 0).all()
+        and values.max(initial=0) < tokens
+        and labels.min() >= 0
+        and labels.max() < classes
+    )
