@@ -1,29 +1,33 @@
 """Operations on the colors of batches of pixels from 0 to 1, one of them for each image, as RandAugment has them.
 
-Strengths are from -1 to 1; where a sign makes no sense the amount counts.
+torchvision has them with one strength per call; here every image of a batch has its own, (B, 1, 1, 1).
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.transforms.v2.functional import autocontrast_image, equalize_image, rgb_to_grayscale_image
 
-GREY = (0.299, 0.587, 0.114)
 ENHANCEMENT = 0.9  # a factor from 1 - 0.9 to 1 + 0.9 at full strength
+Operation = Callable[[Tensor, Tensor], Tensor]
 
 
 def jitter(pixels: Tensor, uniform: Tensor, amount: float) -> Tensor:
     """Brightness, contrast and saturation by factors from 1 - amount to 1 + amount; `uniform` is (B, 3)."""
-    factors = 1 + amount * (2 * uniform - 1)
-    factors = factors.clamp(min=0).view(-1, 3, 1, 1, 1)
-    pixels = (pixels * factors[:, 0]).clamp(0, 1)
-    pixels = torch.lerp(_grey(pixels).mean((2, 3), keepdim=True), pixels, factors[:, 1]).clamp(0, 1)
-    return torch.lerp(_grey(pixels), pixels, factors[:, 2]).clamp(0, 1)
+    factors = (1 + amount * (2 * uniform - 1)).clamp(min=0).view(-1, 3, 1, 1, 1).unbind(1)
+    for change, factor in zip((_brightness, _contrast, _saturation), factors, strict=True):
+        pixels = change(pixels, factor).clamp(0, 1)
+    return pixels
 
 
 def apply(pixels: Tensor, operations: Tensor, levels: Tensor) -> Tensor:
-    """The operation `operations[i]` of strength `levels[i]` on image i; numbers outside of the list do nothing."""
+    """The operation `operations[i]` of strength `levels[i]` on image i; numbers outside of the list do nothing.
+
+    Strengths are from -1 to 1; where a sign makes no sense the amount counts.
+    """
     strength = levels.view(-1, 1, 1, 1)
     out = pixels
     for number, operation in enumerate(OPERATIONS):
@@ -31,33 +35,26 @@ def apply(pixels: Tensor, operations: Tensor, levels: Tensor) -> Tensor:
     return out.clamp(0, 1)
 
 
-def _grey(pixels: Tensor) -> Tensor:
-    if pixels.shape[1] != 3:
-        return pixels.mean(1, keepdim=True)
-    # Numbers, not a tensor: one made on a GPU would stop the host until all that came before it is done.
-    red, green, blue = pixels.split(1, 1)
-    return (red * GREY[0]).add(green, alpha=GREY[1]).add(blue, alpha=GREY[2])
+def _brightness(pixels: Tensor, factor: Tensor) -> Tensor:
+    return pixels * factor
 
 
-def _auto_contrast(pixels: Tensor, strength: Tensor) -> Tensor:
-    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
-    return torch.where(high > low, (pixels - low) / (high - low).clamp(min=1e-6), pixels)
+def _contrast(pixels: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(rgb_to_grayscale_image(pixels).mean((2, 3), keepdim=True), pixels, factor)
 
 
-def _equalize(pixels: Tensor, strength: Tensor) -> Tensor:
-    """Every channel through the cumulative histogram of its 256 values."""
-    shape = pixels.shape
-    values = (pixels * 255).round().long().clamp(0, 255).flatten(2).flatten(0, 1)  # (B * C, H * W)
-    counts = torch.zeros(values.shape[0], 256, dtype=torch.long, device=pixels.device)
-    counts.scatter_add_(1, values, torch.ones_like(values))
-    total = counts.cumsum(1)
-    first = total.gather(1, values.amin(1, keepdim=True))
-    table = (total - first).float() / (values.shape[1] - first).clamp(min=1)
-    return torch.where(first < values.shape[1], table.gather(1, values), values / 255).view(shape)
+def _saturation(pixels: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(rgb_to_grayscale_image(pixels), pixels, factor)
 
 
-def _invert(pixels: Tensor, strength: Tensor) -> Tensor:
-    return 1 - pixels
+def _sharpness(pixels: Tensor, factor: Tensor) -> Tensor:
+    padded = F.pad(pixels, (1, 1, 1, 1), mode="replicate")
+    smooth = (F.avg_pool2d(padded, 3, 1) * 9 + 4 * pixels) / 13
+    return torch.lerp(smooth, pixels, factor)
+
+
+def _enhance(change: Operation, pixels: Tensor, strength: Tensor) -> Tensor:
+    return change(pixels, 1 + ENHANCEMENT * strength)
 
 
 def _posterize(pixels: Tensor, strength: Tensor) -> Tensor:
@@ -74,33 +71,12 @@ def _solarize_add(pixels: Tensor, strength: Tensor) -> Tensor:
     return torch.where(pixels < 0.5, (pixels + strength.abs() * 110 / 255).clamp(0, 1), pixels)
 
 
-def _saturate(pixels: Tensor, strength: Tensor) -> Tensor:
-    return torch.lerp(_grey(pixels), pixels, 1 + ENHANCEMENT * strength)
-
-
-def _contrast(pixels: Tensor, strength: Tensor) -> Tensor:
-    return torch.lerp(_grey(pixels).mean((2, 3), keepdim=True), pixels, 1 + ENHANCEMENT * strength)
-
-
-def _brighten(pixels: Tensor, strength: Tensor) -> Tensor:
-    return pixels * (1 + ENHANCEMENT * strength)
-
-
-def _sharpen(pixels: Tensor, strength: Tensor) -> Tensor:
-    padded = F.pad(pixels, (1, 1, 1, 1), mode="replicate")
-    smooth = (F.avg_pool2d(padded, 3, 1) * 9 + 4 * pixels) / 13
-    return torch.lerp(smooth, pixels, 1 + ENHANCEMENT * strength)
-
-
-OPERATIONS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    _auto_contrast,
-    _equalize,
-    _invert,
+OPERATIONS: tuple[Operation, ...] = (
+    lambda pixels, _: autocontrast_image(pixels),
+    lambda pixels, _: equalize_image(pixels),
+    lambda pixels, _: 1 - pixels,
     _posterize,
     _solarize,
     _solarize_add,
-    _saturate,
-    _contrast,
-    _brighten,
-    _sharpen,
+    *(partial(_enhance, change) for change in (_saturation, _contrast, _brightness, _sharpness)),
 )
