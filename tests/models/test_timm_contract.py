@@ -101,7 +101,7 @@ def test_global_pool(family: str) -> None:
 def test_bad_global_pool(family: str, pool: str) -> None:
     if pool == "token" and family in WITH_CLASS_TOKEN:
         pool = "tokens"
-    with pytest.raises(ValueError, match=rf"^global_pool='{pool}'.*'avg', 'max'.*$"):
+    with pytest.raises(ValueError, match=rf"^global_pool='{pool}'"):
         fresh(family, global_pool=pool)
     model = fresh(family)
     with pytest.raises(ValueError, match=rf"global_pool='{pool}'"):
@@ -156,7 +156,7 @@ def test_intermediate_formats(family: str) -> None:
         nlc = model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
         for a, b in zip(nhwc, nlc, strict=True):
             assert torch.equal(a.flatten(1, 2), b)
-    with pytest.raises(ValueError, match=r"^output_fmt='NCL': use NCHW or NHWC.*$"):
+    with pytest.raises(ValueError, match=r"^output_fmt='NCL'"):
         model.forward_intermediates(x, output_fmt="NCL")
 
 

@@ -1,6 +1,6 @@
 """What all models share: the classifier, positions that follow the input, and loading weights of any origin."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,8 +64,7 @@ class VisionModel(nn.Module):
         self.feature_dim = -1  # forward_features returns channels last
         self.feature_info: list[dict[str, int | str]] = []
         self.grad_checkpointing = False
-        self._check_pool(global_pool)
-        self.global_pool = global_pool
+        self.global_pool = check_choice("global_pool", global_pool, self.pools)
         self.head_drop = nn.Dropout(drop_rate)
         self.head: nn.Module = nn.Linear(num_features, num_classes) if num_classes else nn.Identity()
         self.register_load_state_dict_pre_hook(_adapt_hook)
@@ -98,10 +97,6 @@ class VisionModel(nn.Module):
         patches = x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x.flatten(1, -2)
         return patches.mean(1) if self.global_pool == "avg" else patches.amax(1)
 
-    def _check_pool(self, pool: str) -> None:
-        if pool not in self.pools:
-            raise InputError(f"global_pool={pool!r}: this family has {', '.join(repr(p) for p in self.pools)}")
-
     def load_state_dict(
         self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False
     ) -> LoadResult:
@@ -122,8 +117,7 @@ class VisionModel(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A fresh classifier for `num_classes` (none for 0), on the model's device and in its dtype."""
         if global_pool is not None:
-            self._check_pool(global_pool)
-            self.global_pool = global_pool
+            self.global_pool = check_choice("global_pool", global_pool, self.pools)
         if num_classes < 0:
             raise InputError(f"num_classes={num_classes}: expected 0 for no classifier, or the number of classes")
         like = next(self.parameters())
@@ -173,9 +167,12 @@ class VisionModel(nn.Module):
             self.reset_classifier(0, "")
         return take
 
-    def _check_output_fmt(self, output_fmt: str, formats: tuple[str, ...]) -> None:
-        if output_fmt not in formats:
-            raise InputError(f"output_fmt={output_fmt!r}: use {' or '.join(formats)}")
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
+    """`value` if it is one of the choices of the argument `name`."""
+    if value not in choices:
+        raise InputError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
+    return value
 
 
 def _adapt_hook(model: VisionModel, state: State, prefix: str, *_: object) -> None:

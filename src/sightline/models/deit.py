@@ -18,7 +18,7 @@ from sightline.layers.core import Grid
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
-from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features
+from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features, check_choice
 from sightline.models.pyramid import drop_path_rates, stage_grid, stage_values
 
 
@@ -124,7 +124,7 @@ class DeiT(VisionModel):
             stop_early: skip the blocks after the last one taken.
             output_fmt: "NCHW", "NHWC" or "NLC".
         """
-        self._check_output_fmt(output_fmt, ("NCHW", "NHWC", "NLC"))
+        check_choice("output_fmt", output_fmt, ("NCHW", "NHWC", "NLC"))
         take, last = feature_take_indices(len(self.blocks), indices)
         x, grid = self._embed(x)
         features: list[Feature] = []

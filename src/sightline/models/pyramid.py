@@ -15,7 +15,7 @@ from sightline.layers.patch import to_map
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
 from sightline.layers.spec import Spec
-from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features, to_pair
+from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features, check_choice, to_pair
 from sightline.util.errors import InputError
 
 Number = TypeVar("Number", int, float)
@@ -207,7 +207,7 @@ class Pyramid(VisionModel):
             return_prefix_tokens: return (map, class token) pairs, the token (B, 1, C): zeros for a stage without one,
                 in a family whose last stage has one.
         """
-        self._check_output_fmt(output_fmt, ("NCHW", "NHWC"))
+        check_choice("output_fmt", output_fmt, ("NCHW", "NHWC"))
         take, last = feature_take_indices(len(self.stages), indices)
         outputs: list[tuple[Tensor, Grid]] = []
         self._stages(x, last + 1 if stop_early else len(self.stages), outputs)
