@@ -31,16 +31,24 @@ def to_map(x: Tensor, grid: Grid) -> Tensor:
 
 @register_notrace_module
 class PatchEmbed(nn.Module):
-    """Patches that do not overlap -> tokens; an optional layer norm follows."""
+    """Patches -> tokens by a strided convolution; an optional layer norm follows.
 
-    def __init__(self, in_chans: int, dim: int, patch_size: int, norm: bool = False) -> None:
+    Args:
+        stride: pixels from patch to patch.
+        kernel: pixels along a patch; by default `stride`, for patches that do not overlap.
+    """
+
+    def __init__(
+        self, in_chans: int, dim: int, stride: int, kernel: int | None = None, padding: int = 0, norm: bool = False
+    ) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, patch_size, patch_size)
+        self.proj = nn.Conv2d(in_chans, dim, kernel or stride, stride, padding)
         self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = pad_to_multiple(x, self.proj.stride)
-        x, grid = self._product(x) if backend.patch_product(x) else to_tokens(self.proj(x))
+        apart = self.proj.kernel_size == self.proj.stride
+        x, grid = self._product(x) if apart and backend.patch_product(x) else to_tokens(self.proj(x))
         return self.norm(x), grid
 
     def _product(self, x: Tensor) -> tuple[Tensor, Grid]:
@@ -50,20 +58,6 @@ class PatchEmbed(nn.Module):
         patches = x.unflatten(3, (grid[1], size_x)).unflatten(2, (grid[0], size_y))  # B C h p w p
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # B hw Cpp
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias), grid
-
-
-@register_notrace_module
-class ConvEmbed(nn.Module):
-    """One overlapping strided convolution and a layer norm (CSwin's stem and merges)."""
-
-    def __init__(self, in_chans: int, dim: int, kernel: int, stride: int, padding: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, kernel, stride, padding)
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        x, grid = to_tokens(self.proj(pad_to_multiple(x, self.proj.stride)))
-        return self.norm(x), grid
 
 
 @register_notrace_module

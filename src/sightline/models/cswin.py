@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from sightline.layers.patch import ConvEmbed
+from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern
 from sightline.layers.spec import Spec
 from sightline.layers.stripe_attention import StripeAttention
@@ -53,7 +53,8 @@ class CSwin(Pyramid):
         super().__init__(attention, embed_dims, num_heads, depths, (mlp_ratio,) * 4, **common)
 
     def make_embed(self, stage: int, in_dim: int, dim: int) -> nn.Module:
-        return ConvEmbed(in_dim, dim, 3, 2, 1) if stage else ConvEmbed(in_dim, dim, 7, 4, 2)
+        stride, kernel, padding = (2, 3, 1) if stage else (4, 7, 2)
+        return PatchEmbed(in_dim, dim, stride, kernel, padding, norm=True)
 
     def make_attention(self, stage: int, index: int, mechanism: Spec, **options: Any) -> nn.Module:
         widths = self.stripes if mechanism.windowed else self.map_stripes
