@@ -141,10 +141,11 @@ def fit_mechanism(state: State, model: Target | nn.Module) -> State:
     missing, unexpected = mismatch.missing, mismatch.unexpected
     if not mismatch:
         return state
-    if mismatch.misshapen or not all(MECHANISM_KEY.match(key) for key in (*missing, *unexpected)):
+    blocks = {key: match[1] for key in (*own, *state) if (match := MECHANISM_KEY.match(key))}
+    if mismatch.misshapen or not blocks.keys() >= {*missing, *unexpected}:
         return given
-    changed = {_block_of(key) for key in missing}
-    if any(_block_of(key) in changed and key in state for key in own if MECHANISM_KEY.match(key)):
+    changed = {blocks[key] for key in missing}
+    if any(blocks[key] in changed for key in own if key in blocks and key in state):
         return given
     parts = [f"{len(missing)} of its tensors keep their initial values ({some(missing)})"] if missing else []
     parts += [f"{len(unexpected)} of the checkpoint are left out ({some(unexpected)})"] if unexpected else []
@@ -199,12 +200,6 @@ def _fit_branches(state: State, model: Target | nn.Module) -> State:
             elif len(module.branches) == 2 and first in state and second not in state:
                 state[first], state[second] = state[first].chunk(2)
     return state
-
-
-def _block_of(key: str) -> str:
-    match = MECHANISM_KEY.match(key)
-    assert match is not None
-    return match[1]
 
 
 def _fit(state: State, model: Target) -> State:
