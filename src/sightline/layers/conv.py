@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from sightline.ops.checks import Grid
 from sightline.ops.headwise_conv import headwise_conv
-from sightline.util.errors import InputError
 
 
 class HeadwiseConv(nn.Module):
@@ -56,11 +55,3 @@ def depthwise_conv(v: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -
     maps = v.reshape(batch, *grid, heads * dim).permute(0, 3, 1, 2)
     out = F.conv2d(maps, weight, bias, padding=(weight.shape[-2] // 2, weight.shape[-1] // 2), groups=heads * dim)
     return out.permute(0, 2, 3, 1).reshape(batch, tokens, heads, dim)
-
-
-def check_kernel(mechanism: str, kernel: int, least: int = 0) -> int:
-    """The side of a convolution: odd, or 0 if a mechanism can do without."""
-    if kernel < least or (kernel % 2 == 0 and kernel != 0):
-        none = "" if least else ", or 0 for no convolution"
-        raise InputError(f"{mechanism}(kernel={kernel}): give an odd side such as 3{none}")
-    return kernel

@@ -6,7 +6,9 @@
 ["inline", "softmax", ...]            a sequence: one per stage, or one per block, or a sequence for each stage
 """
 
+import re
 from collections.abc import Sequence
+from itertools import groupby
 
 from sightline.layers.spec import Spec
 from sightline.util.errors import InputError
@@ -72,21 +74,9 @@ def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[S
 
 def _split(text: str, separator: str) -> list[str]:
     """Split outside brackets."""
-    parts, level = [""], 0
-    for letter in text:
-        level += (letter == "(") - (letter == ")")
-        if letter == separator and level == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
+    return re.split(re.escape(separator) + r"(?![^(]*\))", text)
 
 
 def _format_stage(blocks: Sequence[Spec]) -> str:
-    runs: list[tuple[Spec, int]] = []
-    for spec in blocks:
-        if runs and runs[-1][0] == spec:
-            runs[-1] = (spec, runs[-1][1] + 1)
-        else:
-            runs.append((spec, 1))
+    runs = [(spec, len(list(equal))) for spec, equal in groupby(blocks)]
     return str(runs[0][0]) if len(runs) == 1 else "+".join(f"{spec}*{count}" for spec, count in runs)

@@ -5,9 +5,9 @@ behavior is a new row here.
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from difflib import get_close_matches
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from sightline.layers.mechanisms.none import NoCore
 from sightline.layers.mechanisms.soft import SoftCore, SoftNormCore
 from sightline.layers.mechanisms.softmax import SoftmaxCore
 from sightline.util.errors import InputError
+from sightline.util.names import nearest
 
 Option = bool | int | float | str
 
@@ -41,6 +42,7 @@ class Mechanism:
         paper: where it comes from.
         weights: the weight of key j for query i, and the local term.
         use: when to choose it.
+        least: the smallest value of an option that is a whole number; 0 for those that are not listed.
     """
 
     core: type[Core]
@@ -48,6 +50,7 @@ class Mechanism:
     paper: str
     weights: str = ""
     use: str = ""
+    least: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Option]:
@@ -55,13 +58,14 @@ class Mechanism:
         parameters = inspect.signature(self.core.__init__).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
-    def extra_parameters(self, dim: int = 192, num_heads: int = 6, stride: int = 16) -> int:
-        """Parameters of an attention layer beyond those of softmax, by default in a block of DeiT-Tiny.
+    def extra_parameters(self) -> int:
+        """Parameters of an attention layer beyond those of softmax, in a block of DeiT-Tiny.
 
         Negative if queries are their own keys and need no projection.
         """
+        dim = 192
         with torch.device("meta"):
-            own = sum(p.numel() for p in self.core(dim, num_heads, stride).parameters())
+            own = sum(p.numel() for p in self.core(dim, 6, 16).parameters())
         return own - (dim * dim + dim if self.core.shared_qk else 0)
 
 
@@ -93,6 +97,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "SOFT: Softmax-free Transformer with Linear Complexity (2021)",
         "p_i A^+ p_j, p = exp(-|q - l|^2 / 2) to landmarks l;  + dwconv(v)",
         "Gaussian attention; the SOFT models",
+        {"iterations": 1},
     ),
     "soft_norm": Mechanism(
         SoftNormCore,
@@ -100,6 +105,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "Softmax-free Linear Transformers, SOFT++ (2024)",
         "p_i D^-1/2 A^+ D^-1/2 p_j;  + dwconv(v)",
         "SOFT whose weights keep their size; dense tasks",
+        {"iterations": 1},
     ),
     "linformer": Mechanism(
         LinformerCore,
@@ -107,6 +113,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "Linformer: Self-Attention with Linear Complexity (2020)",
         "softmax over m keys E k of values F v",
         "images of one size; E and F are resampled to others",
+        {"rank": 1},
     ),
     "performer": Mechanism(
         PerformerCore,
@@ -121,6 +128,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention (2021)",
         "softmax(q l_k) softmax(l_q l_k)^+ softmax(l_q k), l means of segments",
         "approximates softmax with the weights of a softmax model, exact as m tends to N",
+        {"landmarks": 1, "iterations": 1},
     ),
     "hydra": Mechanism(
         HydraCore,
@@ -149,6 +157,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "EfficientViT: Multi-Scale Linear Attention (2023)",
         "relu(q_i).relu(k_j) / sum_j, for the tokens and for aggregated ones",
         "dense tasks that need several scales",
+        {"kernel": 1},
     ),
     "focused": Mechanism(
         FocusedCore,
@@ -156,6 +165,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "FLatten Transformer: Focused Linear Attention (2023)",
         "phi(q_i).phi(k_j) / sum_j, phi = |x| x^p / |x^p| of x = relu;  + dwconv(v)",
         "the most accurate of the earlier linear ones in the InLine paper",
+        {"power": 1},
     ),
     "none": Mechanism(
         NoCore,
@@ -199,9 +209,8 @@ class Spec:
         name, bracket, rest = text.strip().partition("(")
         name = name.strip()
         if name not in MECHANISMS:
-            near = get_close_matches(name, MECHANISMS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise InputError(f"attention={text!r}: no mechanism {name!r}{hint} There are: {', '.join(MECHANISMS)}")
+            remedy = nearest(name, MECHANISMS, f"expected one of {', '.join(MECHANISMS)}")
+            raise InputError(f"attention={text!r}: no mechanism {name!r}; {remedy}")
         if bracket and not rest.rstrip().endswith(")"):
             raise InputError(f"attention={text!r}: the bracket is not closed")
         body = rest.rstrip().removesuffix(")")
@@ -211,19 +220,22 @@ class Spec:
         return spec
 
     def check(self) -> None:
-        """Reject options that the mechanism does not have, or that are given twice."""
-        known = MECHANISMS[self.name].options
+        """Reject options that the mechanism does not have, that are given twice, or out of range."""
+        known, least = MECHANISMS[self.name].options, MECHANISMS[self.name].least
         for i, (key, value) in enumerate(self.options):
+            problem, low = "", least.get(key, 0)
             if key in dict(self.options[:i]):
-                raise InputError(f"attention={self}: {key} is given twice")
-            if key not in known:
-                raise InputError(
-                    f"attention={self}: {self.name} has no option {key!r}; it has {', '.join(known) or 'none'}"
-                )
-            if type(value) is not type(known[key]):
-                raise InputError(
-                    f"attention={self}: {key}={value!r} should be {type(known[key]).__name__}, such as {known[key]!r}"
-                )
+                problem = f"{key} is given twice"
+            elif key not in known:
+                problem = f"{self.name} has no option {key!r}; it has {', '.join(known) or 'none'}"
+            elif type(value) is not type(known[key]):
+                problem = f"{key}={value!r} should be {type(known[key]).__name__}, such as {known[key]!r}"
+            elif isinstance(value, int) and value < low:
+                problem = f"{key}={value}: expected at least {low}"
+            elif key == "kernel" and isinstance(value, int) and value and value % 2 == 0:
+                problem = f"{key}={value}: expected an odd side such as 3" + (", or 0 for none" if low == 0 else "")
+            if problem:
+                raise InputError(f"attention={self}: {problem}")
 
     def build(self, dim: int, num_heads: int, stride: int, length: int | None = None) -> Core:
         """The core for `dim` channels in `num_heads` heads.
@@ -252,11 +264,8 @@ class Spec:
 
 
 def _value(text: str) -> Option:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    """A number, true or false; else a word."""
+    try:
+        return json.loads(text.lower())
+    except (ValueError, RecursionError):
+        return text

@@ -47,13 +47,8 @@ class SoftCore(Core):
         iterations: int = 20,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
-        if landmarks < 0 or (length is None and math.isqrt(landmarks) ** 2 != landmarks):
+        if length is None and math.isqrt(landmarks) ** 2 != landmarks:
             raise InputError(f"soft(landmarks={landmarks}): give a square number such as 49, or 0 to follow the ratio")
-        if ratio < 0 or iterations < 1:
-            raise InputError(
-                f"soft(ratio={ratio},iterations={iterations}): give a ratio of at least 1, or 0 for "
-                f"landmarks 32 pixels apart, and at least one step"
-            )
         if landmark not in KINDS:
             raise InputError(f"soft(landmark={landmark}): give one of {', '.join(KINDS)}")
         self.iterations = iterations

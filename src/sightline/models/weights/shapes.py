@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
+from sightline.layers.mechanisms.baselines.performer import usual_features
 from sightline.layers.spec import MECHANISMS, Option, Spec
 from sightline.models.weights.reader import State, some
 from sightline.util.errors import FileError
@@ -108,9 +107,7 @@ def mechanism_of(block: Mapping[str, Shape], family: str, stride: int) -> Spec:
 def _baseline(core: Mapping[str, Shape], stride: int) -> Spec | None:
     """One of `layers/mechanisms/baselines` by the tensors of its core."""
     if len(shape := core.get("projection", ())) == 2:
-        with torch.device("meta"):
-            usual = Spec("performer").build(shape[1], 1, stride).state_dict()["projection"].shape
-        return _spec("performer", features=0 if shape == tuple(usual) else shape[0])
+        return _spec("performer", features=0 if shape[0] == usual_features(shape[1]) else shape[0])
     if len(shape := core.get("key_table", ())) == 3:
         side = 0 if shape[1] == max(1, 224 // stride) else shape[1]
         return _spec("linformer", rank=shape[0], side=side, share="value_table" not in core)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.layers.conv import HeadwiseConv, check_kernel
+from sightline.layers.conv import HeadwiseConv
 from sightline.layers.mechanisms.baselines.kernel import KernelCore
 
 
@@ -24,7 +24,6 @@ class LinearAngularCore(KernelCore):
         self, dim: int, num_heads: int, stride: int = 16, length: int | None = None, *, kernel: int = 3
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
-        check_kernel("linear_angular", kernel)
         self.neighbours = HeadwiseConv(num_heads, kernel, length is not None) if kernel else None
 
     def features(self, q: Tensor, k: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

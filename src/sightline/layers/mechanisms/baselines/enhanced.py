@@ -12,13 +12,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from sightline.layers.conv import check_kernel, depthwise, depthwise_conv
+from sightline.layers.conv import depthwise, depthwise_conv
 from sightline.layers.core import Core, Factors, Grid, Place
 from sightline.layers.feature_map import quotient
 from sightline.ops import linear_attention
 from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
-from sightline.util.errors import InputError
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -42,9 +41,6 @@ class EnhancedCore(Core):
         kernel: int = 5,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
-        if scales < 0:
-            raise InputError(f"enhanced(scales={scales}): give the number of aggregated scales, at least 0")
-        check_kernel("enhanced", kernel, 1)
         made = [Scale(dim, num_heads, kernel + 2 * i, length is not None) for i in range(scales)]
         self.scales: Iterable[Scale] = nn.ModuleList(made)  # type: ignore[assignment]
 

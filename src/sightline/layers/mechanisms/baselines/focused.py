@@ -8,9 +8,8 @@ FLatten Transformer: Vision Transformer using Focused Linear Attention (ICCV 202
 import torch
 from torch import Tensor, nn
 
-from sightline.layers.conv import SharedConv, check_kernel
+from sightline.layers.conv import SharedConv
 from sightline.layers.mechanisms.baselines.kernel import KernelCore
-from sightline.util.errors import InputError
 
 
 class FocusedCore(KernelCore):
@@ -32,9 +31,6 @@ class FocusedCore(KernelCore):
         kernel: int = 5,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
-        if power < 1:
-            raise InputError(f"focused(power={power}): give an exponent of at least 1")
-        check_kernel("focused", kernel)
         self.power = power
         self.neighbours = SharedConv(self.head_dim, kernel, length is not None) if kernel else None
 

@@ -41,11 +41,6 @@ class LinformerCore(Core):
         share: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
-        if rank < 1 or side < 0:
-            raise InputError(
-                f"linformer(rank={rank},side={side}): give at least one projected key, and a side in tokens, or 0 for "
-                f"that of 224 px"
-            )
         if side and length is not None:
             raise InputError(f"linformer(side={side}): a sequence has no side; leave it out")
         side = side or max(1, 224 // stride)

@@ -10,12 +10,11 @@ tokens it is softmax attention.
 import torch
 from torch import Tensor
 
-from sightline.layers.conv import HeadwiseConv, check_kernel
+from sightline.layers.conv import HeadwiseConv
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.mechanisms.landmarks import segment_means
 from sightline.ops.checks import accumulate_dtype, full_precision
 from sightline.ops.feature_maps import hide
-from sightline.util.errors import InputError
 
 
 class NystromformerCore(Core):
@@ -39,9 +38,6 @@ class NystromformerCore(Core):
         kernel: int = 0,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
-        if landmarks < 1 or iterations < 1:
-            raise InputError(f"nystromformer(landmarks={landmarks},iterations={iterations}): give at least one of each")
-        check_kernel("nystromformer", kernel)
         self.landmarks = landmarks
         self.iterations = iterations
         self.neighbours = HeadwiseConv(num_heads, kernel, length is not None) if kernel else None

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sightline.layers.mechanisms.baselines.kernel import KernelCore
-from sightline.util.errors import InputError
 
 
 class PerformerCore(KernelCore):
@@ -36,8 +35,6 @@ class PerformerCore(KernelCore):
         seed: int = 0,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
-        if features < 0 or seed < 0:
-            raise InputError(f"performer(features={features},seed={seed}): give numbers of at least 0")
         self.register_buffer("projection", torch.empty(features or usual_features(self.head_dim), self.head_dim))
         self.redraw(seed)
 
