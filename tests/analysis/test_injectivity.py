@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from sightline.analysis.capture import capture
-from sightline.analysis.certificate import INJECTIVE, NOT_INJECTIVE, UNKNOWN, certify
-from sightline.analysis.confusions import Thresholds, count_confusions, pairs, spread_tokens
-from sightline.analysis.studies.injectivity import study_certificates, study_confusions, study_toy
-from sightline.analysis.studies.study import Subject
-from sightline.analysis.toy import PUBLISHED, toy_scores
+from sightline.analysis.certificate import INJECTIVE, NOT_INJECTIVE, UNKNOWN, certify, study_certificates
+from sightline.analysis.confusions import Thresholds, count_confusions, pairs, spread_tokens, study_confusions
+from sightline.analysis.study import Subject
+from sightline.analysis.toy import PUBLISHED, study_toy, toy_scores
 
 from ..models.tiny import image, tiny
 from .blocks import block_of

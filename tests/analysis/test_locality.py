@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from sightline.analysis.capture import capture
-from sightline.analysis.locality import inner_tokens, measure_locality, near_keys
-from sightline.analysis.studies.locality import study_locality
-from sightline.analysis.studies.study import Subject
+from sightline.analysis.locality import inner_tokens, measure_locality, near_keys, study_locality
+from sightline.analysis.study import Subject
 
 from ..models.tiny import every_family, image, tiny
 from .blocks import block_of

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 
 from sightline.analysis.capture import capture
+from sightline.analysis.map_study import Choice, study_maps
 from sightline.analysis.rollout import last_run, roll_up
-from sightline.analysis.studies.maps import Choice, study_maps
-from sightline.analysis.studies.study import Subject
+from sightline.analysis.study import Subject
 
 from ..models.tiny import every_family, image, tiny
 

@@ -13,8 +13,8 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
 import sightline.analysis
-from sightline.analysis.capture import CoreCall
-from sightline.analysis.maps import AttentionMap, Patch, attention_blocks, attention_maps
+from sightline.analysis.capture import CoreCall, attention_blocks
+from sightline.analysis.maps import AttentionMap, Patch, attention_maps
 from sightline.layers import MECHANISMS as TABLE
 from sightline.layers import Place, Spec
 from sightline.layers.attention import project

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import attention_blocks
-from sightline.analysis.masking import Mask, left_over, masked
-from sightline.analysis.studies.masking import Labelled, accuracy, study_masking
+from sightline.analysis.masking import Labelled, Mask, accuracy, left_over, masked, study_masking
 from sightline.layers.core import Place
 
 from ..models.tiny import every_family, image, tiny

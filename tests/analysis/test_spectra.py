@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sightline.analysis.capture import capture
-from sightline.analysis.memory import LiveBytes, Stack, measure_peak
-from sightline.analysis.newton import condition_number, measure_newton, newton_errors
+from sightline.analysis.memory import LiveBytes, Stack, measure_peak, study_memory
+from sightline.analysis.newton import condition_number, measure_newton, newton_errors, study_newton
 from sightline.analysis.rank import (
     FACTORS,
     ROWS,
@@ -16,11 +16,9 @@ from sightline.analysis.rank import (
     measure_rank,
     product_values,
     singular_values,
+    study_rank,
 )
-from sightline.analysis.studies.memory import study_memory
-from sightline.analysis.studies.newton import study_newton
-from sightline.analysis.studies.rank import study_rank
-from sightline.analysis.studies.study import Subject
+from sightline.analysis.study import Subject
 from sightline.layers.spec import MECHANISMS
 from sightline.ops.soft.newton import step_size
 from sightline.ops.soft.reference import landmark_matrix

@@ -192,7 +192,7 @@ def test_pages_say_what_is_missing(tmp_path: Path, capsys: CAPTURE, monkeypatch:
     shown = analyze(capsys, tmp_path / "soft", "paper", "soft", *tiny, "--longest", "1")
     assert "the weights are RANDOM" in shown
     assert "made     Fig. 1b: memory" in shown
-    assert re.search(r"^missing  Fig. 5: Newton convergence: there are no images; give --data", shown, re.MULTILINE)
+    assert re.search(r"^missing  Fig. 5: Newton convergence: --data: no images", shown, re.MULTILINE)
     assert "RANDOM" in (tmp_path / "soft" / "soft.html").read_text()
 
 

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from sightline.layers.core import Core, Factors, Grid, Place
 from sightline.layers.stripe_attention import StripeAttention
 from sightline.util.errors import InputError
 
-HALVES = (torch.float16, torch.bfloat16)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,9 @@ class CoreCall:
 
     def locate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The window of each token, from 0 on, and its position there."""
-        found = torch.full((int(self.positions.max()) + 1, 2), -1, device=self.positions.device)
-        windows, inside = torch.meshgrid(
-            *(torch.arange(n, device=found.device) for n in self.positions.shape), indexing="ij"
-        )
-        found[self.positions.flatten()] = torch.stack([windows.flatten(), inside.flatten()], 1)
-        chosen = found[tokens.to(found.device) + 1]
-        return chosen[:, 0], chosen[:, 1]
+        numbers = tokens.to(self.positions.device) + 1
+        _, windows, inside = torch.where(self.positions == numbers[:, None, None])
+        return windows, inside
 
     def to(self, dtype: torch.dtype) -> "CoreCall":
         """The same call in another precision; the core is copied if its own differs."""
@@ -68,17 +65,15 @@ class CoreCall:
         place = replace(self.place, context=self.place.context.to(dtype), local=local, bias=bias)
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), place=place)
 
-    def wide(self) -> "CoreCall":
-        """The same call in float32 or wider."""
-        return self.to(torch.float32) if self.q.dtype in HALVES else self
-
     def rows(self, window: int, queries: Tensor) -> Tensor:
-        """The weights (heads, Q, M) that chosen queries of a window give to its keys; local terms come on top.
+        """The weights (heads, Q, M) that chosen queries of a window give to its keys, in float32 or wider.
+
+        Local terms come on top.
 
         Args:
             queries: (Q,) positions among the N tokens of the window.
         """
-        part, one = self.wide(), slice(window, window + 1)
+        part, one = self.to(torch.promote_types(self.q.dtype, torch.float32)), slice(window, window + 1)
         return part.core.rows(part.q[one], part.k[one], queries.to(part.q.device), part.place.select(one))[0]
 
     def factors(self) -> Factors | None:
@@ -228,6 +223,12 @@ def recorded(module: nn.Module) -> Iterator[CallRecord]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def spread(items: Sequence[T], limit: int) -> list[T]:
+    """At most `limit` of the items, evenly spread from the first on."""
+    count = min(limit, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
 
 
 def _block(name: str, module: nn.Module, record: CallRecord) -> BlockCall:

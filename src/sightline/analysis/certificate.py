@@ -5,7 +5,7 @@ Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024). 
 A head that is not injective comes with two different queries whose scores, computed by the mechanism, are the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall
 from sightline.analysis.rank import singular_values
+from sightline.analysis.study import Facts, Study, Subject, short, telling_blocks
 from sightline.layers.core import Place
 from sightline.layers.feature_map import FeatureMap
-from sightline.ops.feature_maps import AFFINE_MAP, FEATURE_MAPS
+from sightline.ops.feature_maps import FEATURE_MAPS
 
 INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda y: y,
@@ -49,9 +50,6 @@ class Certificate:
     queries: tuple[list[float], list[float]] | None = None
     distance: float | None = None
     difference: float | None = None
-
-    def facts(self) -> dict[str, object]:
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -102,7 +100,10 @@ def _certificate(part: CoreCall, window: int, head: int, number: int, values: Te
         return Certificate(*known, UNKNOWN)
     if core.injective and rank == columns and _phi(part) in INVERSES:
         return Certificate(*known, INJECTIVE)
-    pair = _checked_pair(part, window, head, rank < columns)
+    try:
+        pair = _pair(part, window, head, rank < columns)
+    except torch.linalg.LinAlgError:  # an affine map whose matrix is singular
+        pair = None
     if pair is None:
         return Certificate(*known, UNKNOWN if core.feature_map is None else NOT_INJECTIVE)
     scores = _scores(part, window, head, pair)
@@ -118,7 +119,8 @@ def _phi(part: CoreCall) -> str:
 def _pair(part: CoreCall, window: int, head: int, deficient: bool) -> Tensor | None:
     """Two different queries (2, D) with the same scores, made from a query of the image; None if none is known."""
     feature_map, phi = part.core.feature_map, _phi(part)
-    query = _longest(part.q[window, :, head])
+    queries = part.q[window, :, head]
+    query = queries[queries.norm(dim=-1).argmax()]
     if feature_map is not None and not part.core.injective:
         return torch.stack([query, longer_twin(feature_map, query, head)])
     if feature_map is not None and phi not in INVERSES:
@@ -130,41 +132,26 @@ def _pair(part: CoreCall, window: int, head: int, deficient: bool) -> Tensor | N
     return _moved(phi, query, null / null.norm().clamp(min=1e-300))
 
 
-def _checked_pair(part: CoreCall, window: int, head: int, deficient: bool) -> Tensor | None:
-    try:
-        return _pair(part, window, head, deficient)
-    except torch.linalg.LinAlgError:  # an affine map whose matrix is singular
-        return None
-
-
-def _longest(queries: Tensor) -> Tensor:
-    return queries[queries.norm(dim=-1).argmax()]
-
-
 def longer_twin(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
     """The query p with phi(p) = 2 phi(q), to which linear attention gives the scores of q."""
     phi = feature_map.phi
-    if phi == "relu":
-        return 2 * query
     if phi in INVERSES:
         return INVERSES[phi](2 * FEATURE_MAPS[phi](query))
-    weight, bias = _affine(feature_map, head)
+    weight, bias = _affine(feature_map, query, head)
     return torch.linalg.solve(weight, 2 * (weight @ query + bias) - bias)
 
 
-def _affine(feature_map: FeatureMap, head: int) -> tuple[Tensor, Tensor]:
-    """Matrix (D, D) and bias (D,) of a head."""
-    assert feature_map.affine is not None
+def _affine(feature_map: FeatureMap, query: Tensor, head: int) -> tuple[Tensor, Tensor]:
+    """Matrix (D, D) and bias (D,) of a head before relu; identity and zero if there are none."""
+    if feature_map.affine is None:
+        return torch.eye(len(query), dtype=query.dtype, device=query.device), torch.zeros_like(query)
     weight, bias = feature_map.affine
     return weight[head].double(), bias[head].double()
 
 
 def _below_zero(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
     """Two queries whose least coordinate lies below zero, at different depths: relu maps both to zero there."""
-    weight = torch.eye(len(query), dtype=query.dtype, device=query.device)
-    bias = torch.zeros_like(query)
-    if feature_map.phi == AFFINE_MAP:
-        weight, bias = _affine(feature_map, head)
+    weight, bias = _affine(feature_map, query, head)
     features = weight @ query + bias
     least = features.argmin()
     twins = []
@@ -191,3 +178,30 @@ def _scores(part: CoreCall, window: int, head: int, pair: Tensor) -> Tensor:
     q[0, :, head] = pair
     place = Place(part.place.grid, part.place.context[one], part.place.prefix)
     return part.core.rows(q, keys, torch.arange(2, device=q.device), place)[0, head]
+
+
+def study_certificates(subjects: Sequence[Subject]) -> Study:
+    """Rank and smallest singular value of [phi(K), 1] in every layer, on the first image."""
+    results: list[Facts] = []
+    rows = []
+    for subject in subjects:
+        layers = []
+        for block in telling_blocks(subject.model, subject.images[0]):
+            heads = certify(block)
+            worst = min(heads, key=lambda head: (head.rank, head.smallest))
+            differences = [head.difference for head in heads if head.difference is not None]
+            layers.append({"block": block.name, "mechanism": block.mechanism, "heads": [asdict(h) for h in heads]})
+            rows.append([
+                subject.title, short(block.name), block.mechanism, str(worst.rank), str(worst.columns),
+                f"{worst.smallest:.3g}", worst.verdict, f"{max(differences):.1e}" if differences else "-",
+            ])  # fmt: skip
+        results.append({"title": subject.title, "layers": layers})
+    return Study(
+        "certificates", "Whether each layer separates queries", {"subjects": results}, {},
+        ("model", "layer", "mechanism", "rank", "of", "smallest singular value", "verdict", "pair differs by"),
+        rows,
+        ["Of the head that is nearest to confusion, on the first image. Softmax and InLine are injective where "
+         "[phi(K), 1] has full column rank (and phi is injective); linear attention never is: the pair is two "
+         "different queries whose scores were both computed, and the last column is their largest difference over the "
+         "largest score."],
+    )  # fmt: skip

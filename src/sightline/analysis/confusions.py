@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sightline.analysis.capture import BlockCall
+from sightline.analysis.capture import BlockCall, spread
+from sightline.analysis.charts import histogram_figure
+from sightline.analysis.study import Facts, Study, Subject, Tick, mean, no_tick, over_images
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Thresholds:
 
 
 USUAL = Thresholds()
+KINDS = ("confused", "centred", "different")
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,7 @@ def count_confusions(blocks: Sequence[BlockCall], thresholds: Thresholds = USUAL
 
 def spread_tokens(block: BlockCall, limit: int) -> Tensor:
     """At most `limit` tokens after the prefix, evenly spread."""
-    total = block.tokens - block.prefix
-    count = min(limit, total)
-    return block.prefix + (torch.arange(count) * total) // count
+    return torch.tensor(spread(range(block.prefix, block.tokens), limit))
 
 
 def matched(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,3 +94,45 @@ def _distances(x: Tensor) -> Tensor:
     lengths = x.norm(dim=-1)
     longer = torch.maximum(lengths[:, :, None], lengths[:, None, :])
     return distances / longer.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def study_confusions(
+    subjects: Sequence[Subject], thresholds: Thresholds = USUAL, queries: int = 128, tick: Tick = no_tick
+) -> Study:
+    """Confusions of every image, over all blocks and heads."""
+    results: list[Facts] = []
+    rows: list[list[str]] = []
+    counts: dict[str, dict[str, list[int]]] = {"confused": {}, "centred": {}}
+    for subject in subjects:
+        layers = list(over_images(subject, lambda blocks: count_confusions(blocks, thresholds, queries), tick))
+        blocks = [
+            {"block": items[0].block, **{key: [getattr(item, key) for item in items] for key in KINDS}}
+            for items in layers
+        ]
+        totals = {key: [sum(image) for image in zip(*(block[key] for block in blocks), strict=True)] for key in KINDS}
+        pairs = max(sum(totals["different"]), 1)
+        shares = {f"{key}_share": sum(totals[key]) / pairs for key in counts}
+        results.append({"title": subject.title, **totals, **shares, "blocks": blocks})
+        row = [subject.title]
+        for key, series in counts.items():
+            series[subject.title] = found = totals[key]
+            row += [f"{mean(found):,.1f}", f"{min(found):,}", f"{max(found):,}", f"{100 * shares[f'{key}_share']:.3f}"]
+        rows.append(row)
+    title, x = "Confusions per image, all layers and heads", "confused pairs of queries"
+    figures = {
+        "confusions": histogram_figure(title, x, counts["confused"]),
+        "confusions-centred": histogram_figure(f"{title}, uniform attention subtracted", x, counts["centred"]),
+    }
+    facts: Facts = {
+        "query_distance": thresholds.query, "score_distance": thresholds.score, "queries": queries,
+        "subjects": results,
+    }  # fmt: skip
+    return Study(
+        "confusions", "Pairs of different queries with the same scores (InLine paper, Fig. 2)", facts, figures,
+        ("model", "mean", "least", "most", "% of pairs", "centered, mean", "least", "most", "% of pairs"), rows,
+        [f"A confusion is a pair of queries further apart than {thresholds.query:g} of the longer one's length whose "
+         f"scores differ by at most {thresholds.score:g} of the longer row's length, in one head of one layer, among "
+         f"at most {queries} evenly spread queries per image; centered: with uniform attention subtracted from the "
+         "scores, so that attention which is nearly uniform does not count as confusion. The paper publishes no "
+         "thresholds."],
+    )  # fmt: skip

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from PIL import Image
 from torch import Tensor, nn
 
-from sightline.analysis.maps import AttentionMap, Query, attention_maps, block_grids
+from sightline.analysis.capture import capture
+from sightline.analysis.maps import AttentionMap, Query, maps_of
 from sightline.util.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Item = TypeVar("Item")
 PANEL = 2.2  # inches
 TITLE = 30  # letters in a line of a title
 SIGNED = "RdBu_r"  # blue below zero, white at zero, red above
@@ -89,13 +89,11 @@ def _scale(low: float, high: float) -> tuple[float, float, str]:
 
 def telling_maps(model: nn.Module, image: Tensor, query: Query, count: int = 3) -> list[AttentionMap]:
     """Maps of `count` blocks from the first to the last, of those with more than one token."""
-    names = [name for name, grid in block_grids(model, image).items() if grid[0] * grid[1] > 1]
-    if query is None:  # not every block has the class token
-        return _spread(attention_maps(model, image, query, names), count)
-    return attention_maps(model, image, query, _spread(names, count))
+    blocks = [block for block in capture(model, image) if block.tokens - block.prefix > 1]
+    maps = maps_of(blocks, query)
+    return [maps[i] for i in first_to_last(len(maps), count)]
 
 
-def _spread(items: list[Item], count: int) -> list[Item]:
-    if len(items) <= count:
-        return items
-    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+def first_to_last(total: int, count: int) -> list[int]:
+    """At most `count` indices below `total`, evenly spread, with both ends."""
+    return sorted({round(i * (total - 1) / (count - 1)) for i in range(count)} & set(range(total)))

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sightline.analysis.capture import BlockCall
+from sightline.analysis.capture import BlockCall, spread
+from sightline.analysis.charts import layer_figure
+from sightline.analysis.study import Facts, Range, Study, Subject, Tick, mean, no_tick, over_images, short
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def measure_locality(blocks: Sequence[BlockCall], size: int = 3, limit: int = 25
 
 def _measure(block: BlockCall, size: int, limit: int) -> Locality:
     tokens = inner_tokens(block, size, limit)
-    near = neighbourhood(block, tokens, size)  # Q keys
+    near = near_keys(tokens - block.prefix, block.grid, block.key_grid, block.prefix, size)  # Q keys
     visible = block.visible(tokens).cpu()  # parts Q keys
     even = float(((near & visible).sum(-1) / visible.sum(-1)).mean())
     mass = (block.rows(tokens).cpu() * near).sum(-1).mean(-1)  # heads
@@ -52,13 +54,7 @@ def inner_tokens(block: BlockCall, size: int, limit: int) -> Tensor:
         edge = 0
     down, across = torch.arange(edge, height - edge), torch.arange(edge, width - edge)
     inner = (down[:, None] * width + across).flatten()
-    count = min(limit, len(inner))
-    return block.prefix + inner[(torch.arange(count) * len(inner)) // count]
-
-
-def neighbourhood(block: BlockCall, tokens: Tensor, size: int) -> Tensor:
-    """(Q, keys): which keys lie in the size x size neighborhood of each token, none for tokens of the prefix."""
-    return near_keys(tokens - block.prefix, block.grid, block.key_grid, block.prefix, size)
+    return block.prefix + inner[spread(range(len(inner)), limit)]
 
 
 def near_keys(positions: Tensor, grid: tuple[int, int], key_grid: tuple[int, int], prefix: int, size: int) -> Tensor:
@@ -77,3 +73,46 @@ def _residual(block: BlockCall) -> float | None:
         weights = [part.core.local_weights(part.place) for part in block.parts]
     sums = [each.sum((2, 3)).mean() for each in weights if each is not None]
     return float(torch.stack(sums).mean()) if sums else None
+
+
+def study_locality(subjects: Sequence[Subject], size: int = 3, queries: int = 256, tick: Tick = no_tick) -> Study:
+    """The mass in the neighborhood of a query, mean over queries, heads and images, in every layer."""
+    results: list[Facts] = []
+    rows: list[list[str]] = []
+    masses: dict[str, list[Range]] = {}
+    with_residual: dict[str, list[float]] = {}
+    levels: dict[str, list[float]] = {}
+    for subject in subjects:
+        layers: list[Facts] = []
+        masses[subject.title], sums, even = [], [], []
+        for items in over_images(subject, lambda blocks: measure_locality(blocks, size, queries), tick):
+            first, mass = items[0], Range.of([item.mass for item in items])
+            residuals = [item.residual for item in items if item.residual is not None]
+            residual = mean(residuals) if residuals else None
+            masses[subject.title].append(mass)
+            sums.append(mass.mean + (residual or 0.0))
+            even.append(first.even)
+            layers.append({
+                "block": first.block, "mechanism": first.mechanism, "mass": mass.mean, "least": mass.least,
+                "most": mass.most, "heads": mass.heads, "even": first.even, "residual": residual,
+            })  # fmt: skip
+            rows.append([
+                subject.title, short(first.block), first.mechanism, f"{mass.mean:.4f}", f"{first.even:.4f}",
+                f"{mass.mean / first.even:.2f}", "-" if residual is None else f"{residual:+.4f}",
+            ])  # fmt: skip
+        results.append({"title": subject.title, "layers": layers})
+        if any(layer["residual"] is not None for layer in layers):
+            with_residual[f"{subject.title} with its residual"] = sums
+        if even not in levels.values():
+            levels[f"uniform, {subject.title}"] = even
+    if len(levels) == 1:
+        levels = {"uniform": next(iter(levels.values()))}
+    title = f"Attention inside the {size}x{size} neighborhood of the query"
+    return Study(
+        "locality", f"{title} (InLine paper, Fig. 3)", {"size": size, "queries": queries, "subjects": results},
+        {"locality": layer_figure(title, "sum of the weights", masses, levels, with_residual)},
+        ("model", "layer", "mechanism", "mass", "uniform", "times uniform", "residual adds"), rows,
+        ["Mean over queries that have their whole neighborhood inside the map, over heads and images; the band is the "
+         "range over images. Uniform attention over N keys has 9 / N of its mass there. The residual of InLine adds "
+         "the sum of its 3x3 weights, mean over channels, to the neighborhood."],
+    )  # fmt: skip

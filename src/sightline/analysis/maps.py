@@ -16,15 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sightline.analysis.capture import BlockCall, attention_blocks, call_arguments, capture
+from sightline.analysis.capture import BlockCall, capture
 from sightline.data.images import load_image
 from sightline.layers.core import Grid
 from sightline.util.errors import InputError
-
-__all__ = [
-    "AttentionMap", "Patch", "Query", "attention_blocks", "attention_maps", "block_grids", "in_shares", "map_of",
-    "position_of", "token_of",
-]  # fmt: skip
 
 Query = tuple[float, float] | None  # (down, across) as shares of the image; None for the class token
 Picture = Tensor | Image.Image | str | PathLike[str]
@@ -90,8 +85,7 @@ def attention_maps(
     where = in_shares(query, model, x)
     if where is not None and not all(0 <= share <= 1 for share in where):
         raise InputError(f"query={query}: give shares of height and width, 0 to 1")
-    found = [map_of(block, where) for block in capture(model, x, blocks)]
-    return [item for item in found if item is not None]
+    return maps_of(capture(model, x, blocks), where)
 
 
 def to_input(model: nn.Module, image: Picture) -> Tensor:
@@ -107,24 +101,34 @@ def to_input(model: nn.Module, image: Picture) -> Tensor:
     return tensor.to(device)
 
 
-@torch.no_grad()
 def block_grids(model: nn.Module, image: Tensor) -> dict[str, Grid]:
     """The grid of tokens in every attention block for an image (channels, height, width)."""
-    grids: dict[str, Grid] = {}
-    names = {module: name for name, module in model.named_modules()}
+    return {block.name: block.grid for block in capture(model, image)}
 
-    def record(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        grids[names[module]] = call_arguments(*args, **kwargs)[1]  # type: ignore[arg-type]
 
-    modules = dict(model.named_modules())
-    found = [modules[name] for name in attention_blocks(model)]
-    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in found]
+def parse_query(text: str | None) -> Query | Patch:
+    """`3,7` -> a patch; `0.5,0.25` -> fractions of height and width; `class` -> None; the center by default.
+
+    Raises:
+        InputError: none of these.
+    """
+    words = "0.5,0.5" if text is None else text.strip().lower()
+    if words == "class":
+        return None
     try:
-        model(image.unsqueeze(0))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return grids
+        numbers = tuple(float(word) if "." in words else int(word) for word in words.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) == 2 and min(numbers) >= 0:
+        down, across = numbers
+        if isinstance(down, int) and isinstance(across, int):
+            return Patch(down, across)
+        if max(numbers) <= 1:
+            return float(down), float(across)
+    raise InputError(
+        f"--query: expected a patch as row,column, e.g. 3,7; fractions of the image from 0.0,0.0 to 1.0,1.0; or "
+        f"class; got {text!r}"
+    )
 
 
 def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
@@ -138,16 +142,19 @@ def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
     height, width = max(block_grids(model, image).values(), key=lambda grid: grid[0] * grid[1])
     if query.row >= height or query.column >= width:
         raise InputError(
-            f"no patch {query.row},{query.column}: there are {height} x {width}, from 0,0 to {height - 1},{width - 1}; "
-            f"shares of the image have a decimal point, as 0.5,0.25"
+            f"--query: no patch {query.row},{query.column}; there are {height} x {width}, from 0,0 to "
+            f"{height - 1},{width - 1}; shares of the image have a decimal point, as 0.5,0.25"
         )
     return (query.row + 0.5) / height, (query.column + 0.5) / width
 
 
-def map_of(block: BlockCall, query: Query) -> AttentionMap | None:
-    """The weights of one query in a block; None for the class token if there is none."""
-    if query is None and not block.prefix:
-        return None
+def maps_of(blocks: Sequence[BlockCall], query: Query) -> list[AttentionMap]:
+    """The maps of one query; of the class token, in the blocks that have one."""
+    return [map_of(block, query) for block in blocks if query is not None or block.prefix]
+
+
+def map_of(block: BlockCall, query: Query) -> AttentionMap:
+    """The weights of one query in a block, which has a class token if that is the query."""
     position = None if query is None else position_of(query, block.grid)
     row = block.rows([token_of(block, query)])[:, 0].cpu()
     weights = row[:, block.prefix :].unflatten(1, block.key_grid)

@@ -9,8 +9,8 @@ tokens stay.
         logits = model(images)
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sightline.analysis.capture import attention_blocks, call_arguments, token_positions
+from sightline.analysis.charts import WIDE, bars_figure
 from sightline.analysis.locality import near_keys
+from sightline.analysis.study import Facts, Study, Tick, no_tick
 from sightline.layers.core import Core, Grid, Place
 from sightline.util.errors import InputError
 
@@ -144,3 +146,50 @@ def apply_weights(weights: Tensor, v: Tensor) -> Tensor:
     if weights.shape[1] != heads:
         raise InputError(f"a mechanism with its own {weights.shape[1]} heads cannot be masked; choose another one")
     return torch.einsum("bhqm,bmhd->bqhd", weights, v)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A classifier and labeled batches (images, labels) on its device, from the start at every call of `batches`."""
+
+    title: str
+    model: nn.Module
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+
+def study_masking(subjects: Sequence[Labelled], sizes: Sequence[int], seed: int = 0, tick: Tick = no_tick) -> Study:
+    """Top-1 with nothing masked, with the local size x size keys masked, and with as many random ones."""
+    results: list[Facts] = []
+    rows: list[list[str]] = []
+    series: dict[str, list[float]] = {}
+    for subject in subjects:
+        whole, images = accuracy(subject, None, tick)
+        local = [accuracy(subject, Mask(size, seed=seed), tick)[0] for size in sizes]
+        random = [accuracy(subject, Mask(size, True, seed), tick)[0] for size in sizes]
+        results.append({"title": subject.title, "images": images, "top1": whole, "local": local, "random": random})
+        rows.append([subject.title, f"{images:,}", *(f"{value:.2f}" for value in (whole, *local, *random))])
+        series[f"{subject.title}, local"] = [whole, *local]
+        series[f"{subject.title}, random"] = [whole, *random]
+    groups = ["nothing", *(f"{size}x{size} or {size * size}" for size in sizes)]
+    width = max(WIDE, 0.5 * len(groups) * len(series) + 2)
+    figure = bars_figure(["Top-1 with keys masked for every query"], "top-1, %", groups, [series], width, numbers=True)
+    return Study(
+        "masking", "Accuracy with local or random keys masked (InLine paper, table)",
+        {"sizes": list(sizes), "seed": seed, "subjects": results}, {"masking": figure},
+        ("model", "images", "top-1 %", *(f"local {s}x{s}" for s in sizes), *(f"random {s * s}" for s in sizes)), rows,
+        ["Every query of every layer attends to the keys that are left, as if the others were not there; local terms "
+         "and the class token stay. Random keys are drawn for each query, as many as its neighborhood has inside the "
+         "map."],
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def accuracy(subject: Labelled, mask: Mask | None, tick: Tick = no_tick) -> tuple[float, int]:
+    """Top-1 in percent under a mask, and the number of images."""
+    right = total = 0
+    for images, labels in subject.batches():
+        with nullcontext() if mask is None else masked(subject.model, mask):
+            right += int((subject.model(images).argmax(-1) == labels).sum())
+        total += len(labels)
+        tick()
+    return 100 * right / max(total, 1), total

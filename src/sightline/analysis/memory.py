@@ -6,9 +6,10 @@ as fast at 6,272 tokens as at 784.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sightline.analysis.charts import draw_lines, finish
+from sightline.analysis.figures import new_figure
+from sightline.analysis.study import Facts, Study
 from sightline.layers.attention import Attention
 from sightline.layers.blocks import PreNormBlock
 from sightline.layers.core import Grid, Place
 from sightline.layers.mechanisms.softmax import SoftmaxCore
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BLOCKS, WIDTH, HEADS, SIDE = 12, 384, 12, 28  # N = 784 p tokens on a map of 28 x 28 p
 MATRIX = "softmax, matrix in memory"
@@ -33,6 +40,7 @@ METHODS = {
     "soft": "soft(landmarks=49)",
 }
 MODES = ("forward", "forward+backward")
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -154,3 +162,60 @@ def _allocated(run: Callable[[], None], device: torch.device) -> int | None:
     finally:
         torch.cuda.empty_cache()
     return torch.cuda.max_memory_allocated(device)
+
+
+def study_memory(
+    factors: Sequence[int] = range(1, 9),
+    methods: Mapping[str, str] = METHODS,
+    device: torch.device | str = "cpu",
+    tick: Callable[[str], None] = lambda _: None,
+) -> Study:
+    """The peak of every method at 784 p tokens for every p in `factors`, without and with the backward pass."""
+    found: list[Peak] = []
+    for method, mechanism in methods.items():
+        for p in factors:
+            found += [measure_peak(method, mechanism, p, mode, device) for mode in MODES]
+            tick(f"{method}, {784 * p} tokens")
+    tokens = [784 * p for p in factors]
+    series = {
+        (method, mode): [peak for peak in found if (peak.method, peak.mode) == (method, mode)]
+        for mode in MODES
+        for method in methods
+    }
+    how, explained = (
+        ("allocated", "Measured: the peak of the CUDA allocator, weights included.")
+        if torch.device(device).type == "cuda"
+        else ("counted", "Counted: bytes of all tensors that are alive at once, weights included, by running the "
+              "operators on tensors without data; scratch space inside kernels is not in it.")
+    )  # fmt: skip
+    facts: Facts = {
+        "blocks": BLOCKS, "width": WIDTH, "heads": HEADS, "batch": 1, "landmarks": 49, "dtype": "float32", "how": how,
+        "peaks": [vars(peak) for peak in found],
+    }  # fmt: skip
+    return Study(
+        "memory", "Peak memory against sequence length (SOFT, Fig. 1b)", facts, {"memory": _figure(series, tokens)},
+        ("method", "mode", *(f"{count} tokens" for count in tokens)),
+        [[*key, *("-" if each.peak is None else f"{each.peak / MIB:,.0f}" for each in peaks)]
+         for key, peaks in series.items()],
+        [f"MiB. {BLOCKS} blocks of width {WIDTH} with {HEADS} heads, batch 1, float32. {explained} Softmax keeps its "
+         "matrix in the paper's figure; torch's own does not."],
+    )  # fmt: skip
+
+
+def _figure(series: Mapping[tuple[str, str], Sequence[Peak]], tokens: Sequence[int]) -> "Figure":
+    """A panel per mode, both axes logarithmic."""
+    figure = new_figure(11, 4.2)
+    for axis, mode in zip(figure.subplots(1, 2), MODES, strict=True):
+        curves = {}
+        for (method, of), peaks in series.items():
+            known = [(each.tokens, each.peak / MIB) for each in peaks if of == mode and each.peak is not None]
+            if known:
+                curves[method] = ([x for x, _ in known], [y for _, y in known])
+        draw_lines(axis, curves)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.set_xticks(tokens, [str(count) for count in tokens], rotation=45)
+        axis.minorticks_off()
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        finish(axis, mode, "tokens", "peak memory, MiB")
+    return figure

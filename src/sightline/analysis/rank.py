@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sightline.analysis.capture import BlockCall, CoreCall
+from sightline.analysis.capture import BlockCall, CoreCall, spread
+from sightline.analysis.charts import layer_figure
+from sightline.analysis.study import Facts, Range, Study, Subject, Tick, no_tick, over_images, short
 
 FACTORS, ROWS, SAMPLE = "factors", "rows", "sampled rows"
 
@@ -74,7 +76,7 @@ def _by_rows(part: CoreCall, limit: int) -> tuple[Tensor, int, str]:
     for window in range(part.windows):
         tokens = torch.where(part.positions[window] > 0)[0]
         if len(tokens) > limit:
-            tokens, method = tokens[(torch.arange(limit, device=tokens.device) * len(tokens)) // limit], SAMPLE
+            tokens, method = tokens[spread(range(len(tokens)), limit)], SAMPLE
         rows = part.rows(window, tokens).double()
         found.append(singular_values(rows))
         bound += min(rows.shape[1:])
@@ -99,3 +101,40 @@ def singular_values(x: Tensor) -> Tensor:
         squares = torch.linalg.eigvalsh(thin.transpose(-1, -2) @ thin)
         values = torch.where(values.isnan(), squares.clamp(min=0).sqrt().flip(-1), values)
     return values
+
+
+def study_rank(subjects: Sequence[Subject], limit: int = 1024, tick: Tick = no_tick) -> Study:
+    """The effective rank of the attention of every layer, mean over heads and images."""
+    results: list[Facts] = []
+    rows: list[list[str]] = []
+    ranks: dict[str, list[Range]] = {}
+    bounds: dict[str, list[float]] = {}
+    for subject in subjects:
+        layers: list[Facts] = []
+        ranks[subject.title], bound = [], []
+        for items in over_images(subject, lambda blocks: measure_rank(blocks, limit), tick):
+            first, rank = items[0], Range.of([item.effective for item in items])
+            ranks[subject.title].append(rank)
+            bound.append(float(first.bound))
+            layers.append({
+                "block": first.block, "mechanism": first.mechanism, "rank": rank.mean, "least": rank.least,
+                "most": rank.most, "heads": rank.heads, "bound": first.bound, "tokens": first.tokens,
+                "method": first.method,
+            })  # fmt: skip
+            rows.append([
+                subject.title, short(first.block), first.mechanism, f"{rank.mean:.2f}", str(first.bound),
+                str(first.tokens), first.method,
+            ])  # fmt: skip
+        results.append({"title": subject.title, "layers": layers})
+        bounds[f"bound, {subject.title}"] = bound
+    figure = layer_figure("Effective rank of attention", "exp of the entropy of singular values", ranks, bounds)
+    axis = figure.axes[0]
+    axis.set_yscale("log")
+    axis.autoscale(axis="y")
+    return Study(
+        "rank", "Effective rank of attention", {"limit": limit, "subjects": results}, {"rank": figure},
+        ("model", "layer", "mechanism", "effective rank", "at most", "tokens", "from"), rows,
+        ["The exponential of the entropy of the singular values: r equal ones give r. From the thin factors of "
+         "the mechanism, without an N x N matrix; from stacked rows if it has none, at most "
+         f"{limit} per window: sampled rows have at most the rank of the whole."],
+    )  # fmt: skip

@@ -1,7 +1,7 @@
 """`sightline analyze`: instruments that look inside attention. Each is a row of the table at the end."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -14,7 +14,7 @@ from sightline.util.errors import InputError
 from sightline.util.names import nearest, parse_model_args, parse_numbers, parse_size
 
 if TYPE_CHECKING:
-    from sightline.analysis.studies import Study, Subject
+    from sightline.analysis.study import Study
     from sightline.engine.analyze import Session
 
 MODEL = "inline_deit_tiny"
@@ -202,7 +202,9 @@ def start(options: Output) -> "Session":
         size = None if options.img_size is None else parse_size(options.img_size)
         args = parse_model_args(options.model_args)
         choice = ModelChoice(options.checkpoint, options.attention, options.model, args, size, options.seed)
-    return Session(choice, device, options.data if isinstance(options, Images) else None)
+    if isinstance(options, Images):
+        return Session(choice, device, options.data, options.limit)
+    return Session(choice, device, options.image if isinstance(options, Maps) else None, limit=1)
 
 
 def odd(name: str, size: int) -> int:
@@ -212,105 +214,95 @@ def odd(name: str, size: int) -> int:
 
 
 @contextmanager
-def progress(title: str, total: int, session: "Session") -> Iterator[Callable[[], None]]:
-    """A bar; a model that cannot take the images becomes an `InputError`."""
+def progress(title: str, session: "Session", total: int | None = None) -> Iterator[Callable[[], None]]:
+    """A bar over all images; a model that cannot take the images becomes an `InputError`."""
+    count = sum(len(subject.images) for subject in session.subjects) if total is None else total
     try:
-        with bar(total, title) as advance:
+        with bar(count, title) as advance:
             yield lambda: advance(1)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"a model failed on images of {session.sizes}: {reason}; give another --img-size") from error
 
 
-def _images(subjects: "Sequence[Subject]") -> int:
-    return sum(len(subject.images) for subject in subjects)
+def run_maps(options: Maps, session: "Session") -> "list[Study]":
+    from sightline.analysis.map_study import Choice, study_maps
+    from sightline.analysis.maps import in_shares, parse_query
 
-
-def study_maps(options: Maps, session: "Session") -> "list[Study]":
-    from sightline.analysis.studies import maps as studies
-    from sightline.analysis.studies.query import CENTRE, find_query, parse_query
-
-    asked = [parse_query(text) for text in options.query or (CENTRE,)]
+    asked = [parse_query(text) for text in options.query or (None,)]
     animate = None if options.animate == "none" else options.animate
     layers, heads = parse_numbers(options.layers, "--layers"), parse_numbers(options.heads, "--heads")
-    session.data = options.image
-    subjects = session.subjects(1)
-    first = subjects[0]
-    queries = tuple(find_query(query, first.model, first.images[0]) for query in asked)
-    choice = studies.Choice(queries, options.view, layers, heads, animate)
-    with progress("maps", _images(subjects), session) as tick:
-        return [studies.study_maps(subjects, session.picture(first), options.image, choice, tick)]
+    with progress("maps", session) as tick:
+        first = session.subjects[0]
+        queries = [in_shares(query, first.model, first.images[0]) for query in asked]
+        choice = Choice(queries, options.view, layers, heads, animate)
+        return [study_maps(session.subjects, session.picture(), options.image, choice, tick)]
 
 
-def study_injectivity(options: Injectivity, session: "Session") -> "list[Study]":
+def run_injectivity(options: Injectivity, session: "Session") -> "list[Study]":
     """The toy always; the rest if there are images."""
-    from sightline.analysis.confusions import Thresholds
-    from sightline.analysis.studies import injectivity as studies
+    from sightline.analysis.certificate import study_certificates
+    from sightline.analysis.confusions import Thresholds, study_confusions
+    from sightline.analysis.toy import study_toy
 
     for name, value in (("query-distance", options.query_distance), ("score-distance", options.score_distance)):
         if not 0 <= value < 2:
             raise InputError(f"--{name}: expected a fraction of a length from 0 to 2, e.g. 0.1; got {value:g}")
-    toy = studies.study_toy(options.scale)
+    toy = study_toy(options.scale)
     if options.data is None and not options.checkpoint:
         toy.notes.append("Give --data, or --checkpoint with a run folder, for confusions and certificates.")
         return [toy]
-    subjects = session.subjects(options.limit)
-    limits = Thresholds(options.query_distance, options.score_distance)
-    with progress("injectivity", _images(subjects), session) as tick:
-        confusions = studies.study_confusions(subjects, limits, options.queries, tick)
-        return [toy, confusions, studies.study_certificates(subjects)]
+    thresholds = Thresholds(options.query_distance, options.score_distance)
+    with progress("injectivity", session) as tick:
+        confusions = study_confusions(session.subjects, thresholds, options.queries, tick)
+        return [toy, confusions, study_certificates(session.subjects)]
 
 
-def study_locality(options: Locality, session: "Session") -> "list[Study]":
-    from sightline.analysis.studies import locality as studies
+def run_locality(options: Locality, session: "Session") -> "list[Study]":
+    from sightline.analysis.locality import study_locality
 
     size = odd("size", options.size)
-    subjects = session.subjects(options.limit)
-    with progress("locality", _images(subjects), session) as tick:
-        return [studies.study_locality(subjects, size, options.queries, tick)]
+    with progress("locality", session) as tick:
+        return [study_locality(session.subjects, size, options.queries, tick)]
 
 
-def study_masking(options: Masking, session: "Session") -> "list[Study]":
-    from sightline.analysis.studies import masking as studies
+def run_masking(options: Masking, session: "Session") -> "list[Study]":
+    from sightline.analysis.masking import study_masking
 
     sizes = [odd("sizes", size) for size in parse_numbers(options.sizes, "--sizes") or ()]
     subjects = session.labelled(options.limit, options.batch_size)
-    batches = -(-len(session.names or ()) // options.batch_size)
-    with progress("masking, batches", len(subjects) * (1 + 2 * len(sizes)) * batches, session) as tick:
-        return [studies.study_masking(subjects, sizes, options.seed, tick)]
+    batches = -(-len(session.names) // options.batch_size)
+    with progress("masking, batches", session, len(subjects) * (1 + 2 * len(sizes)) * batches) as tick:
+        return [study_masking(subjects, sizes, options.seed, tick)]
 
 
-def study_newton(options: Newton, session: "Session") -> "list[Study]":
-    from sightline.analysis.studies import newton as studies
+def run_newton(options: Newton, session: "Session") -> "list[Study]":
+    from sightline.analysis.newton import study_newton
 
-    subjects = session.subjects(options.limit, studies.require_newton)
-    with progress("newton", _images(subjects), session) as tick:
-        return [studies.study_newton(subjects, options.iterations, tick)]
-
-
-def study_rank(options: Rank, session: "Session") -> "list[Study]":
-    from sightline.analysis.studies import rank as studies
-
-    subjects = session.subjects(options.limit)
-    with progress("rank", _images(subjects), session) as tick:
-        return [studies.study_rank(subjects, options.rows, tick)]
+    with progress("newton", session) as tick:
+        return [study_newton(session.subjects, options.iterations, tick)]
 
 
-def study_memory(options: Memory, session: "Session") -> "list[Study]":
-    from sightline.analysis.memory import METHODS
-    from sightline.analysis.studies import memory as studies
+def run_rank(options: Rank, session: "Session") -> "list[Study]":
+    from sightline.analysis.rank import study_rank
+
+    with progress("rank", session) as tick:
+        return [study_rank(session.subjects, options.rows, tick)]
+
+
+def run_memory(options: Memory, session: "Session") -> "list[Study]":
+    from sightline.analysis.memory import METHODS, study_memory
     from sightline.layers.spec import Spec
 
     methods = {name: str(Spec.parse(name)) for name in options.attention} or METHODS
     with Progress("lengths", len(methods) * options.longest) as steps:
-        return [studies.study_memory(range(1, options.longest + 1), methods, session.device, steps.step)]
+        return [study_memory(range(1, options.longest + 1), methods, session.device, steps.step)]
 
 
 def run_paper(options: Paper) -> None:
     """Make the sections one by one; write the page and the files of its studies."""
-    from sightline.analysis.studies.paper import PAPERS, Section, make_section
-    from sightline.analysis.studies.query import parse_query
-    from sightline.engine.report.studies import write_paper
+    from sightline.analysis.maps import parse_query
+    from sightline.engine.paper import PAPERS, Material, Section, make_section, write_paper
 
     if options.which not in PAPERS:
         remedy = nearest(options.which, PAPERS, f"expected one of {', '.join(PAPERS)}")
@@ -319,7 +311,10 @@ def run_paper(options: Paper) -> None:
         options = replace(options, model="soft_tiny")
     session, paper = start(options), PAPERS[options.which]
     queries = [parse_query(text) for text in options.query or ("0.5,0.5", "0.25,0.25")]
-    material = session.material(queries, options.limit, options.labelled, options.longest)
+    session.load()
+    if session.has_images:
+        session.photos()  # raises if they cannot be used
+    material = Material(session, queries, options.labelled, options.longest)
     sections = []
     with Progress("sections", len(paper.studies)) as steps:
         for title, study in paper.studies:
@@ -336,11 +331,11 @@ def run_paper(options: Paper) -> None:
     print(f"wrote {page} and the figures and numbers on it")
 
 
-def run_study(name: str, study: "Callable[[T, Session], list[Study]]", options: T) -> None:
+def run_instrument(name: str, run: "Callable[[T, Session], list[Study]]", options: T) -> None:
     """Run an instrument, write its files, print tables or JSON, and where the files are."""
     session = start(options)
-    studies = study(options, session)
-    from sightline.analysis.studies.study import write_studies
+    studies = run(options, session)
+    from sightline.analysis.study import write_studies
 
     head = session.describe(name)
     written = write_studies(Path(options.out), head, studies)
@@ -369,10 +364,10 @@ def _print(study: "Study") -> None:
 
 
 def _instrument(
-    name: str, options: type[T], study: "Callable[[T, Session], list[Study]]", help: str, *examples: str
+    name: str, options: type[T], run: "Callable[[T, Session], list[Study]]", help: str, *examples: str
 ) -> Command[T]:
     """A row of the table; every example is what follows `sightline analyze NAME`."""
-    return Command(options, partial(run_study, name, study), help, _examples(name, *examples))
+    return Command(options, partial(run_instrument, name, run), help, _examples(name, *examples))
 
 
 def _examples(name: str, *examples: str) -> str:
@@ -382,7 +377,7 @@ def _examples(name: str, *examples: str) -> str:
 COMMAND = Group(
     {
         "maps": _instrument(
-            "maps", Maps, study_maps, "attention of chosen queries of an image",
+            "maps", Maps, run_maps, "attention of chosen queries of an image",
             "photo.jpg --checkpoint runs/quick --query 2,5",
             "photo.jpg --attention softmax --attention linear --attention inline",
             "photo.jpg --checkpoint public.pth --view heads --layers 0,-1",
@@ -390,35 +385,35 @@ COMMAND = Group(
             "photo.jpg --checkpoint public.pth --animate queries --img-size 512",
         ),
         "injectivity": _instrument(
-            "injectivity", Injectivity, study_injectivity, "whether attention separates queries",
+            "injectivity", Injectivity, run_injectivity, "whether attention separates queries",
             "",
             "--checkpoint runs/quick --limit 100",
             "--data photos --attention linear --attention inline",
             "--checkpoint runs/linear --checkpoint runs/inline",
         ),
         "locality": _instrument(
-            "locality", Locality, study_locality, "attention inside the neighborhood of the query, by layer",
+            "locality", Locality, run_locality, "attention inside the neighborhood of the query, by layer",
             "--checkpoint runs/quick",
             "--data photos --attention softmax --attention inline",
             "--model inline_deit_tiny --data embedded --size 5",
         ),
         "masking": _instrument(
-            "masking", Masking, study_masking, "accuracy with local or random keys masked",
+            "masking", Masking, run_masking, "accuracy with local or random keys masked",
             "--checkpoint runs/quick --limit 500",
             "--checkpoint public.pth --data imagenet/val --sizes 3,5,7 --limit 5000",
         ),
         "newton": _instrument(
-            "newton", Newton, study_newton, "convergence of SOFT's inverse",
+            "newton", Newton, run_newton, "convergence of SOFT's inverse",
             "--checkpoint soft.pth --data photos --limit 100",
             "--model soft_norm_tiny --data embedded",
         ),
         "rank": _instrument(
-            "rank", Rank, study_rank, "effective rank of attention, by layer",
+            "rank", Rank, run_rank, "effective rank of attention, by layer",
             "--checkpoint runs/quick",
             "--data photos --attention softmax --attention linear",
         ),
         "memory": _instrument(
-            "memory", Memory, study_memory, "peak memory against sequence length",
+            "memory", Memory, run_memory, "peak memory against sequence length",
             "",
             "--attention inline --attention softmax --longest 4",
         ),

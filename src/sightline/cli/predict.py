@@ -56,7 +56,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Predict image by image, and print each result at once."""
-    from sightline.analysis.studies.query import parse_query
+    from sightline.analysis.maps import parse_query
     from sightline.data.images import find_images
     from sightline.engine.pictures import check_attention, draw_attention, picture_files
     from sightline.engine.predict import predict

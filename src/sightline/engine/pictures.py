@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sightline.analysis.capture import attention_blocks
 from sightline.analysis.figures import attention_figure, new_figure, telling_maps
-from sightline.analysis.maps import Patch, Query, attention_blocks
-from sightline.analysis.studies.query import find_query
+from sightline.analysis.maps import Patch, Query, in_shares
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import shown
@@ -77,7 +77,7 @@ def draw_attention(loaded: Loaded, pixels: Tensor, query: Query | Patch, title: 
         target: the file.
     """
     assert isinstance(loaded.card, ModelCard)
-    point = find_query(query, loaded.model, pixels)
+    point = in_shares(query, loaded.model, pixels)
     title += " (class token)" if point is None else ""
     figure = attention_figure([(title, shown(pixels, loaded.card), telling_maps(loaded.model, pixels, point))])
     write_result(target, partial(figure.savefig, dpi=110, bbox_inches="tight"), "--attention")

@@ -1,18 +1,19 @@
 """The models of a study: checkpoints or random weights, each with its own mechanism or with others."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from timm.data import resolve_model_data_config
 from torch import nn
 
 from sightline.analysis.capture import attention_blocks
 from sightline.hub import load
-from sightline.models.factory import check_arguments, variant_name
+from sightline.models.base import Arguments, VisionModel
+from sightline.models.factory import create_model, variant_name
 from sightline.models.weights.fit import fit_mechanism
-from sightline.models.zoo import VARIANTS, create
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import at_size
@@ -20,7 +21,6 @@ from sightline.tasks.registry import LABELLED
 from sightline.util.errors import FileError, InputError
 
 DEFAULT = "inline_deit_tiny"
-Arguments = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,15 @@ def open_checkpoints(choice: ModelChoice) -> list[Loaded]:
 
     Raises:
         FileError: a file cannot be read, or is not a classifier.
+        InputError: a model has no attention blocks of sightline.
     """
     found = []
     for source in choice.checkpoints:
         loaded = load(source, model=choice.name, model_args=dict(choice.args))
         if loaded.task != LABELLED.name or not isinstance(loaded.card, ModelCard):
             raise FileError(f"{loaded.path}: expected a classifier, got a model for {loaded.task}")
+        if not attention_blocks(loaded.model):
+            raise InputError(f"{loaded.title} has no attention blocks of sightline; choose a model of `sightline list`")
         found.append(loaded)
     return found
 
@@ -109,7 +112,7 @@ def make_models(
         classes: outputs of models with random weights.
 
     Raises:
-        InputError: a model has no attention blocks of sightline, or cannot take another mechanism.
+        InputError: there is no such model, argument or mechanism.
     """
     found: list[StudyModel] = []
     for source, loaded in zip(choice.checkpoints, opened, strict=True):
@@ -119,20 +122,14 @@ def make_models(
         found += [_with_attention(base, name) for name in choice.attention] or [base]
     if not opened:
         found = [_random(choice, classes, name) for name in choice.attention or (None,)]
-    found = _titled(found, len(opened), len(choice.attention))
     for item in found:
-        item.model.eval().to(device)
-        if not attention_blocks(item.model):
-            raise InputError(f"{item.name} has no attention blocks of sightline; choose a model of `sightline list`")
-    return found
+        item.model.to(device)
+    return _titled(found, len(opened), len(choice.attention))
 
 
 def _random(choice: ModelChoice, classes: int | None, attention: str | None) -> StudyModel:
     """A model without a checkpoint: the same weights every time."""
-    from timm.data import resolve_model_data_config
-
     name, args = variant_name(choice.name or DEFAULT), dict(choice.args)
-    check_arguments(name, args)
     if choice.size is not None:
         args.setdefault("img_size", choice.size)
     if classes is not None:
@@ -140,42 +137,26 @@ def _random(choice: ModelChoice, classes: int | None, attention: str | None) -> 
     if attention is not None:
         args["attention"] = attention
     model = _create(name, args, choice.seed)
-    usual = resolve_model_data_config(model)
-    channels, height, width = _channels(model), *_img_size(model)
+    usual, channels = resolve_model_data_config(model), model.in_chans
     mean, std = (tuple(usual[key]) if len(usual[key]) == channels else (0.5,) * channels for key in ("mean", "std"))
-    size = (channels, height, width)
+    size = (channels, *model.img_size)
     card = ModelCard(name, {}, (), size, mean, std, usual["interpolation"], usual["crop_pct"])
     return StudyModel(name, name, model, card, None, attention, choice.seed)
 
 
-def _create(name: str, args: Arguments, seed: int) -> nn.Module:
+def _create(name: str, args: Arguments, seed: int) -> VisionModel:
+    """A model of sightline with random weights, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            return create(name, **args)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise InputError(f"--model-args: {name} cannot be built: {error}") from error
-
-
-def _channels(model: nn.Module) -> int:
-    channels = model.in_chans
-    assert isinstance(channels, int)
-    return channels
-
-
-def _img_size(model: nn.Module) -> tuple[int, int]:
-    size = model.img_size
-    assert isinstance(size, tuple)
-    return size
+        model = create_model(name, **args)
+    assert isinstance(model, VisionModel)
+    return model.eval()
 
 
 def _with_attention(base: StudyModel, attention: str) -> StudyModel:
     """The same model with another mechanism; weights of the same name and shape are kept."""
-    card = base.card
-    if card.name not in VARIANTS:
-        raise InputError(f"--attention: {card.name} is not a model of sightline; leave --attention out")
     outputs = {"num_classes": base.model.num_classes, "in_chans": base.model.in_chans}
-    model = _create(card.name, {**card.arguments, "attention": attention, **outputs}, base.seed)
+    model = _create(base.card.name, {**base.card.arguments, "attention": attention, **outputs}, base.seed)
     own, given = model.state_dict(), base.model.state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `warning` names what is random

@@ -3,8 +3,8 @@
 from functools import partial
 from pathlib import Path
 
+from sightline.analysis.capture import attention_blocks
 from sightline.analysis.figures import attention_figure, telling_maps
-from sightline.analysis.maps import attention_blocks
 from sightline.engine.report.record import Record
 from sightline.engine.settings import TASK, configure
 from sightline.hub import load

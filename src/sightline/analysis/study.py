@@ -1,10 +1,13 @@
-"""What all studies take and return, and the files they become."""
+"""What all studies take and return, and the files they become.
+
+A study applies an instrument to models and images; each is in the file of its instrument.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
@@ -14,6 +17,7 @@ from sightline.util.files import write_atomic, write_bytes, write_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 Tick = Callable[[], None]
 Facts: TypeAlias = dict[str, object]  # as JSON holds them
 DPI = 110
@@ -83,18 +87,40 @@ def no_tick() -> None:
     """Progress that is not shown."""
 
 
-def captured(subject: Subject, tick: Tick) -> Iterator[list[BlockCall]]:
-    """The calls of all blocks with more than one key, image by image."""
+def telling_blocks(model: nn.Module, image: Tensor) -> list[BlockCall]:
+    """The calls of all blocks with more than one key."""
+    return [block for block in capture(model, image) if block.keys > 1]
+
+
+def over_images(subject: Subject, measure: Callable[[list[BlockCall]], list[T]], tick: Tick) -> Iterator[tuple[T, ...]]:
+    """What an instrument measures in each block with more than one key: a tuple of all images per block."""
+    found = []
     for image in subject.images:
-        blocks = capture(subject.model, image)
-        yield [block for block in blocks if block.keys > 1]
+        found.append(measure(telling_blocks(subject.model, image)))
         tick()
+    return zip(*found, strict=True)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number that every head of a layer has, over images: mean, least and most of all heads, and means by head."""
+
+    mean: float
+    least: float
+    most: float
+    heads: list[float]
+
+    @classmethod
+    def of(cls, values: Sequence[Sequence[float]]) -> "Range":
+        """Of the numbers [image][head]."""
+        means = [mean(heads) for heads in values]
+        return cls(mean(means), min(means), max(means), [mean(head) for head in zip(*values, strict=True)])
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def short(block: str) -> str:
     """The name of a block without the common suffix: stages.2.blocks.1.attn -> stages.2.blocks.1."""
     return block.removesuffix(".attn")
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

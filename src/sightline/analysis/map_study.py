@@ -1,25 +1,25 @@
 """Attention maps of chosen queries: by layer, by head, or rolled up; side by side, and as an animation."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
 
-from sightline.analysis.capture import BlockCall, capture
+from sightline.analysis.capture import BlockCall
 from sightline.analysis.figures import attention_figure
-from sightline.analysis.maps import AttentionMap, Query, map_of
+from sightline.analysis.maps import AttentionMap, Query, map_of, maps_of
 from sightline.analysis.rollout import roll_up
-from sightline.analysis.studies.study import Facts, Study, Subject, Tick, no_tick, short
+from sightline.analysis.study import Facts, Study, Subject, Tick, no_tick, short, telling_blocks
+from sightline.util.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VIEWS = ("layers", "heads", "rollout")
 COLUMNS = 6  # maps next to an image before the next line
-SCAN = 16  # queries of an animation
+SIDE = 4  # queries of an animation, down and across
 FRAME_MS = 450
 SCALE = (
     "Weights are shown as multiples of uniform attention, 1 / N, on the scale next to each map. If any is negative, "
@@ -54,23 +54,24 @@ def study_maps(
     """The attention of every subject on its first image, which is drawn as `shown`.
 
     Raises:
-        ValueError: there is no such layer or head, or no class token where it is asked for.
+        InputError: there is no such layer or head, or no class token where it is asked for.
     """
     captured = {}
     for subject in subjects:
-        captured[subject.title] = telling(subject, choice)
+        captured[subject.title] = chosen_blocks(subject, choice)
         tick()
     figures: dict[str, Figure] = {}
     results: list[Facts] = []
     table: list[list[str]] = []
     for number, query in enumerate(choice.queries, 1):
         rows: list[tuple[str, Image.Image, list[AttentionMap]]] = []
+        place = "class token" if query is None else f"query at {query[0]:.2f}, {query[1]:.2f}"
         for title, blocks in captured.items():
             maps = view_of(blocks, query, choice)
             results += [_fact(title, query, found) for found in maps]
             table += [_row(title, query, found) for found in maps]
             for start in range(0, len(maps), COLUMNS):
-                rows.append((_title(title, query), shown, maps[start : start + COLUMNS]))
+                rows.append((f"{title}, {place}", shown, maps[start : start + COLUMNS]))
         figures["maps" if len(choice.queries) == 1 else f"maps-{number}"] = attention_figure(rows)
     facts: Facts = {"image": name, "view": choice.view, "maps": results}
     columns = ("model", "layer", "mechanism", "query", "least", "most", "sum")
@@ -80,17 +81,17 @@ def study_maps(
     return study
 
 
-def telling(subject: Subject, choice: Choice) -> list[BlockCall]:
+def chosen_blocks(subject: Subject, choice: Choice) -> list[BlockCall]:
     """The chosen blocks of a subject's first image, of those with more than one key."""
-    blocks = [block for block in capture(subject.model, subject.images[0]) if block.keys > 1]
+    blocks = telling_blocks(subject.model, subject.images[0])
     if not blocks:
-        raise ValueError(f"{subject.title} has one key only at this image size; give a larger --img-size")
+        raise InputError(f"{subject.title} has one key only at this image size; give a larger --img-size")
     for layer in choice.layers or ():
         if not -len(blocks) <= layer < len(blocks):
-            raise ValueError(f"{subject.title} has no layer {layer}; its layers are 0 to {len(blocks) - 1}")
+            raise InputError(f"{subject.title} has no layer {layer}; its layers are 0 to {len(blocks) - 1}")
     chosen = blocks if choice.layers is None else [blocks[layer] for layer in choice.layers]
     if None in choice.queries and not any(block.prefix for block in chosen):
-        raise ValueError(f"{subject.title} has no class token in these layers; give a position such as 0.5,0.5")
+        raise InputError(f"{subject.title} has no class token in these layers; give a position such as 0.5,0.5")
     return chosen
 
 
@@ -98,67 +99,53 @@ def view_of(blocks: Sequence[BlockCall], query: Query, choice: Choice) -> list[A
     """The maps of one query in the chosen view."""
     if choice.view == "rollout":
         return [roll_up(blocks, query)]
-    maps = [found for block in blocks if (found := map_of(block, query)) is not None]
+    maps = maps_of(blocks, query)
     if choice.view == "layers":
-        return [_of_heads(found, choice.heads) for found in maps]
-    return [_head(found, head) for found in maps for head in choice.heads or range(len(found.weights))]
+        return [of_heads(found, choice.heads) for found in maps]
+    return [
+        replace(of_heads(found, [head]), block=f"{short(found.block)} head {head}")
+        for found in maps
+        for head in choice.heads or range(len(found.weights))
+    ]
 
 
-def _of_heads(found: AttentionMap, heads: Sequence[int] | None) -> AttentionMap:
+def of_heads(found: AttentionMap, heads: Sequence[int] | None) -> AttentionMap:
+    """A map with the chosen heads only."""
     if heads is None:
         return found
-    chosen = [_head(found, head) for head in heads]
-    return replace(
-        found, weights=torch.cat([one.weights for one in chosen]), prefix=torch.cat([one.prefix for one in chosen])
-    )
+    for head in heads:
+        if not 0 <= head < len(found.weights):
+            raise InputError(f"{found.block} has no head {head}; its heads are 0 to {len(found.weights) - 1}")
+    return replace(found, weights=found.weights[list(heads)], prefix=found.prefix[list(heads)])
 
 
-def _head(found: AttentionMap, head: int) -> AttentionMap:
-    if not 0 <= head < len(found.weights):
-        raise ValueError(f"{found.block} has no head {head}; its heads are 0 to {len(found.weights) - 1}")
-    one = slice(head, head + 1)
-    name = f"{short(found.block)} head {head}"
-    return replace(found, block=name, weights=found.weights[one], prefix=found.prefix[one])
-
-
-def animation(captured: dict[str, list[BlockCall]], shown: Image.Image, choice: Choice) -> bytes:
+def animation(captured: Mapping[str, Sequence[BlockCall]], shown: Image.Image, choice: Choice) -> bytes:
     """A GIF: one frame per layer for the first query, or one per query across the image in the last layer."""
     frames = []
     if choice.animate == "layers":
-        if choice.queries[0] is None:  # not every block has the class token
+        query = choice.queries[0]
+        if query is None:  # not every block has the class token
             captured = {title: [block for block in blocks if block.prefix] for title, blocks in captured.items()}
         depth = max(len(blocks) for blocks in captured.values())
         for i in range(depth):
             at = {title: blocks[i * len(blocks) // depth] for title, blocks in captured.items()}
-            frames.append(_frame(at, choice.queries[0], shown, choice))
+            frames.append(_frame(at, query, shown, choice))
     else:
         at = {title: blocks[-1] for title, blocks in captured.items()}
-        side = round(SCAN**0.5)
-        for row in range(side):
-            columns = range(side) if row % 2 == 0 else range(side - 1, -1, -1)
-            frames += [_frame(at, ((row + 0.5) / side, (c + 0.5) / side), shown, choice) for c in columns]
+        for row in range(SIDE):
+            columns = range(SIDE) if row % 2 == 0 else range(SIDE - 1, -1, -1)
+            frames += [_frame(at, ((row + 0.5) / SIDE, (c + 0.5) / SIDE), shown, choice) for c in columns]
     out = io.BytesIO()
-    palette = [frame.quantize(128) for frame in frames]
-    palette[0].save(out, "GIF", save_all=True, append_images=palette[1:], duration=FRAME_MS, loop=0)
+    frames[0].save(out, "GIF", save_all=True, append_images=frames[1:], duration=FRAME_MS, loop=0)
     return out.getvalue()
 
 
-def _frame(blocks: dict[str, BlockCall], query: Query, shown: Image.Image, choice: Choice) -> Image.Image:
+def _frame(blocks: Mapping[str, BlockCall], query: Query, shown: Image.Image, choice: Choice) -> Image.Image:
     """One frame: the image, and a map per subject."""
-    maps = []
-    for title, block in blocks.items():
-        found = map_of(block, query)
-        assert found is not None
-        maps.append(replace(_of_heads(found, choice.heads), mechanism=title))
-    figure = attention_figure([("", shown, maps)])
+    maps = [replace(of_heads(map_of(block, query), choice.heads), mechanism=title) for title, block in blocks.items()]
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=100)
-    return Image.open(out).convert("RGB")
-
-
-def _title(title: str, query: Query) -> str:
-    place = "class token" if query is None else f"query at {query[0]:.2f}, {query[1]:.2f}"
-    return f"{title}, {place}"
+    attention_figure([("", shown, maps)]).savefig(out, format="png", dpi=100)
+    return Image.open(out).convert("RGB").quantize(128)
 
 
 def _fact(title: str, query: Query, found: AttentionMap) -> Facts:
