@@ -1,7 +1,6 @@
 """Models by name, from timm's registry, and from the card of a file; if one cannot be built, the error is one line."""
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,11 +8,12 @@ import timm
 import torch
 from torch import nn
 
+from sightline.models.factory import check_arguments
 from sightline.models.weights.fit import MismatchError, compare
-from sightline.models.weights.identify import arguments
 from sightline.models.weights.reader import State
 from sightline.models.zoo import VARIANTS
-from sightline.util.errors import FileError
+from sightline.util.errors import FileError, InputError
+from sightline.util.names import nearest
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -26,31 +26,24 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
         section: of the configuration that is to blame.
     """
     key = {"model": "model.name", "distill": "distill.teacher"}[section]
-    known = [*VARIANTS, *timm.list_models()] if name not in VARIANTS else []
-    if name not in VARIANTS and name.split(".")[0] not in known:
-        close = get_close_matches(name, known, 1, cutoff=0.5)
-        remedy = f"did you mean {close[0]!r}?" if close else "`sightline list` and timm.list_models() show all"
-        raise ValueError(f"{key}: no model {name!r}; {remedy}")
-    if name in VARIANTS:
-        own = arguments(name)
-        for key in kwargs:
-            if key not in own:
-                close = get_close_matches(key, own, 1, cutoff=0.5)
-                remedy = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(own)}"
-                raise ValueError(f"{section}.args: {name} has no argument {key!r}; {remedy}")
+    if name not in VARIANTS and not timm.is_model(name.partition(".")[0]):
+        remedy = nearest(name, [*VARIANTS, *timm.list_models()], "`sightline list` and timm.list_models() show all")
+        raise InputError(f"{key}: no model {name!r}; {remedy}")
     try:
+        if name in VARIANTS:
+            check_arguments(name, kwargs)
         return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
-    except TypeError as error:
-        raise ValueError(f"{section}.args: {name} rejects its arguments ({error})") from error
+    except (InputError, TypeError) as error:
+        raise InputError(f"{section}.args: {error}") from error
     except OSError as error:
         if not pretrained:
             raise
-        raise ValueError(
+        raise InputError(
             f"{key}: the published weights of {name} cannot be downloaded; check the connection, or give a file as "
             f"{section}.checkpoint"
         ) from error
     except RuntimeError as error:
-        raise ValueError(f"{key}: {name} cannot be built ({' '.join(str(error).split())})") from error
+        raise InputError(f"{key}: {name} cannot be built ({' '.join(str(error).split())})") from error
 
 
 def _tuple(value: Any) -> Any:

@@ -89,17 +89,20 @@ def evaluate_tables(
     """
     target, training = torch.device(device), model.training
     start = time.perf_counter()
-    totals = {name: _empty(classes, table, target) for name, table in tables.items()}
     moved = {name: None if table is None else table.to(target) for name, table in tables.items()}
+
+    def count(logits: Tensor, labels: Tensor) -> dict[str, Statistics]:
+        return {name: statistics(logits, labels if table is None else table[labels]) for name, table in moved.items()}
+
+    # Of no images, which is what a process may have.
+    totals = count(torch.zeros(0, classes, device=target), torch.zeros(0, dtype=torch.long, device=target))
     model.eval()
     try:
         for images, labels in loader:
             images, labels = images.to(target, non_blocking=True), labels.to(target, non_blocking=True)
             with autocast(target, precision):
                 logits = model(images)
-            for name, table in moved.items():
-                right = labels if table is None else table[labels]
-                totals[name] = totals[name] + statistics(logits, right)
+            totals = {name: totals[name] + found for name, found in count(logits, labels).items()}
             if on_batch is not None:
                 on_batch(len(images))
     finally:
@@ -124,13 +127,6 @@ def evaluate(
     return evaluate_tables(
         model, loader, classes, {"labels": None}, device=device, precision=precision, reduce=reduce, on_batch=on_batch
     )["labels"]
-
-
-def _empty(classes: int, table: Tensor | None, device: torch.device) -> Statistics:
-    """The sums over no images, of a process without images."""
-    sets = table is not None and table.ndim == 2
-    labels = torch.zeros((0, classes), dtype=torch.bool) if sets else torch.zeros(0, dtype=torch.long)
-    return statistics(torch.zeros(0, classes, device=device), labels.to(device))
 
 
 class ScoresLabels(ABC):

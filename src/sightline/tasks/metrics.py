@@ -8,7 +8,7 @@ Statistics are sums, so those of batches and of processes are added in any order
 and the calibration error are in percent. Shape letters: B images, K classes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -110,14 +110,6 @@ def _bins(confidence: Tensor, hits: Tensor) -> Tensor:
     bin = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
     rows = torch.stack([torch.ones_like(confidence), confidence, hits.to(confidence)])
     return torch.zeros(3, BINS, dtype=rows.dtype, device=rows.device).index_add_(1, bin, rows)
-
-
-def add(parts: Iterable[Statistics]) -> Statistics:
-    """The sum of one or more statistics."""
-    first, *rest = parts
-    for part in rest:
-        first = first + part
-    return first
 
 
 def scores(total: Statistics) -> dict[str, float]:

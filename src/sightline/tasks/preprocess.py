@@ -1,21 +1,22 @@
 """Images as the card of a model describes them: resized, cropped and normalized, one by one or over a split."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 import torch
 from PIL import Image
-from torch import Tensor
+from timm.data import create_transform, resolve_model_data_config
+from torch import Tensor, nn
 
 from sightline.data.images import ImageError
 from sightline.data.loader import ItemLoader, Items, chunks, stack
 from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
 
-Size = int | tuple[int, int]
+Size = int | Sequence[int]  # of both sides, or height and width
 Transform = Callable[[Image.Image], Tensor]
 
 
@@ -25,10 +26,32 @@ def at_size(card: ModelCard, size: Size) -> ModelCard:
     return replace(card, input_size=(card.input_size[0], height, width))
 
 
+def card_of(
+    name: str,
+    arguments: Mapping[str, object],
+    model: nn.Module,
+    classes: tuple[str, ...],
+    channels: int | None = None,
+    size: Size | None = None,
+) -> ModelCard:
+    """The card of a model with the preprocessing it was published with; by default with its channels and size too."""
+    usual = resolve_model_data_config(model)
+    default_channels, *default_size = usual["input_size"]
+    channels = channels or default_channels
+    mean, std = (per_channel(usual[key], channels) for key in ("mean", "std"))
+    card = ModelCard(
+        name, dict(arguments), classes, (channels, 1, 1), mean, std, usual["interpolation"], usual["crop_pct"]
+    )
+    return at_size(card, size or tuple(default_size))
+
+
+def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """One value per channel: as given, or the mean of what is given for another number of channels."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
+
+
 def make_transform(card: ModelCard) -> Transform:
     """PIL image -> (channels, height, width) as the card describes, without augmentation."""
-    from timm.data import create_transform
-
     transform: Transform = create_transform(
         input_size=card.input_size,
         is_training=False,

@@ -2,16 +2,13 @@
 
 import warnings
 
-from timm.data import resolve_model_data_config
-
 from sightline.data.labels import imagenet_classes
-from sightline.models.base import Arguments, VisionModel
+from sightline.models.base import Arguments
 from sightline.models.weights.checkpoint import Checkpoint, build, choose, prefix_errors
-from sightline.models.weights.identify import Identity
 from sightline.models.weights.reader import Weights
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
-from sightline.tasks.preprocess import make_transform
+from sightline.tasks.preprocess import card_of, make_transform
 from sightline.util.errors import FileError, WeightsWarning
 
 
@@ -39,22 +36,9 @@ def open_public(weights: Weights, name: str | None = None, args: Arguments | Non
             WeightsWarning,
             stacklevel=3,
         )
-    card = ModelCard.from_metadata(weights.metadata) or card_of(choice.identity, model)
-    return Loaded(
-        model.eval(), card, make_transform(card), card.classes, weights.path, "classification", str(choice.identity)
-    )
-
-
-def card_of(identity: Identity, model: VisionModel) -> ModelCard:
-    """The published input, and ImageNet's classes if there are as many."""
-    usual = resolve_model_data_config(model)
-    channels, known = model.in_chans, imagenet_classes()
-    mean, std = (
-        tuple(usual[key]) if len(usual[key]) == channels else (sum(usual[key]) / len(usual[key]),) * channels
-        for key in ("mean", "std")
-    )
+    identity, known = choice.identity, imagenet_classes()
     classes = known if model.num_classes == len(known) else ()
-    size = (channels, *model.img_size)
-    return ModelCard(
-        identity.name, identity.kwargs, classes, size, mean, std, usual["interpolation"], usual["crop_pct"]
+    card = ModelCard.from_metadata(weights.metadata) or card_of(
+        identity.name, identity.kwargs, model, classes, model.in_chans, model.img_size
     )
+    return Loaded(model.eval(), card, make_transform(card), card.classes, weights.path, "classification", str(identity))

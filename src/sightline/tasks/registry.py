@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from sightline.tasks import base
 from sightline.tasks.classification.config import Config as ClassificationConfig
 from sightline.tasks.config import RunConfig
 from sightline.tasks.dense.config import MAIN
@@ -24,19 +25,6 @@ from sightline.tasks.sequences.config import Config as SequencesConfig
 if TYPE_CHECKING:
     from sightline.data.order import Placement
     from sightline.data.splits import Split
-    from sightline.tasks.base import (
-        EvalOptions,
-        Example,
-        ImageSource,
-        Loaded,
-        Metadata,
-        Note,
-        Prediction,
-        PredictOptions,
-        Scores,
-        StateReader,
-        Task,
-    )
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ class TaskSpec:
     config: type[RunConfig]
     best: str
     shown: Mapping[str, str]
-    marks: Callable[[Metadata], bool]
+    marks: Callable[[base.Metadata], bool]
     unit: str = "images"
     counted: str = ""
     pictures: bool = False
@@ -68,11 +56,11 @@ class TaskSpec:
     def module(self) -> ModuleType:
         return import_module(f"sightline.tasks.{self.name}.spec")
 
-    def make(self, config: RunConfig, placement: Placement, note: Note) -> Task:
+    def make(self, config: RunConfig, placement: Placement, note: base.Note) -> base.Task:
         """The task of a run: data, model and loss put together."""
         return self.module.make(config, placement, note)
 
-    def open(self, path: Path, metadata: Metadata, read: StateReader) -> Loaded:
+    def open(self, path: Path, metadata: base.Metadata, read: base.StateReader) -> base.Loaded:
         """The model in a file with a card of this task.
 
         Args:
@@ -83,8 +71,8 @@ class TaskSpec:
         return self.module.open(path, metadata, read)
 
     def evaluate(
-        self, loaded: Loaded, data: str | None, section: object | None, options: EvalOptions
-    ) -> dict[str, Scores]:
+        self, loaded: base.Loaded, data: str | None, section: object | None, options: base.EvalOptions
+    ) -> dict[str, base.Scores]:
         """Scores by label set: "usual" always, "real" as well if `options.labels` asks for a second set.
 
         Args:
@@ -93,11 +81,13 @@ class TaskSpec:
         """
         return self.module.evaluate(loaded, data, section, options)
 
-    def predict(self, loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
+    def predict(
+        self, loaded: base.Loaded, images: Iterable[base.ImageSource], options: base.PredictOptions
+    ) -> Iterator[base.Prediction]:
         """One result per image, in order; an unreadable one stops, or gives its `error`."""
         return self.module.predict(loaded, images, options)
 
-    def examples(self, loaded: Loaded, section: object) -> Iterator[Example]:
+    def examples(self, loaded: base.Loaded, section: object) -> Iterator[base.Example]:
         """A few images of the evaluation split, of different classes, for attention maps in a report.
 
         Args:
@@ -151,6 +141,6 @@ TASKS: dict[str, TaskSpec] = {
 LABELLED = TASKS["classification"]  # images with one label each: the task of public checkpoints and of studies
 
 
-def task_of(metadata: Metadata) -> TaskSpec | None:
+def task_of(metadata: base.Metadata) -> TaskSpec | None:
     """The task whose card is in the metadata of a file; None if it has no card, like public checkpoints."""
     return next((spec for spec in TASKS.values() if spec.marks(metadata)), None)

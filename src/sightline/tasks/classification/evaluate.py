@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sightline.data.images import ImageError
 from sightline.data.labels import WAYS, in_words, match, real_labels
-from sightline.data.splits import SPLITS, Split
+from sightline.data.splits import Split
 from sightline.tasks.base import EvalOptions, Loaded, Scores
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
-from sightline.tasks.classification.data import open_split
+from sightline.tasks.classification.data import data_section, open_split
+from sightline.tasks.classification.predict import input_errors
 from sightline.tasks.evaluation import Evaluation, evaluate_tables
 from sightline.tasks.preprocess import at_size, one_pass
 from sightline.util.errors import InputError
@@ -78,51 +78,14 @@ def _run(
     cuda = options.device.type == "cuda"
     batches = one_pass(split, card, options.batch_size, options.workers, on_broken, cuda)
     model = loaded.model.to(options.device)
-    with options.progress(len(split), size) if options.progress else nullcontext(_ignore) as advance:
-        try:
-            return evaluate_tables(
-                model, batches, int(model.num_classes), tables, device=options.device,  # type: ignore[arg-type]
-                precision=options.precision, on_batch=advance,
-            )  # fmt: skip
-        except ImageError as error:
-            raise ImageError(f"{error}; repair or remove it, or pass --on-error skip") from error
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise InputError(f"{loaded.title} failed on images of {size}: {reason}") from error
-
-
-def _ignore(count: int) -> None:
-    pass
-
-
-def data_section(given: str | None, known: Data | None, split: str | None = None) -> Data:
-    """Where the images are: as given, else as in the configuration of the run."""
-    if given is None:
-        if known is None:
-            raise InputError("--data: name the images to evaluate; only a run folder records its own")
-        return replace(known, val_split=split or known.val_split)
-    if not given.strip():
-        raise InputError("--data: the path is empty; give a folder, a tar file or hfds/NAME")
-    path, columns = Path(given), known or Data()
-    data = Data(image_key=columns.image_key, label_key=columns.label_key)
-    if split is None and path.is_dir() and _is_split(path):
-        return replace(data, path=str(path.resolve().parent), val_split=path.resolve().name)
-    return replace(data, path=given, val_split=split)
-
-
-def images(data: str | None, section: Data | None) -> Split:
-    """All labeled images of the evaluation split, for studies; "embedded" is the embedded test set."""
-    chosen = Data() if data == "embedded" else data_section(data, section)
-    return open_split(replace(chosen, limit=None), "val")
-
-
-def _is_split(path: Path) -> bool:
-    """Whether a folder holds classes instead of splits."""
-    names = [name for which in SPLITS.values() for name in which]
-    inside = [item.name for item in path.iterdir()]
-    return any((path / name).is_dir() for name in inside) and not any(
-        item == name or (item.endswith(".tar") and name in item) for item in inside for name in names
-    )
+    with (
+        options.progress(len(split), size) if options.progress else nullcontext() as advance,
+        input_errors(loaded, size),
+    ):
+        return evaluate_tables(
+            model, batches, int(model.num_classes), tables, device=options.device,  # type: ignore[arg-type]
+            precision=options.precision, on_batch=advance,
+        )  # fmt: skip
 
 
 def _limit_note(data: Data, options: EvalOptions) -> list[str]:

@@ -1,11 +1,10 @@
 """The model that is trained and its teacher, built by timm's registry."""
 
 import warnings
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from timm.data import resolve_model_data_config
 from torch import nn
 
 from sightline.data.images import MODES
@@ -15,6 +14,7 @@ from sightline.models.zoo import VARIANTS
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data, Distill, Model
 from sightline.tasks.create import create
+from sightline.tasks.preprocess import card_of, per_channel
 from sightline.util.errors import FileError, InputError
 
 
@@ -25,7 +25,7 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
         InputError, FileError: there is no such model or argument, or the weights do not fit.
     """
     check_arguments(config, data, len(classes))
-    kwargs = dict(config.args)
+    kwargs: dict[str, Any] = dict(config.args)
     if data.size is not None and config.name in VARIANTS:
         kwargs["img_size"] = data.size
     kwargs = {**kwargs, "num_classes": len(classes)}
@@ -35,7 +35,12 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
         load_weights(model, config.checkpoint)
     if config.grad_checkpointing:
         model.set_grad_checkpointing()  # type: ignore[operator]
-    return model, card_of(config.name, kwargs, model, data, classes)
+    arguments = {key: _list(value) for key, value in kwargs.items()}
+    size: Any = data.size or kwargs.get("img_size")
+    card = card_of(config.name, arguments, model, classes, kwargs.get("in_chans"), size)
+    mean, std = _channels("mean", data.mean, card.mean), _channels("std", data.std, card.std)
+    crop_pct = data.crop_pct or card.crop_pct
+    return model, replace(card, mean=mean, std=std, interpolation=data.interpolation, crop_pct=crop_pct)
 
 
 def check_arguments(config: Model, data: Data, classes: int) -> None:
@@ -78,40 +83,18 @@ def load_weights(model: nn.Module, path: str) -> None:
             state = {k: own[k] if k in names and v.shape != own[k].shape else v for k, v in state.items()}
         try:
             model.load_state_dict(state)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise FileError(f"{path}: {' '.join(str(error).split())[:300]}") from error
-        except ValueError as error:
-            raise FileError(f"{path}: {error}") from error
     for warning in caught:
         if any(word in str(warning.message) for word in ("classifier", "attention mechanism", "number of heads")):
             print(f"{path}: {warning.message}", flush=True)
 
 
-def card_of(name: str, kwargs: Mapping[str, Any], model: nn.Module, data: Data, classes: tuple[str, ...]) -> ModelCard:
-    """The input of the model: as configured, else as it was published with."""
-    usual = resolve_model_data_config(model)
-    channels = int(kwargs.get("in_chans", usual["input_size"][0]))
-    size = data.size or kwargs.get("img_size") or usual["input_size"][1:]
-    height, width = (size, size) if isinstance(size, int) else size
-    return ModelCard(
-        name,
-        {key: _list(value) for key, value in kwargs.items()},
-        classes,
-        (channels, int(height), int(width)),
-        _channels("mean", data.mean, usual["mean"], channels),
-        _channels("std", data.std, usual["std"], channels),
-        data.interpolation,
-        data.crop_pct or usual["crop_pct"],
-    )
-
-
-def _channels(what: str, given: tuple[float, ...] | None, usual: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    values = given or usual
-    if len(values) != channels and (given is None or len(given) == 1):
-        values = (sum(values) / len(values),) * channels
-    if len(values) != channels:
-        raise InputError(f"data.{what}: {list(values)} has {len(values)} values for {channels} channels")
-    return tuple(float(value) for value in values)
+def _channels(what: str, given: tuple[float, ...] | None, usual: tuple[float, ...]) -> tuple[float, ...]:
+    """The mean or deviation of every channel: one that is given counts for all."""
+    if given is not None and len(given) not in (1, len(usual)):
+        raise InputError(f"data.{what}: {list(given)} has {len(given)} values for {len(usual)} channels")
+    return per_channel(given, len(usual)) if given else usual
 
 
 def build_teacher(config: Distill, classes: int, channels: int, device: torch.device) -> nn.Module | None:

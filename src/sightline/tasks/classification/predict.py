@@ -1,7 +1,9 @@
-"""The likeliest classes of images."""
+"""The likeliest classes of images, also of a few examples for the report of a run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from PIL import Image
@@ -9,11 +11,16 @@ from torch import Tensor
 
 from sightline.data.images import ImageError, load_image
 from sightline.data.labels import in_words
-from sightline.tasks.base import ImageSource, Loaded, Prediction, PredictOptions, Row
+from sightline.data.splits import Split
+from sightline.tasks.base import Example, ImageSource, Loaded, Prediction, PredictOptions, Row
 from sightline.tasks.card import ModelCard
-from sightline.tasks.preprocess import at_size, make_transform
-from sightline.util.errors import InputError
+from sightline.tasks.classification.config import Data
+from sightline.tasks.classification.data import open_split
+from sightline.tasks.preprocess import at_size, make_transform, shown
+from sightline.util.errors import FileError, InputError
 from sightline.util.names import format_size
+
+EXAMPLES = 4  # images in a report
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,18 @@ class Classified(Prediction):
     pixels: Tensor | None = None
 
 
+@contextmanager
+def input_errors(loaded: Loaded, size: str) -> Iterator[None]:
+    """Say what to do about an unreadable image, and name a size that the model does not take."""
+    try:
+        yield
+    except ImageError as error:
+        raise ImageError(f"{error}; repair or remove it, or pass --on-error skip") from error
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{loaded.title} failed on images of {size}: {reason}") from error
+
+
 def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Classified]:
     """Classify images one by one, in order."""
     assert isinstance(loaded.card, ModelCard)
@@ -35,23 +54,45 @@ def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptio
     model = loaded.model.to(options.device)
     for source in images:
         file = str(getattr(source, "filename", "image")) if isinstance(source, Image.Image) else str(source)
-        try:
-            image = source if isinstance(source, Image.Image) else load_image(source, channels=card.input_size[0])
-            pixels = transform(image).to(options.device)
-        except ImageError as error:
-            if options.on_error == "stop":
-                raise ImageError(f"{error}; repair or remove it, or pass --on-error skip") from error
-            yield Classified(file, error=str(error))
-            continue
-        with torch.inference_mode():
+        with input_errors(loaded, format_size(card.input_size[1:])), torch.inference_mode():
             try:
-                logits: Tensor = model(pixels[None])[0].float()
-            except (RuntimeError, AssertionError) as error:
-                size, reason = format_size(pixels.shape[1:]), str(error).partition("\n")[0]
-                raise InputError(f"{loaded.title} failed on an image of {size}: {reason}") from error
-        top = logits.softmax(0).topk(min(options.top, len(logits)))
-        rows: list[Row] = [
-            {"index": i, "class": names[i] if names else str(i), "probability": round(p, 6)}
-            for p, i in zip(top.values.tolist(), top.indices.tolist(), strict=True)
-        ]
-        yield Classified(file, rows, pixels=pixels)
+                image = source if isinstance(source, Image.Image) else load_image(source, channels=card.input_size[0])
+            except ImageError as error:
+                if options.on_error == "stop":
+                    raise
+                found = Classified(file, error=str(error))
+            else:
+                pixels = transform(image).to(options.device)
+                found = Classified(file, _rows(model(pixels[None])[0].float(), options.top, names), pixels=pixels)
+        yield found
+
+
+def _rows(logits: Tensor, top: int, names: Sequence[str] | None) -> list[Row]:
+    best = logits.softmax(0).topk(min(top, len(logits)))
+    return [
+        {"index": i, "class": names[i] if names else str(i), "probability": round(p, 6)}
+        for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def examples(loaded: Loaded, section: Data) -> Iterator[Example]:
+    """Images of the evaluation split, of different classes, each with its class and the predicted one."""
+    if section.source == "synthetic":
+        raise FileError("synthetic data has no test images")
+    card = cast(ModelCard, loaded.card)
+    split, transform = open_split(section, "val", card.classes), make_transform(card)
+    for index in _spread(split):
+        image = transform(split.image(index, card.input_size[0]))
+        with torch.no_grad():
+            predicted = int(loaded.model(image.unsqueeze(0)).argmax())
+        title = f"{card.classes[split.targets[index]]}, predicted {card.classes[predicted]}"
+        yield Example(title, image, shown(image, card))
+
+
+def _spread(split: Split) -> list[int]:
+    """The first image of each of a few classes, spread over all classes."""
+    first: dict[int, int] = {}
+    for index, label in enumerate(split.targets):
+        first.setdefault(label, index)
+    found = list(first.values())
+    return found[:: max(1, len(found) // EXAMPLES)][:EXAMPLES]

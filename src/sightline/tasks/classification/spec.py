@@ -9,9 +9,9 @@ from sightline.models.zoo import VARIANTS
 from sightline.tasks.base import Loaded, Metadata, Note, StateReader
 from sightline.tasks.card import CardError, ModelCard
 from sightline.tasks.classification.config import Config
-from sightline.tasks.classification.evaluate import evaluate, images
-from sightline.tasks.classification.examples import examples
-from sightline.tasks.classification.predict import predict
+from sightline.tasks.classification.data import images
+from sightline.tasks.classification.evaluate import evaluate
+from sightline.tasks.classification.predict import examples, predict
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.create import create, restore
 from sightline.tasks.preprocess import make_transform
