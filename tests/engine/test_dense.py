@@ -100,10 +100,10 @@ def test_without_a_score_the_last_weights_are_the_best(
 
 
 def test_a_score_that_comes_late_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sightline.tasks.segmentation.metrics import SegmentationResult
+    from sightline.tasks.dense.evaluation import DenseResult
 
     scores = iter([float("nan"), 3.0, 2.0])
-    monkeypatch.setattr(SegmentationResult, "__iter__", lambda _: iter([("miou", next(scores))]))
+    monkeypatch.setattr(DenseResult, "__iter__", lambda _: iter([("miou", next(scores))]))
     data = segmentation.make_data(tmp_path / "data")
     folder = train(segmentation.config(data, tmp_path / "run", schedule={"epochs": 3}))
     assert folder is not None
@@ -125,8 +125,8 @@ def test_nothing_usable_ends_in_a_line(tmp_path: Path, tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"data": {"std": [0.2, 0.2]}}, "data.std: 2 numbers; give three"),
-        ({"data": {"mean": [0.5, 0.5, 0.5, 0.5]}}, "data.mean: 4 numbers; give three"),
+        ({"data": {"std": [0.2, 0.2]}}, "data.std: .*3 numbers"),
+        ({"data": {"mean": [0.5, 0.5, 0.5, 0.5]}}, "data.mean: .*3 numbers"),
         ({"model": {"args": {"in_chans": 1}}}, "model.args: in_chans is 3"),
     ],
 )

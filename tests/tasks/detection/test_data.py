@@ -19,7 +19,7 @@ def test_boxes_labels_and_masks(tmp_path: Path) -> None:
     split = open_split(Data(path=str(make_data(tmp_path))), "train", masks=True)
     assert split.classes == ("square", "disc")  # by the numbers of their categories
     assert split.categories == (1, 7)
-    target = split.target(0, masks=True)  # without the crowd
+    target = split.target(0)  # without the crowd
     assert target["labels"].tolist() == [1, 2]
     image, objects = scene(0)
     for box, mask, item in zip(target["boxes"].tolist(), target["masks"].numpy(), objects, strict=True):
@@ -47,7 +47,7 @@ def test_degenerate_boxes_are_counted(tmp_path: Path, box: list[float]) -> None:
     root = make_data(tmp_path)
     path = change(root, annotations=lambda items: items[0].update(bbox=box))
     split = open_split(Data(path=str(root)), "train")
-    assert len(split.target(0, False)["boxes"]) == 1
+    assert len(split.target(0)["boxes"]) == 1
     (note,) = split.notes
     assert note.startswith(f"{path}: 1 left out: boxes without width or height, such as annotation 1 of 0.png")
 
@@ -60,7 +60,7 @@ def test_images_without_objects(tmp_path: Path) -> None:
     assert "1 left out: images without objects, such as 0.png" in split.notes[0]
     kept = open_split(Data(path=str(root), empty="keep"), "train", masks=True)
     assert len(kept) == 2
-    target = kept.target(0, masks=True)
+    target = kept.target(0)
     assert target["boxes"].shape == (0, 4)
     assert target["masks"].shape == (0, 96, 112)
 
@@ -78,13 +78,18 @@ def test_sorting_out_images_compares_none_of_them(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("lists", "message", "left"),
     [
-        ({"annotations": lambda items: items[0].update(category_id=99)}, "annotation 1 is of class 99", (2, 3)),
-        ({"annotations": lambda items: items[0].update(image_id=5)}, "annotation 1 is of image 5", (2, 3)),
-        ({"annotations": lambda items: items[0].update(image_id=[100])}, r"annotation 1 is of image \[100\]", (2, 3)),
-        ({"annotations": lambda items: items[0].update(category_id=[1])}, r"annotation 1 is of class \[1\]", (2, 3)),
-        ({"annotations": lambda items: items[0].update(iscrowd="no")}, "annotation 1 has iscrowd 'no'", (2, 3)),
-        ({"annotations": lambda items: items[0].update(bbox=[1, 2, 3])}, "annotation 1 has the box", (2, 3)),
-        ({"annotations": lambda items: items[0].update(bbox=[1, 2, 10**400, 3])}, "annotation 1 has the box", (2, 3)),
+        ({"annotations": lambda items: items[0].update(category_id=99)}, "annotation 1 .* 99", (2, 3)),
+        ({"annotations": lambda items: items[0].update(image_id=5)}, "annotation 1 .* 5", (2, 3)),
+        ({"annotations": lambda items: items[0].update(image_id=[100])}, r"annotation 1 has image_id.*\[100\]", (2, 3)),
+        (
+            {"annotations": lambda items: items[0].update(category_id=[1])},
+            r"annotation 1 has category_id.*\[1\]",
+            (2, 3),
+        ),
+        ({"annotations": lambda items: items[0].update(iscrowd="no")}, "annotation 1 has iscrowd.*'no'", (2, 3)),
+        ({"annotations": lambda items: items[0].pop("bbox")}, "annotation 1 has bbox", (2, 3)),
+        ({"annotations": lambda items: items[0].update(bbox=[1, 2, 3])}, r"annotation 1 has bbox.*\[1, 2, 3\]", (2, 3)),
+        ({"annotations": lambda items: items[0].update(bbox=[1, 2, 10**400, 3])}, "annotation 1 has bbox.2", (2, 3)),
         ({"images": lambda items: items[0].update(file_name="no.png")}, r"no\.png: ", (1, 2)),
         ({"images": lambda items: items[0].update(file_name="x" * 300)}, "x: ", (1, 2)),
     ],
@@ -97,7 +102,7 @@ def test_what_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str
     assert "instances_train2017.json" in str(error.value)
     assert "\n" not in str(error.value)
     split = open_split(Data(path=str(root), on_error="skip"), "train")
-    assert (len(split), sum(len(split.target(i, False)["labels"]) for i in range(len(split)))) == left
+    assert (len(split), sum(len(split.target(i)["labels"]) for i in range(len(split)))) == left
     assert "1 left out" in split.notes[0]
 
 
@@ -111,18 +116,19 @@ def test_an_image_of_another_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
-        ([[1, 2, 3, 4]], "a polygon needs three points"),
+        ([[1, 2, 3, 4]], r"\[1, 2, 3, 4\]"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "odd number"),
         ({"size": [5, 5], "counts": [25]}, "it is 5x5"),
         ({"size": [96, 112], "counts": [5]}, "do not fill the image"),
-        ("words", "neither polygons nor run lengths"),
-        ([[0, 0, 1e12, 0, 1e12, 1e12]], r"a polygon reaches to 1e\+12"),  # drawn, it would take all memory
+        ("words", "no mask"),
+        ([[0, 0, 1e12, 0, 1e12, 1e12]], "1000000000000"),  # drawn, it would take all memory
     ],
 )
 def test_masks_that_cannot_be_read(tmp_path: Path, segmentation: Any, message: str) -> None:
     root = make_data(tmp_path)
     path = change(root, annotations=lambda items: items[0].update(segmentation=segmentation))
     with pytest.raises(ImageError, match=message) as error:
-        open_split(Data(path=str(root)), "train").target(0, masks=True)
+        open_split(Data(path=str(root)), "train", masks=True).target(0)
     assert str(error.value).startswith(f"{path}: annotation 1 of 0.png")
 
 
@@ -143,7 +149,7 @@ def test_objects_without_masks_are_skipped(tmp_path: Path, which: str, damage: C
     split = open_split(data, which, masks=True)
     assert len(split.ground_truth()["annotations"]) == whole - 1
     assert split.notes[0].startswith(f"{path}: 1 left out: without a mask, such as {path}: annotation 1 has no mask")
-    assert len(split.target(0, masks=True)["masks"]) == len(split.target(0, masks=True)["labels"])
+    assert len(split.target(0)["masks"]) == len(split.target(0)["labels"])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"images": 3}', '{"images": [], "annotations": [], "categories": []}'])
@@ -157,21 +163,21 @@ def test_files_that_are_no_instances(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ({"categories": lambda items: items[0].update(id="one")}, "category 'one' has id 'one'"),
-        ({"categories": lambda items: items[0].update(id=True)}, "category True has id True"),
-        ({"categories": lambda items: items[0].update(id=1)}, "category 1 has id 1"),
-        ({"categories": lambda items: items[0].update(name=None)}, "category 7 has name None"),
-        ({"images": lambda items: items[0].update(id=[1])}, r"image \[1\] has id \[1\]"),
-        ({"images": lambda items: items[0].update(id=101)}, "image 101 has id 101"),
-        ({"images": lambda items: items[0].update(file_name=5)}, "image 100 has file_name 5"),
-        ({"images": lambda items: items[0].update(height=None)}, "image 100 has height x width Nonex112"),
-        ({"images": lambda items: items[0].update(width=0)}, "image 100 has height x width 96x0"),
-        ({"images": lambda items: items[0].update(width=10**9)}, "image 100 has height x width 96x1000000000"),
+        ({"categories": lambda items: items[0].update(id="one")}, "categories.0.id: .*'one'"),
+        ({"categories": lambda items: items[0].update(id=True)}, "categories.0.id: .* True"),
+        ({"categories": lambda items: items[0].update(id=1)}, "2 categories with id 1"),
+        ({"categories": lambda items: items[0].update(name=None)}, "categories.0.name: .* None"),
+        ({"images": lambda items: items[0].update(id=[1])}, r"images.0.id: .*\[1\]"),
+        ({"images": lambda items: items[0].update(id=101)}, "2 images with id 101"),
+        ({"images": lambda items: items[0].update(file_name=5)}, "images.0.file_name: .* 5"),
+        ({"images": lambda items: items[0].update(height=None)}, "images.0.height: .* None"),
+        ({"images": lambda items: items[0].update(width=0)}, "images.0.width: .* 0"),
+        ({"images": lambda items: items[0].update(width=10**9)}, "images.0: .*96x1000000000"),
     ],
 )
 def test_rows_that_cannot_be_used(tmp_path: Path, lists: dict[str, Any], message: str) -> None:
     path = change(make_data(tmp_path), **lists)
-    with pytest.raises(ValueError, match=f"^{path}: {message}") as error:
+    with pytest.raises(ValueError, match=f"^{path}: .*{message}") as error:
         open_split(Data(path=str(tmp_path), on_error="skip"), "train")
     assert "\n" not in str(error.value)
 
@@ -197,11 +203,11 @@ def test_damaged_masks_to_evaluate_on_are_found_first(tmp_path: Path, segmentati
     assert "\n" not in str(error.value)
     skipping = open_split(Data(path=str(tmp_path), on_error="skip"), "val", masks=True)
     assert len(skipping.ground_truth()["annotations"]) == 4
-    boxes = open_split(Data(path=str(tmp_path)), "val").ground_truth(masks=False)
+    boxes = open_split(Data(path=str(tmp_path)), "val").ground_truth()
     assert [item["segmentation"] for item in boxes["annotations"]] == [[]] * 5
     change(tmp_path, annotations=lambda items: items[0].update(segmentation=segmentation))
     with pytest.raises(ImageError, match="has no mask that can be read"):
-        open_split(Data(path=str(tmp_path)), "train", masks=True).target(0, masks=True)
+        open_split(Data(path=str(tmp_path)), "train", masks=True).target(0)
 
 
 def test_a_byte_order_mark(tmp_path: Path) -> None:

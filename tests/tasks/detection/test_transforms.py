@@ -40,7 +40,7 @@ def test_everything_follows_the_image(split: Split, resize: str, seed: int) -> N
     augment = Augment(resize=resize, sizes=(64, 80, 150), scale=(0.4, 2.0), crop=(128, 160))  # type: ignore[arg-type]
     transform = TrainTransform(Data(short=120, long=150), augment)
     index = seed % len(split)
-    pixels, target = transform(split.image(index), split.target(index, True), random.Random(seed))
+    pixels, target = transform(split.image(index), split.target(index), random.Random(seed))
     assert_together(pixels, target, split.categories)
     if resize == "jitter":
         assert pixels.shape == (3, 128, 160)
@@ -50,7 +50,7 @@ def test_everything_follows_the_image(split: Split, resize: str, seed: int) -> N
 
 def test_the_mirror_image(split: Split) -> None:
     transform = TrainTransform(Data(short=96, long=200), Augment(hflip=1.0))
-    target = split.target(0, True)
+    target = split.target(0)
     pixels, mirrored = transform(split.image(0), target, random.Random(0))
     assert torch.equal(pixels, EvalTransform(None, 1)(split.image(0)).flip(-1))
     assert torch.equal(mirrored["boxes"][:, 0], 112 - target["boxes"][:, 2])
@@ -58,7 +58,7 @@ def test_the_mirror_image(split: Split) -> None:
 
 
 def test_what_a_crop_leaves_out_is_gone(split: Split) -> None:
-    target = split.target(0, True)
+    target = split.target(0)
     left, top, right, bottom = (int(v) for v in target["boxes"][0])
     pixels, rest = crop(*resize(split.image(0), target, (96, 112)), 0, right + 1, (96, 112))
     assert rest["labels"].tolist() == [2]

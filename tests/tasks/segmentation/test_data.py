@@ -81,7 +81,10 @@ def message_of(root: Path, index: int = 0) -> str:
 def test_a_mask_of_another_size(tmp_path: Path) -> None:
     path = make_data(tmp_path) / "masks/train/0.png"
     save_mask(path, np.zeros((10, 12)))
-    assert message_of(tmp_path) == f"{path}: a mask of 10x12 for an image of 64x64"
+    message = message_of(tmp_path)
+    assert str(path) in message
+    assert "64x64" in message
+    assert "10x12" in message
 
 
 def test_an_unknown_class(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
         open_split(Data(path=str(tmp_path)), "train")
     split = open_split(Data(path=str(tmp_path), on_error="skip"), "train")
     assert len(split) == 1
-    assert "1 skipped" in split.notes[0]
+    assert "1 left out" in split.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import torch
 
 from sightline.tasks.segmentation.data import IGNORE
-from sightline.tasks.segmentation.metrics import SegmentationResult, confusion, scores
+from sightline.tasks.segmentation.metrics import confusion, score
 
 
 def by_hand(found: torch.Tensor, masks: torch.Tensor, classes: int) -> dict[str, float]:
@@ -27,7 +27,7 @@ def test_scores_are_their_definitions() -> None:
     counts = confusion(found, masks, 7)
     assert counts.sum() == (masks != IGNORE).sum()
     for name, value in by_hand(found, masks, 7).items():
-        assert abs(scores(counts)[name] - value) < 1e-4, name
+        assert abs(score(counts, 3).values[name] - value) < 1e-4, name
 
 
 def test_counts_add_up() -> None:
@@ -38,7 +38,7 @@ def test_counts_add_up() -> None:
 
 
 def test_rows_by_class() -> None:
-    result = SegmentationResult(torch.tensor([[6, 2, 0], [0, 8, 0], [0, 0, 0]]), 1, 0.1)
+    result = score(torch.tensor([[6, 2, 0], [0, 8, 0], [0, 0, 0]]), 1)
     rows = result.per_class(["a", "b", "c"])
     assert rows[0] == {"class": "a", "pixels": 8, "iou": 75.0, "accuracy": 75.0}
     assert rows[1] == {"class": "b", "pixels": 8, "iou": 80.0, "accuracy": 100.0}

@@ -8,10 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.tasks.dense.transforms import fitted, resize_masks
+from sightline.tasks.dense.transforms import EvalTransform, fitted, resize_masks
 from sightline.tasks.segmentation.config import Augment, Data
 from sightline.tasks.segmentation.data import IGNORE, open_split
-from sightline.tasks.segmentation.task import EvalReader
 from sightline.tasks.segmentation.transforms import TrainTransform, recolour
 from tests.tasks.segmentation.tiny import COLOURS, make_data, scene
 
@@ -26,7 +25,7 @@ def seen_as(pixels: torch.Tensor) -> torch.Tensor:
 def test_the_mask_follows_the_image(seed: int) -> None:
     image, mask = scene(seed, 70, 90)
     transform = TrainTransform(Data(size=(64, 80)), Augment(colour=False))
-    pixels, classes = transform(Image.fromarray(image), mask.astype(np.int16), random.Random(seed))
+    pixels, classes = transform(Image.fromarray(image), torch.from_numpy(mask).short(), random.Random(seed))
     assert pixels.shape == (3, 64, 80)
     assert classes.shape == (64, 80)
     inside = classes != IGNORE
@@ -38,7 +37,9 @@ def test_the_mask_follows_the_image(seed: int) -> None:
 def test_the_same_seed_gives_the_same_crop() -> None:
     image, mask = scene(0, 100, 120)
     transform = TrainTransform(Data(size=64), Augment())
-    first, second, other = (transform(Image.fromarray(image), mask, random.Random(s)) for s in (1, 1, 2))
+    first, second, other = (
+        transform(Image.fromarray(image), torch.from_numpy(mask), random.Random(s)) for s in (1, 1, 2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not torch.equal(first[0], other[0])
 
@@ -47,7 +48,7 @@ def test_small_images_are_filled() -> None:
     image, mask = scene(0)
     data = Data(size=96, mean=(1.0, 0.0, 0.0))
     transform = TrainTransform(data, Augment(scale=(1.0, 1.0), hflip=0.0, colour=False))
-    pixels, classes = transform(Image.fromarray(image), mask, random.Random(0))
+    pixels, classes = transform(Image.fromarray(image), torch.from_numpy(mask).short(), random.Random(0))
     assert torch.equal(pixels[:, :64, :64].permute(1, 2, 0), torch.from_numpy(image))
     assert (classes[64:] == IGNORE).all()
     assert (classes[:, 64:] == IGNORE).all()
@@ -57,13 +58,13 @@ def test_small_images_are_filled() -> None:
 def test_the_mirror_image() -> None:
     image, mask = scene(0)
     transform = TrainTransform(Data(size=64), Augment(scale=(1.0, 1.0), hflip=1.0, colour=False))
-    pixels, classes = transform(Image.fromarray(image), mask, random.Random(0))
+    pixels, classes = transform(Image.fromarray(image), torch.from_numpy(mask).short(), random.Random(0))
     assert np.array_equal(pixels.permute(1, 2, 0).numpy(), image[:, ::-1])
     assert np.array_equal(classes.numpy(), mask[:, ::-1])
 
 
 def test_a_crop_is_not_all_of_one_class() -> None:
-    mask = np.zeros((64, 640), np.int16)
+    mask = torch.zeros(64, 640, dtype=torch.int16)
     mask[:, 600:] = 1
     image = Image.new("RGB", (640, 64))
     transform = TrainTransform(Data(size=64), Augment(scale=(1.0, 1.0), most_of_one=0.75))
@@ -89,8 +90,8 @@ def test_masks_are_never_mixed() -> None:
 
 def test_evaluation_leaves_the_mask_alone(tmp_path: Path) -> None:
     split = open_split(Data(path=str(make_data(tmp_path, height=100, width=60))), "val")
-    pixels, classes = EvalReader(split, 30, 40)(0, random.Random(0))
-    assert pixels.shape == (3, 40, 24)
+    image, classes = split.read_eval(0)
+    assert EvalTransform(30, 40)(image).shape == (3, 40, 24)
     assert classes.shape == (100, 60)
 
 

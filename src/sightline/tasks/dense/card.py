@@ -3,25 +3,26 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from sightline.tasks.card import CardError, ModelCard, read_fields
+from sightline.tasks.dense.config import DenseData, DenseModel
+from sightline.tasks.options import entry
+from sightline.util.files import jsonable
+from sightline.util.names import MAX_SIDE
 
 
-class Head(Protocol):
-    """What all heads have: a name, and the size at which images are evaluated."""
+@dataclass(frozen=True)
+class DenseHead:
+    """The part of a card about the head, and how images are evaluated; a task adds its own fields."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def short(self) -> int | None: ...
-
-    @property
-    def long(self) -> int: ...
+    name: str
+    channels: int = entry(256, "width of the decoder or feature pyramid", least=8, most=8192)
+    short: int | None = entry(None, "pixels of the short side", least=1, most=MAX_SIDE)
+    long: int = entry(2048, "pixels that the long side may have", least=1, most=MAX_SIDE)
 
 
-H = TypeVar("H", bound=Head)
+H = TypeVar("H", bound=DenseHead)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +31,29 @@ class DenseCard(ModelCard, Generic[H]):
 
     Args:
         task: "segmentation" or "detection".
-        head: a dataclass: arguments of the head, and how images are evaluated.
+        head: its arguments, and how images are evaluated.
     """
 
     task: str
     head: H
+
+    @classmethod
+    def of(
+        cls, task: str, model: DenseModel, data: DenseData, classes: tuple[str, ...], size: tuple[int, int], head: H
+    ) -> "DenseCard[H]":
+        """The card of a run."""
+        return cls(
+            name=model.name, arguments=cast("dict[str, Any]", jsonable(dict(model.args))), classes=classes,
+            input_size=(3, *size), mean=data.mean, std=data.std, interpolation="bilinear", crop_pct=1.0, task=task,
+            head=head,
+        )  # fmt: skip
 
     @property
     def title(self) -> str:
         return f"{self.head.name} on {super().title}"
 
     def to_metadata(self) -> dict[str, str]:
-        head = asdict(cast(Any, self.head))
-        return super().to_metadata() | {"task": self.task, "head": json.dumps(head)}
+        return super().to_metadata() | {"task": self.task, "head": json.dumps(asdict(self.head))}
 
     @classmethod
     def read(cls, metadata: Mapping[str, str], head: type[H]) -> "DenseCard[H]":
@@ -56,16 +67,7 @@ class DenseCard(ModelCard, Generic[H]):
             values = json.loads(metadata.get("head", ""))
         except (ValueError, RecursionError):
             values = None
-        if base is None or not base.classes or not isinstance(values, dict):
-            raise CardError("the metadata of these weights is damaged; save the weights again")
-        if base.input_size[0] != 3:
-            raise CardError(f"input_size={base.input_size} is not for color images; save the weights again")
+        if base is None or not base.classes or base.input_size[0] != 3:
+            raise CardError("its card is damaged (no classes, or not for color images); save the weights again")
         shared = {item.name: getattr(base, item.name) for item in fields(ModelCard)}
         return cls(**shared, task=metadata["task"], head=read_fields(head, values, "head"))
-
-
-def jsonable(value: object) -> Any:
-    """Arguments as JSON keeps them: mappings as dictionaries, sequences as lists."""
-    if isinstance(value, Mapping):
-        return {key: jsonable(item) for key, item in value.items()}
-    return [jsonable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -28,9 +28,12 @@ class DenseData:
     path: str | None = entry(None, "folder of the data")
     train_split: str | None = entry(None, "split to train on; by default train")
     val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
-    mean: tuple[float, ...] = entry((0.485, 0.456, 0.406), "mean of the channels, 0 to 1; by default ImageNet's")
-    std: tuple[float, ...] = entry((0.229, 0.224, 0.225), "deviation of the channels; by default ImageNet's",
-                                   least=1e-6)  # fmt: skip
+    mean: tuple[float, float, float] = entry(
+        (0.485, 0.456, 0.406), "mean of the channels, 0 to 1; by default ImageNet's"
+    )
+    std: tuple[float, float, float] = entry(
+        (0.229, 0.224, 0.225), "deviation of the channels; by default ImageNet's", least=1e-6
+    )
     workers: int = entry(2, "loader processes per training process; 0 loads in the process itself", least=0)
     on_error: Literal["stop", "skip"] = entry(
         "stop", "on an image or annotation that cannot be used: stop, or skip, count and report it"
@@ -55,10 +58,7 @@ class DenseModel:
     compile_mode: str | None = entry(None, "mode of torch.compile, such as max-autotune")
 
 
-def check_dense(data: DenseData, model: DenseModel) -> None:
-    """Reject images that are not in color."""
-    for key in ("mean", "std"):
-        if len(values := getattr(data, key)) != 3:
-            raise InputError(f"data.{key}: {len(values)} numbers; give three, one for each channel of a color image")
+def check_dense(model: DenseModel) -> None:
+    """Reject backbones for images that are not in color."""
     if model.args.get("in_chans", 3) != 3:
         raise InputError("model.args: in_chans is 3 for segmentation and detection; leave it out")

@@ -1,7 +1,7 @@
 """Pictures of predictions: classes of pixels, or boxes and masks, over the image."""
 
 import colorsys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -56,25 +56,23 @@ def with_legend(picture: Image.Image, rows: Sequence[tuple[Colour, str]]) -> Ima
     return canvas
 
 
-def draw_objects(
-    image: Image.Image, boxes: Tensor, labels: Tensor, scores: Tensor, masks: Tensor | None, names: Sequence[str]
-) -> Image.Image:
+def draw_objects(image: Image.Image, objects: Mapping[str, Tensor], names: Sequence[str]) -> Image.Image:
     """An image with masks, boxes, names and scores, the most certain on top; labels count from 1."""
-    colours = [palette(len(names))[label - 1] for label in labels.tolist()]
     pixels = np.asarray(image.convert("RGB"), dtype=np.float32).copy()
-    order = [int(i) for i in np.argsort(scores.numpy(), kind="stable")]
-    for i in () if masks is None else order:
-        assert masks is not None
-        mask = masks[i].numpy().astype(bool)
+    labels, scores = objects["labels"].tolist(), objects["scores"].tolist()
+    colours = [palette(len(names))[label - 1] for label in labels]
+    order = sorted(range(len(scores)), key=lambda i: scores[i])
+    for i in order if "masks" in objects else ():
+        mask = objects["masks"][i].numpy()
         pixels[mask] = pixels[mask] * (1 - ALPHA) + np.array(colours[i]) * ALPHA
     picture = Image.fromarray(pixels.round().astype(np.uint8))
     draw = ImageDraw.Draw(picture)
     size = max(11, min(18, picture.height // 30))
     font = ImageFont.load_default(size)
     for i in order:
-        left, top, right, bottom = boxes[i].tolist()
+        left, top, right, bottom = objects["boxes"][i].tolist()
         draw.rectangle((left, top, right, bottom), outline=colours[i], width=max(2, size // 6))
-        text = f"{names[int(labels[i]) - 1]} {scores[i]:.2f}"
+        text = f"{names[labels[i] - 1]} {scores[i]:.2f}"
         corner = (left + 2, top - 2) if top > size * 1.4 else (left + 2, top + size * 1.3)
         box = draw.textbbox(corner, text, font=font, anchor="lb")
         draw.rectangle((box[0] - 2, box[1] - 1, box[2] + 2, box[3] + 1), fill=colours[i])

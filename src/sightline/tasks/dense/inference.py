@@ -1,26 +1,25 @@
 """Opening, evaluating and predicting with a segmenter or detector: what both tasks share."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from sightline.data.images import ImageError, load_image
-from sightline.data.loader import BrokenImages, ItemLoader, Items, Read, chunks
+from sightline.data.loader import BrokenImages, chunks
 from sightline.tasks.base import (
-    Advance,
     EvalOptions,
-    Evaluation,
     ImageSource,
     Loaded,
     Metadata,
-    OnError,
     Prediction,
+    PredictOptions,
     Scores,
     StateReader,
 )
@@ -28,12 +27,14 @@ from sightline.tasks.card import CardError
 from sightline.tasks.create import restore
 from sightline.tasks.dense.card import DenseCard, H
 from sightline.tasks.dense.config import DenseData
+from sightline.tasks.dense.data import Split
+from sightline.tasks.dense.evaluation import Scorer, evaluate
+from sightline.tasks.dense.task import eval_loader
 from sightline.tasks.dense.transforms import InferenceTransform
 from sightline.util.errors import InputError
 
 SKIP = "--on-error skip"  # option of `sightline eval` and `predict`
-NOUNS = {"segmentation": "a segmenter", "detection": "a detector"}
-T = TypeVar("T")
+Truth = TypeVar("Truth")
 D = TypeVar("D", bound=DenseData)
 
 
@@ -50,7 +51,7 @@ def open_dense(
     return Loaded(model, card, transform, card.classes, path, card.task)
 
 
-def eval_section(kind: type[D], card: DenseCard[H], data: str | None, section: object, options: EvalOptions) -> D:
+def eval_section(kind: type[D], task: str, data: str | None, section: object, options: EvalOptions) -> D:
     """The section `data` of an evaluation: that of the run or the defaults, with what the options change.
 
     Raises:
@@ -58,69 +59,65 @@ def eval_section(kind: type[D], card: DenseCard[H], data: str | None, section: o
     """
     given = {"--img-size": options.img_size is not None, "--labels": options.labels != "names"}
     if wrong := [name for name, is_given in given.items() if is_given]:
-        raise InputError(f"{', '.join(wrong)}: for classifiers; leave it out for {NOUNS[card.task]}")
-    if section is None:
-        if data is None:
-            raise InputError("--data: missing; give the images to evaluate on (only a run folder records its own)")
-        section = kind()
-    if not isinstance(section, kind):
-        raise InputError(f"config.yaml: a run of another task than {card.task}; give the file of weights and --data")
+        raise InputError(f"{', '.join(wrong)}: for classifiers; leave it out for {task}")
+    if section is None and data is None:
+        raise InputError("--data: missing; give the images to evaluate on (only a run folder records its own)")
+    section = section or kind()
+    assert isinstance(section, kind), "a run has the configuration of its task"
     return replace(
         section, path=data or section.path, val_split=options.split or section.val_split, limit=options.limit,
         on_error=options.on_error, workers=options.workers,
     )  # fmt: skip
 
 
-def check_classes(title: str, classes: tuple[str, ...], loaded: Loaded) -> None:
-    """Reject data with other classes than the model."""
-    if classes != loaded.classes:
-        raise InputError(f"--data: the classes of {title} are not those of {loaded.path}; give the same classes")
+def evaluate_split(
+    loaded: Loaded,
+    card: DenseCard[H],
+    split: Split[Any, Truth],
+    scorer: Scorer[tuple[Tensor, Truth]],
+    options: EvalOptions,
+) -> dict[str, Scores]:
+    """The result of `sightline.evaluate`, under the one set of labels that these tasks have."""
+    if split.classes != loaded.classes:
+        raise InputError(f"--data: the classes of {split.title} are not those of {loaded.path}; give the same classes")
+    broken = BrokenImages(options.on_error, SKIP)
+    loader = eval_loader(split, card, options.workers, broken)
+    batches = loader.batches(partial(chunks, len(split), options.batch_size))
+    bar = nullcontext() if options.progress is None else options.progress(len(split), "images")
+    with closing(loader), bar as advance:
+        result = evaluate(
+            loaded.model.to(options.device), batches, scorer, device=options.device, precision=options.precision,
+            on_batch=advance,
+        )  # fmt: skip
+    scores = Scores(
+        dict(result), result.per_class(loaded.classes), result.confusion, result.images, result.seconds, split.title,
+        broken=tuple(broken.messages), notes=split.notes,
+    )  # fmt: skip
+    return {"usual": scores}
 
 
-class EvalPass:
-    """One pass over the images of a split, in order.
+def predict_each(
+    loaded: Loaded,
+    images: Iterable[ImageSource],
+    options: PredictOptions,
+    find: Callable[[nn.Module, Tensor, str, Image.Image], Prediction],
+) -> Iterator[Prediction]:
+    """One prediction per image, in order; an unreadable one stops, or gives its error.
 
     Args:
-        count: images.
-        options: batch size, loader processes, what to do with broken images, and the progress bar.
+        find: called with the model, the pixels as it takes them (3, h, w), the name of the image and the image.
     """
-
-    def __init__(self, count: int, options: EvalOptions) -> None:
-        self.count, self.options = count, options
-        self.broken = BrokenImages(options.on_error, SKIP)
-
-    def batches(self, read: Read[T]) -> Iterator[list[T]]:
-        """The items of the split; messages about those that cannot be used go to `broken`."""
-        loader = ItemLoader(Items(self.count, read, False), self.options.workers, self.broken.add, list)
-        with closing(loader):
-            yield from loader.batches(partial(chunks, self.count, self.options.batch_size))
-
-    def progress(self) -> AbstractContextManager[Advance | None]:
-        """The progress bar, if there is one."""
-        bar = self.options.progress
-        return nullcontext() if bar is None else bar(self.count, "images")
-
-    def scores(self, result: Evaluation, loaded: Loaded, title: str, notes: tuple[str, ...]) -> dict[str, Scores]:
-        """The result of `sightline.evaluate`, under the one set of labels that these tasks have."""
-        rows = result.per_class(loaded.classes)
-        scores = Scores(
-            dict(result), rows, result.confusion, result.images, result.seconds, title, None,
-            tuple(self.broken.messages), notes,
-        )  # fmt: skip
-        return {"usual": scores}
-
-
-def each_image(
-    images: Iterable[ImageSource], on_error: OnError, find: Callable[[str, Image.Image], Prediction]
-) -> Iterator[Prediction]:
-    """One prediction per image, by `find` of its name and pixels; an unreadable one stops, or gives its error."""
+    model, transform = loaded.model.to(options.device), loaded.transform
+    assert transform is not None
     for number, source in enumerate(images, 1):
         name = f"image {number}" if isinstance(source, Image.Image) else str(source)
         try:
             image = source.convert("RGB") if isinstance(source, Image.Image) else load_image(source)
         except ImageError as error:
-            if on_error == "stop":
+            if options.on_error == "stop":
                 raise ImageError(f"{error}; repair or remove it, or pass {SKIP}") from error
             yield Prediction(name, error=str(error))
-        else:
-            yield find(name, image)
+            continue
+        with torch.inference_mode():
+            found = find(model, transform(image).to(options.device), name, image)
+        yield found

@@ -1,66 +1,114 @@
 """Training tasks of segmentation and detection: order, loaders, images that could not be used."""
 
-from collections.abc import Iterator
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from torch import nn
+import torch
+from PIL import Image
+from torch import Tensor, nn
 
-from sightline.data.loader import BrokenImages, ItemLoader, Items, Read
+from sightline.data.loader import BrokenImages, ItemLoader, Items
 from sightline.data.order import Placement
+from sightline.tasks.base import Advance
+from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.config import DenseData
-from sightline.tasks.dense.loading import Split
+from sightline.tasks.dense.data import Split
+from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce, Scorer, evaluate
+from sightline.tasks.dense.transforms import EvalTransform
 
-TrainItem = TypeVar("TrainItem")
-EvalItem = TypeVar("EvalItem")
+Target = TypeVar("Target")  # annotations as read
+Item = TypeVar("Item")  # an example, augmented
+Truth = TypeVar("Truth")  # what predictions are compared with
+Augmented = Callable[[Image.Image, Target, random.Random], Item]
 
 
-class DenseTask(Generic[TrainItem, EvalItem]):
-    """Images to train on and to evaluate, read by loader processes; a subclass adds the card, the model and the loss.
+class DenseTask(ABC, Generic[Target, Item, Truth]):
+    """Images to train on and to evaluate, read by loader processes; a subclass adds the model and the loss.
 
     Args:
         data: section of the configuration.
         placement: device and share of the work.
         train, val: splits.
+        card: of the model.
+        transform: augments an example.
 
     Attributes:
         model: in training mode on the device, neither compiled nor wrapped.
         order: of the training images.
         notes: what a user should know about the data, one line each.
+        broken: messages about images that could not be used, each once.
     """
 
     model: nn.Module
 
-    def __init__(self, data: DenseData, placement: Placement, train: Split, val: Split) -> None:
-        self.placement, self.images = placement, len(val)
+    def __init__(
+        self, data: DenseData, placement: Placement, train: Split[Target, Truth], val: Split[Target, Truth],
+        card: DenseCard[Any], transform: Augmented[Target, Item],
+    ) -> None:  # fmt: skip
+        self.placement, self.images, self.card = placement, len(val), card
         self.order = placement.order(len(train))
         self.notes = (*train.notes, *val.notes)
-        self._data, self._train_images, self._broken = data, len(train), BrokenImages(data.on_error)
-
-    def start(self, training: Read[TrainItem], evaluation: Read[EvalItem]) -> None:
-        """Make the loaders."""
-        replace, workers = self._data.on_error == "skip", self._data.workers
-        self.train_loader = ItemLoader(Items(self._train_images, training, replace), workers, self._broken.add, list)
-        self.eval_loader = ItemLoader(Items(self.images, evaluation, False), workers, self._broken.add, list)
-
-    @property
-    def broken(self) -> dict[str, None]:
-        """Messages about images that could not be used, each once."""
-        return self._broken.messages
+        skipped = BrokenImages(data.on_error)
+        self.broken = skipped.messages
+        items = Items(len(train), partial(_read_augmented, train, transform), replace=data.on_error == "skip")
+        self.train_loader = ItemLoader(items, data.workers, skipped.add, list)
+        self.eval_loader = eval_loader(val, card, data.workers, skipped)
 
     def __len__(self) -> int:
         """Images to evaluate."""
         return self.images
 
-    def training(self, epoch: int, start: int) -> Iterator[list[TrainItem]]:
+    def items(self, epoch: int, start: int) -> Iterator[list[Item]]:
         """The items of an epoch's micro-batches, from update `start` on."""
         return self.train_loader.batches(partial(self.order.keys, epoch, start))
 
-    def evaluation(self) -> Iterator[list[EvalItem]]:
-        """This process's items to evaluate, in batches; those that cannot be used are left out."""
-        return self.eval_loader.batches(partial(self.placement.evaluation_keys, self.images))
+    @abstractmethod
+    def scorer(self, device: torch.device) -> Scorer[tuple[Tensor, Truth]]:
+        """Scores the evaluation images."""
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        precision: str,
+        reduce: Reduce | None = None,
+        gather: Gather | None = None,
+        on_batch: Advance | None = None,
+    ) -> DenseResult:
+        """Score the evaluation images, each once over all processes; those that cannot be used are left out."""
+        batches = self.eval_loader.batches(partial(self.placement.evaluation_keys, self.images))
+        return evaluate(
+            model, batches, self.scorer(device), device=device, precision=precision, reduce=reduce, gather=gather,
+            on_batch=on_batch,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the loader processes."""
         self.train_loader.close()
         self.eval_loader.close()
+
+
+def eval_loader(
+    split: Split[Any, Truth], card: DenseCard[Any], workers: int, broken: BrokenImages
+) -> ItemLoader[tuple[Tensor, Truth], list[tuple[Tensor, Truth]]]:
+    """Loads images at their evaluation size, with the truth as in the file."""
+    reader = partial(_read_resized, split, EvalTransform(card.head.short, card.head.long))
+    return ItemLoader(Items(len(split), reader, False), workers, broken.add, list)
+
+
+# What loader processes run.
+def _read_augmented(
+    split: Split[Target, Any], transform: Augmented[Target, Item], index: int, rng: random.Random
+) -> Item:
+    return transform(*split.read(index), rng)
+
+
+def _read_resized(
+    split: Split[Any, Truth], transform: EvalTransform, index: int, rng: random.Random
+) -> tuple[Tensor, Truth]:
+    image, truth = split.read_eval(index)
+    return transform(image), truth

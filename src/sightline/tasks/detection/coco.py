@@ -1,86 +1,95 @@
 """COCO's JSON of instances, read as data and checked, and its masks: polygons, and run lengths as lists or text."""
 
-import json
-import math
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, TypeGuard
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from sightline.util.errors import FileError
 
 MOST = 2**28  # pixels of an image; larger ones are not decoded
-REACH = 10**6  # pixels from a corner of the image to the furthest point of a polygon that is still drawn
+REACH = 10**6  # pixels to the furthest point of a polygon; drawing takes memory by the length
 UNREADABLE = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError)  # what damaged masks raise
-Json: TypeAlias = dict[str, Any]  # an object of a JSON file whose fields are not checked yet
+Json: TypeAlias = dict[str, Any]  # an object of a JSON file
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, ge=-1e300, le=1e300, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"\S")]
+Polygon = Annotated[list[Annotated[float, Field(ge=-REACH, le=REACH, allow_inf_nan=False)]], Field(min_length=6)]
+POLYGONS = TypeAdapter(Annotated[list[Polygon], Field(min_length=1)])
 
 
-class Content(TypedDict):
-    """A COCO file: `load` checks images and categories; annotations are checked when a split takes them."""
+class Picture(BaseModel):
+    """An image in the file."""
 
-    images: list[Json]
+    id: Whole
+    file_name: Name
+    height: Annotated[Whole, Field(gt=0)]
+    width: Annotated[Whole, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _limit(self) -> "Picture":
+        if self.height * self.width > MOST:
+            raise ValueError(f"{self.height}x{self.width} is more than {MOST} pixels")
+        return self
+
+
+class Category(BaseModel):
+    """A class in the file."""
+
+    id: Whole
+    name: Name
+
+
+@dataclass(slots=True)
+class Annotation:
+    """An object in the file, or a crowd of them; the mask is checked by `check_mask`."""
+
+    image_id: Whole
+    category_id: Whole
+    bbox: Annotated[list[Number], Field(min_length=4, max_length=4)]  # left, top, width, height
+    iscrowd: Annotated[int, Field(ge=0, le=1)] = 0
+    segmentation: Any = None
+    area: Any = None
+    id: Any = None
+
+
+ANNOTATION = TypeAdapter(Annotation)
+
+
+class Runs(BaseModel):
+    """A mask as run lengths down the columns, zeros first."""
+
+    size: tuple[int, int]
+    counts: str | list[Annotated[Whole, Field(ge=0)]]
+
+
+class Content(BaseModel):
+    """A COCO file; its annotations are checked one by one when a split takes them."""
+
+    images: Annotated[list[Picture], Field(min_length=1)]
+    categories: Annotated[list[Category], Field(min_length=1)]
     annotations: list[Json]
-    categories: list[Json]
 
 
 def load(path: Path) -> Content:
-    """The JSON file, with the fields that every split needs.
+    """The JSON file.
 
     Raises:
-        FileError: it cannot be read, or a field is missing or of the wrong type.
+        FileError: it cannot be read, a field is missing or of the wrong type, or an id comes twice.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: cannot be read as JSON ({reason(error)})") from error
-    fields = {"images": ("id", "file_name", "height", "width"), "annotations": (), "categories": ("id", "name")}
-    for name, keys in fields.items():
-        rows = content.get(name) if isinstance(content, dict) else None
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and set(keys) <= row.keys() for row in rows):
-            raise FileError(f"{path}: no list {name!r} of {', '.join(keys) or 'objects'}; is it COCO instances?")
-    if not content["categories"] or not content["images"]:
-        raise FileError(f"{path}: no images or no categories in it")
-    for name, what in (("images", "image"), ("categories", "category")):
-        _check_rows(path, what, content[name])
-    return {name: content[name] for name in fields}  # type: ignore[return-value]
-
-
-def _check_rows(path: Path, what: str, rows: Sequence[Json]) -> None:
-    """Reject images or categories with a field of the wrong type, or two with one id."""
-    seen: set[int] = set()
-    name = "file_name" if what == "image" else "name"
-    for row in rows:
-        number, sides = row["id"], [row[side] for side in ("height", "width") if what == "image"]
-        if not is_whole(number):
-            wrong = f"id {_short(number)}, expected an integer"
-        elif number in seen:
-            wrong = f"id {number}, which another {what} has too"
-        elif not isinstance(row[name], str) or not row[name].strip():
-            wrong = f"{name} {_short(row[name])}, expected text"
-        elif not all(is_whole(side) and side > 0 for side in sides):
-            wrong = f"height x width {'x'.join(map(_short, sides))}, expected pixels"
-        elif math.prod(sides) > MOST:
-            wrong = f"height x width {'x'.join(map(str, sides))}, more than {MOST} pixels"
-        else:
-            seen.add(number)
-            continue
-        raise FileError(f"{path}: {what} {_short(number)} has {wrong}; fix the file")
-
-
-def _short(value: object) -> str:
-    return repr(value)[:60]
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is an integer."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number that a float can hold."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+        content = Content.model_validate_json(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: cannot be read as COCO instances ({reason(error)}); fix the file") from error
+    for what, rows in (("images", content.images), ("categories", content.categories)):
+        number, times = Counter(row.id for row in rows).most_common(1)[0]
+        if times > 1:
+            raise FileError(f"{path}: {times} {what} with id {number}; fix the file")
+    return content
 
 
 def decode(segmentation: Any, height: int, width: int) -> np.ndarray:
@@ -91,50 +100,44 @@ def decode(segmentation: Any, height: int, width: int) -> np.ndarray:
     """
     from faster_coco_eval import mask as tools
 
-    check_mask(segmentation, height, width)
-    if isinstance(segmentation, list):
-        polygons = [[float(v) for v in polygon] for polygon in segmentation]
-        return tools.decode(tools.merge(tools.frPyObjects(polygons, height, width)))
-    listed = isinstance(segmentation["counts"], list)
-    return tools.decode(tools.frPyObjects(segmentation, height, width) if listed else segmentation)
+    checked = check_mask(segmentation, height, width)
+    if isinstance(checked, list):
+        return tools.decode(tools.merge(tools.frPyObjects(checked, height, width)))
+    return tools.decode(tools.frPyObjects(checked, height, width) if isinstance(checked["counts"], list) else checked)
 
 
-def check_mask(segmentation: Any, height: int, width: int) -> None:
-    """Reject what `decode` would, without drawing polygons."""
+def check_mask(segmentation: Any, height: int, width: int) -> list[list[float]] | Json:
+    """Polygons or run lengths that can be decoded; raises what `decode` does, without drawing polygons."""
     from faster_coco_eval import mask as tools
 
-    if isinstance(segmentation, list):
-        polygons = [[float(v) for v in polygon] for polygon in segmentation]
-        if not polygons or any(len(p) < 6 or len(p) % 2 or not all(map(math.isfinite, p)) for p in polygons):
-            raise ValueError("a polygon needs three points or more" if polygons else "there is none")
-        if (furthest := max(abs(v) for p in polygons for v in p)) > REACH:  # drawing takes memory by the length
-            raise ValueError(f"a polygon reaches to {furthest:.3g}")
-        return
     if not isinstance(segmentation, dict):
-        raise ValueError("neither polygons nor run lengths")
-    if list(segmentation["size"]) != [height, width]:
-        raise ValueError(f"it is {segmentation['size'][0]}x{segmentation['size'][1]}, the image {height}x{width}")
-    counts = segmentation["counts"]
-    if isinstance(counts, str | bytes):
-        tools.decode(segmentation)
-    elif not isinstance(counts, list) or not all(is_whole(v) and v >= 0 for v in counts):
-        raise ValueError("its run lengths are neither integers nor text")
-    elif sum(counts) != height * width:
+        polygons = POLYGONS.validate_python(segmentation)
+        if any(len(polygon) % 2 for polygon in polygons):
+            raise ValueError("a polygon has an odd number of coordinates")
+        return polygons
+    runs = Runs.model_validate(segmentation)
+    if runs.size != (height, width):
+        raise ValueError(f"it is {runs.size[0]}x{runs.size[1]}, the image {height}x{width}")
+    if isinstance(runs.counts, list) and sum(runs.counts) != height * width:
         raise ValueError("its run lengths do not fill the image")
+    checked = runs.model_dump()
+    if isinstance(runs.counts, str):
+        tools.decode(checked)
+    return checked
 
 
 def encode(mask: Tensor) -> Json:
     """A mask (H, W) as COCO's run lengths, in text."""
     from faster_coco_eval import mask as tools
 
-    encoded = tools.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
-    counts = encoded["counts"]
-    return {
-        "size": [int(v) for v in encoded["size"]],
-        "counts": counts.decode() if isinstance(counts, bytes) else counts,
-    }
+    return Runs.model_validate(tools.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))).model_dump()
 
 
 def reason(error: Exception) -> str:
     """What is wrong, in one line."""
-    return " ".join(str(error).split())[:120]
+    text = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        text = f"{where}: {first['msg']}, got {repr(first['input'])[:60]}" if where else first["msg"]
+    return " ".join(text.split())[:200]

@@ -84,6 +84,6 @@ class Config:
         """Raise InputError if values contradict each other."""
         check_schedule(self.schedule)
         check_range("augment.scale", self.augment.scale)
-        check_dense(self.data, self.model)
+        check_dense(self.model)
         if not self.augment.sizes:
             raise InputError("augment.sizes: it is empty; give short sides such as [480, 800]")

@@ -15,9 +15,9 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from sightline.tasks.dense.backbone import STRIDES, Backbone, WithBackbone
-from sightline.tasks.dense.card import DenseCard, jsonable
+from sightline.tasks.dense.card import DenseCard, DenseHead
 from sightline.tasks.detection.cascade import CascadeHeads
-from sightline.tasks.detection.config import Data, Inference, Model
+from sightline.tasks.detection.config import Inference, Model
 from sightline.tasks.detection.data import Target
 from sightline.tasks.options import entry
 from sightline.util.names import MAX_SIDE
@@ -27,15 +27,13 @@ LEVELS = 5
 
 
 @dataclass(frozen=True)
-class Head:
-    """The part of a card about the detector, and how images are evaluated."""
+class Head(DenseHead):
+    """The detector, and how images are evaluated."""
 
     name: Literal["mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn"]
-    channels: int = entry(256, "width of the feature pyramid", least=8, most=8192)
+    short: int = entry(800, "pixels of the short side", least=1, most=MAX_SIDE)
     anchor: float | None = entry(None, "side of the anchors", least=0.01, most=MAX_SIDE)
     categories: tuple[int, ...] = entry((), "ids of the classes in the training data")
-    short: int = entry(800, "pixels of the short side", least=1, most=MAX_SIDE)
-    long: int = entry(1333, "pixels that the long side may have", least=1, most=MAX_SIDE)
     score: float = entry(0.05, "least score", least=0, most=1)
     nms: float = entry(0.5, "IoU above which boxes are suppressed", least=0, most=1)
     detections: int = entry(100, "at most so many per image", least=1, most=10**6)
@@ -144,21 +142,6 @@ def _rcnn(pyramid: PyramidBackbone, config: Model, classes: int, test: Inference
     if config.head == "cascade_mask_rcnn":
         detector.roi_heads = CascadeHeads(width, classes + 1, config.samples, test)
     return detector
-
-
-def build(
-    config: Model, data: Data, test: Inference, classes: tuple[str, ...], categories: tuple[int, ...]
-) -> tuple[Detector, Card]:
-    """The model with its starting weights, and its card."""
-    head = Head(
-        config.head, config.channels, config.anchor, categories, data.short, data.long, test.score, test.nms,
-        test.detections,
-    )  # fmt: skip
-    card = DenseCard(
-        config.name, jsonable(config.args), classes, (3, data.short, data.long), tuple(data.mean), tuple(data.std),
-        "bilinear", 1.0, task="detection", head=head,
-    )  # fmt: skip
-    return Detector(config, len(classes), test), card
 
 
 def from_card(card: Card) -> Detector:

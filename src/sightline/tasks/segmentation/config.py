@@ -85,6 +85,6 @@ class Config:
         """Raise InputError if values contradict each other."""
         check_schedule(self.schedule)
         check_range("augment.scale", self.augment.scale)
-        check_dense(self.data, self.model)
+        check_dense(self.model)
         if not self.test.scales:
             raise InputError("test.scales: it is empty; give factors such as [1.0]")

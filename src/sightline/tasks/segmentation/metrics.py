@@ -1,13 +1,18 @@
 """Scores of segmentation in two steps: counts of pixels, which add up, and scores of the sums."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sightline.tasks.base import Row
+from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce
+from sightline.tasks.dense.transforms import normalize
+from sightline.tasks.segmentation.config import Inference
 from sightline.tasks.segmentation.data import IGNORE
+from sightline.tasks.segmentation.infer import predict
+from sightline.tasks.segmentation.model import Card
+
+Item = tuple[Tensor, Tensor]  # uint8 image (3, h, w), mask (H, W)
 
 
 def confusion(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
@@ -22,54 +27,42 @@ def confusion(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
-def iou(counts: Tensor) -> Tensor:
-    """(classes,) intersection over union in percent; nan for a class in neither mask nor prediction."""
-    counts = counts.double()
-    right = counts.diagonal()
-    return 100 * right / (counts.sum(0) + counts.sum(1) - right)
+def score(counts: Tensor, images: int, seconds: float = 0.0) -> DenseResult:
+    """`miou`, `macc` and `aacc` in percent: means over the classes that occur, and the share of all pixels.
+
+    By class: pixels, intersection over union (nan for a class in neither mask nor prediction) and accuracy, its recall
+    (nan for a class without pixels).
+    """
+    pixels, right = counts.sum(1), counts.diagonal().double()
+    iou = 100 * right / (counts.sum(0) + pixels - right)
+    accuracy = 100 * right / pixels
+    values = {"miou": iou.nanmean(), "macc": accuracy.nanmean(), "aacc": 100 * right.sum() / pixels.sum()}
+    by_class = {"pixels": pixels.tolist(), "iou": iou.tolist(), "accuracy": accuracy.tolist()}
+    return DenseResult({name: float(value) for name, value in values.items()}, by_class, images, seconds, counts)
 
 
-def accuracy(counts: Tensor) -> Tensor:
-    """(classes,) recall of each class in percent; nan for a class without pixels."""
-    counts = counts.double()
-    return 100 * counts.diagonal() / counts.sum(1)
+class PixelScorer:
+    """Counts the pixels of images, which may differ in size.
 
+    Args:
+        card: classes, window size, mean and standard deviation.
+        test: how images are evaluated.
+        device: of the model.
+    """
 
-def scores(counts: Tensor) -> dict[str, float]:
-    """`miou`, `macc` and `aacc` in percent: means over the classes that occur, and the share of all pixels."""
-    return {
-        "miou": float(iou(counts).nanmean()),
-        "macc": float(accuracy(counts).nanmean()),
-        "aacc": float(100 * counts.double().diagonal().sum() / counts.double().sum()),
-    }
+    def __init__(self, card: Card, test: Inference, device: torch.device) -> None:
+        self.card, self.test, self.device = card, test, device
+        self.counts = torch.zeros(len(card.classes), len(card.classes), dtype=torch.long, device=device)
+        self.images = torch.zeros((), dtype=torch.long, device=device)
 
+    def add(self, model: nn.Module, items: list[Item]) -> None:
+        """Images in a row that have the same sizes go through the model together."""
+        for _, group in groupby(items, lambda item: [part.shape for part in item]):
+            images, masks = (torch.stack(parts).to(self.device) for parts in zip(*group, strict=True))
+            pixels = normalize(images, self.card.mean, self.card.std)
+            found = predict(model, pixels, self.test, self.card.input_size[1:], masks.shape[-2:])
+            self.counts += confusion(found, masks, len(self.card.classes))
+            self.images += len(images)
 
-@dataclass(frozen=True)
-class SegmentationResult:
-    """The counts over a whole set, on the CPU; iterating gives `(name, value)`."""
-
-    confusion: Tensor
-    images: int
-    seconds: float
-
-    @property
-    def scores(self) -> dict[str, float]:
-        return scores(self.confusion)
-
-    def __iter__(self) -> Iterator[tuple[str, float]]:
-        yield from self.scores.items()
-
-    def per_class(self, names: Sequence[str]) -> list[Row]:
-        """One row per class: name, pixels, IoU and accuracy in percent, or None."""
-        columns = zip(
-            names,
-            self.confusion.sum(1).tolist(),
-            iou(self.confusion).tolist(),
-            accuracy(self.confusion).tolist(),
-            strict=True,
-        )
-        return [{"class": n, "pixels": p, "iou": _finite(i), "accuracy": _finite(a)} for n, p, i, a in columns]
-
-
-def _finite(value: float) -> float | None:
-    return round(value, 4) if value == value else None
+    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> DenseResult:
+        return score(reduce(self.counts).cpu(), int(reduce(self.images)), seconds)

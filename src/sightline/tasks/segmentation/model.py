@@ -7,26 +7,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.tasks.dense.backbone import Backbone, WithBackbone
-from sightline.tasks.dense.card import DenseCard, jsonable
-from sightline.tasks.dense.transforms import pair
+from sightline.tasks.dense.card import DenseCard, DenseHead
 from sightline.tasks.options import entry
-from sightline.tasks.segmentation.config import Data, Inference, Model
+from sightline.tasks.segmentation.config import Inference, Model
 from sightline.util.errors import InputError
-from sightline.util.names import MAX_SIDE
 
 DIVISOR = 32  # inside, images are padded to a multiple of it
 
 
 @dataclass(frozen=True)
-class Head:
-    """The part of a card about the decoder, and how images are evaluated."""
+class Head(DenseHead):
+    """The decoder, and how images are evaluated."""
 
     name: Literal["upernet", "semantic_fpn"]
-    channels: int = entry(512, "width of the decoder", least=8, most=8192)
     drop: float = entry(0.1, "dropout", least=0, most=1)
     auxiliary: bool = entry(False, "whether there is an auxiliary head")
-    short: int | None = entry(None, "pixels of the short side", least=1, most=MAX_SIDE)
-    long: int = entry(2048, "pixels that the long side may have", least=1, most=MAX_SIDE)
     test: Inference = field(default_factory=Inference)
 
 
@@ -95,18 +90,6 @@ def _auxiliary(channels: int, classes: int, drop: float) -> nn.Module:
         nn.Conv2d(channels, 256, 3, padding=1, bias=False), nn.BatchNorm2d(256), nn.ReLU(inplace=True),
         nn.Dropout2d(drop), nn.Conv2d(256, classes, 1),
     )  # fmt: skip
-
-
-def build(
-    config: Model, data: Data, test: Inference, classes: tuple[str, ...], auxiliary: bool
-) -> tuple[Segmenter, Card]:
-    """The model with its starting weights, and its card."""
-    head = Head(config.head, config.channels, config.drop, auxiliary, data.short, data.long, test)
-    card = DenseCard(
-        config.name, jsonable(config.args), classes, (3, *pair(data.size)), tuple(data.mean), tuple(data.std),
-        "bilinear", 1.0, task="segmentation", head=head,
-    )  # fmt: skip
-    return Segmenter(config, len(classes), auxiliary), card
 
 
 def from_card(card: Card) -> Segmenter:

@@ -1,59 +1,52 @@
 """Segmentation as the engine trains it: data, model and loss."""
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.data.order import Placement
-from sightline.tasks.base import Advance
+from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.task import DenseTask
-from sightline.tasks.dense.transforms import EvalTransform, normalize
-from sightline.tasks.segmentation.config import Augment, Data, Inference, Loss, Model
-from sightline.tasks.segmentation.data import IGNORE, Split, open_split
-from sightline.tasks.segmentation.evaluate import Item, evaluate
-from sightline.tasks.segmentation.metrics import SegmentationResult
-from sightline.tasks.segmentation.model import build
+from sightline.tasks.dense.transforms import normalize, pair
+from sightline.tasks.segmentation.config import Config
+from sightline.tasks.segmentation.data import IGNORE, open_split
+from sightline.tasks.segmentation.metrics import Item, PixelScorer
+from sightline.tasks.segmentation.model import Head, Segmenter
 from sightline.tasks.segmentation.transforms import TrainTransform
 from sightline.util.errors import InputError
 
 Batch = tuple[Tensor, Tensor]  # normalized images (B, 3, h, w); masks (B, h, w)
 
 
-class Segmentation(DenseTask[Item, Item]):
-    """A model, its training batches, their loss, and the images it is evaluated on.
+class Segmentation(DenseTask[Tensor, Item, Tensor]):
+    """A model, its training batches, their loss, and the images it is evaluated on."""
 
-    Args:
-        data, model, augment, loss, test: sections of the configuration.
-        placement: device and share of the work.
-    """
-
-    def __init__(
-        self, data: Data, model: Model, augment: Augment, loss: Loss, test: Inference, placement: Placement
-    ) -> None:
+    def __init__(self, config: Config, placement: Placement) -> None:
+        data, model, self.options = config.data, config.model, config.loss
+        auxiliary = config.loss.auxiliary > 0
         train = open_split(data, "train")
         val = open_split(data, "val", train.labels)
-        super().__init__(data, placement, train, val)
-        self.data, self.options = data, loss
-        if self.order.local == 1 and (model.head == "upernet" or loss.auxiliary):
+        head = Head(
+            name=model.head, channels=model.channels, drop=model.drop, auxiliary=auxiliary, short=data.short,
+            long=data.long, test=config.test,
+        )  # fmt: skip
+        card = DenseCard.of("segmentation", model, data, train.classes, pair(data.size), head)
+        super().__init__(data, placement, train, val, card, TrainTransform(data, config.augment))
+        if self.order.local == 1 and (model.head == "upernet" or auxiliary):
             raise InputError(
                 f"batch.size={placement.batch} gives one image per process and micro-batch, but batch norm needs two; "
                 f"give at least {2 * placement.ranks * placement.accumulate}"
             )
         torch.manual_seed(placement.seed)
-        built, self.card = build(model, data, test, train.classes, loss.auxiliary > 0)
-        self.model = built.to(placement.device)
-        self.start(TrainReader(train, TrainTransform(data, augment)), EvalReader(val, data.short, data.long))
+        self.model = Segmenter(model, len(train.classes), auxiliary).to(placement.device)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The micro-batches of an epoch from update `start` on, ready for the model."""
-        device = self.placement.device
-        for items in self.training(epoch, start):
-            images = torch.stack([image for image, _ in items]).to(device, non_blocking=True)
-            masks = torch.stack([mask for _, mask in items]).to(device, non_blocking=True)
-            yield normalize(images, self.data.mean, self.data.std), masks.long()
+        for items in self.items(epoch, start):
+            images, masks = (torch.stack(parts).to(self.placement.device) for parts in zip(*items, strict=True))
+            yield normalize(images, self.card.mean, self.card.std), masks.long()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean cross entropy over pixels that are not ignored, with that of the auxiliary head."""
@@ -70,38 +63,5 @@ class Segmentation(DenseTask[Item, Item]):
         summed = F.cross_entropy(logits.float(), masks, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
         return summed / (masks != IGNORE).sum().clamp(min=1)
 
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        device: torch.device,
-        precision: str,
-        reduce: Callable[[Tensor], Tensor] | None = None,
-        gather: Callable[[list[object]], list[object]] | None = None,
-        on_batch: Advance | None = None,
-    ) -> SegmentationResult:
-        """Score the evaluation images, each once over all processes."""
-        return evaluate(
-            model, self.evaluation(), self.card, device=device, precision=precision, reduce=reduce, on_batch=on_batch
-        )
-
-
-class TrainReader:
-    """An image and its mask, augmented; runs in loader processes."""
-
-    def __init__(self, split: Split, transform: TrainTransform) -> None:
-        self.split, self.transform = split, transform
-
-    def __call__(self, index: int, rng: random.Random) -> Item:
-        return self.transform(*self.split.read(index), rng)
-
-
-class EvalReader:
-    """An image at its evaluation size, and its mask as in the file."""
-
-    def __init__(self, split: Split, short: int | None, long: int) -> None:
-        self.split, self.transform = split, EvalTransform(short, long)
-
-    def __call__(self, index: int, rng: random.Random) -> Item:
-        image, mask = self.split.read(index)
-        return self.transform(image), torch.from_numpy(mask)
+    def scorer(self, device: torch.device) -> PixelScorer:
+        return PixelScorer(self.card, self.card.head.test, device)

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -27,10 +26,10 @@ class TrainTransform:
         self.height, self.width = pair(data.size)
         self.fill = [round(255 * value) for value in data.mean]
 
-    def __call__(self, image: Image.Image, mask: np.ndarray, rng: random.Random) -> tuple[Tensor, Tensor]:
+    def __call__(self, image: Image.Image, mask: Tensor, rng: random.Random) -> tuple[Tensor, Tensor]:
         height, width = fitted(image.height, image.width, self.data.short, self.data.long)
         size = scaled(height, width, rng.uniform(*self.augment.scale))
-        pixels, classes = to_pixels(image, size), resize_masks(torch.from_numpy(mask.astype(np.int16))[None], size)
+        pixels, classes = to_pixels(image, size), resize_masks(mask[None], size)
         pixels, classes = self._crop(pixels, classes, rng)
         if rng.random() < self.augment.hflip:
             pixels, classes = F.horizontal_flip(pixels), F.horizontal_flip(classes)
