@@ -85,6 +85,25 @@ def test_every_source_holds_the_same(folder: Path, tmp_path: Path, kind: str, mo
     assert content(val) == content(open_split(Data(path=str(folder)), "val"))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_tar_file_per_class(folder: Path, tmp_path: Path, nested: bool) -> None:
+    out = tmp_path / "tars"
+    for split in ("train", "val"):
+        (out / split).mkdir(parents=True)
+        for name in CLASSES:
+            with tarfile.open(out / split / f"{name}.tar", "w") as archive:
+                for path in sorted((folder / split / name).iterdir()):
+                    add(archive, path.name, path.read_bytes())
+        if nested:
+            with tarfile.open(out / f"{split}.tar", "w") as archive:
+                for path in sorted((out / split).iterdir()):
+                    add(archive, path.name, path.read_bytes())
+            shutil.rmtree(out / split)
+    found = open_split(Data(path=str(out)), "train")
+    assert found.classes == CLASSES
+    assert content(found) == content(open_split(Data(path=str(folder)), "train"))
+
+
 def test_tar_is_read_by_several_processes_at_once(folder: Path, tmp_path: Path) -> None:
     from sightline.data.loader import BrokenImages, ItemLoader, Items
 
@@ -113,15 +132,17 @@ def refuse(message: str, data: Data, which: str = "train", classes: tuple[str, .
 
 
 def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
-    refuse("there is no such folder or file", Data(path=str(tmp_path / "nowhere")))
+    refuse("nowhere: there is no such folder", Data(path=str(tmp_path / "nowhere")))
     refuse("there is no split val or validation or test or eval; it holds train", _without(folder, "val"), "val")
     refuse("there is no split dev", Data(path=str(folder), train_split="dev"))
     (tmp_path / "text.txt").write_text("x")
-    refuse("not a folder or a tar file", Data(path=str(tmp_path / "text.txt")), "val")
+    refuse("text.txt: there is no such folder or tar file", Data(path=str(tmp_path / "text.txt")), "val")
     refuse("one file holds no splits", Data(path=str(as_tar(folder, tmp_path / "tars") / "train.tar")))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/train.tar").write_bytes(b"no archive")
-    refuse("no images found in it as a tar file", Data(path=str(tmp_path / "bad")))
+    refuse("train.tar: not a readable tar file", Data(path=str(tmp_path / "bad")))
+    tarfile.open(tmp_path / "bad/train.tar", "w").close()
+    refuse("train.tar: no images", Data(path=str(tmp_path / "bad")))
 
 
 def _without(folder: Path, split: str) -> Data:
@@ -131,7 +152,7 @@ def _without(folder: Path, split: str) -> Data:
 
 def test_empty_and_single_classes(folder: Path) -> None:
     (folder / "train/violet").mkdir()
-    refuse("no images of class violet; fill the folder or remove it", Data(path=str(folder)))
+    refuse("no images of class violet", Data(path=str(folder)))
     (folder / "train/violet").rmdir()
     (folder / "val/violet").mkdir()
     open_split(Data(path=str(folder)), "val", CLASSES)  # nothing to evaluate of a class is no error

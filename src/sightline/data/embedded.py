@@ -42,11 +42,8 @@ def _caches() -> list[Path]:
         return [Path(given)]
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     # Per user: another user's folder could neither be written to nor trusted.
-    return [Path(user) / "sightline", Path(tempfile.gettempdir()) / f"sightline-{_user()}"]
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
+    owner = os.getuid() if hasattr(os, "getuid") else 0
+    return [Path(user) / "sightline", Path(tempfile.gettempdir()) / f"sightline-{owner}"]
 
 
 def _unpack(folder: Path) -> Path:

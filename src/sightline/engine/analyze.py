@@ -173,6 +173,4 @@ def _batches(
 def thinned(split: Split, limit: int) -> Split:
     """At most `limit` images of a split, evenly spread over its classes."""
     by_class = sorted(range(len(split)), key=lambda i: split.targets[i])
-    targets = dict(zip(split.indices, split.targets, strict=True))
-    chosen = [split.indices[i] for i in sorted(spread(by_class, limit))]
-    return Split(split.reader, targets, split.classes, split.title, chosen)
+    return split.subset(sorted(spread(by_class, limit)))

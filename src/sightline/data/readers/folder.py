@@ -1,8 +1,7 @@
 """One folder of images per class, and what else may be in it: other files, links, stray images.
 
 The class of an image is the folder right below the split, however deep the image lies in it. Links to images and to
-folders are followed; a folder that would be read twice, as in a loop, is an error. Hidden
-files are ignored.
+folders are followed; a folder that would be read twice, as in a loop, is an error. Hidden files are ignored.
 """
 
 import os
@@ -10,46 +9,56 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from timm.data.readers.reader_image_folder import ReaderImageFolder
 from timm.utils.misc import natural_key
 
 from sightline.data.images import EXTENSIONS
+from sightline.data.readers import Reader
 from sightline.util.errors import FileError
 
 
-class FolderReader(ReaderImageFolder):
-    """timm's reader of folders, with every image format that Pillow reads.
+class FolderReader(Reader):
+    """A folder per class, with every image format that Pillow reads.
 
     Args:
         root: the folder of a split.
         classes: names in the order of the labels; by default the folders with images, numbers in them in their order.
 
-    Attributes:
-        samples: path and class of every image, in the order of the paths.
-        class_to_idx: classes and their labels.
-        empty: folders without images.
-        strange: folders with images that are none of `classes`.
-        notes: what was passed over or looks wrong, one line each.
+    Raises:
+        FileError: no images, none of a class, or some of a class that is not in `classes`.
     """
 
     def __init__(self, root: str, classes: tuple[str, ...] | None = None) -> None:
         self.root = root
-        found: dict[str, list[str]] = {}
         self._others: list[str] = []
         self._seen = {_inode(root): root}
         self._lent: list[tuple[str, str]] = []
+        found: dict[str, list[str]] = {}
         for item in sorted(_entries(root), key=lambda item: natural_key(item.name)):
             if item.is_dir():
                 found[item.name] = list(self._images(item.path, item.name))
             else:
                 self._others.append(item.path)
-        full = [name for name, paths in found.items() if paths]
-        self.empty = [name for name, paths in found.items() if not paths]
-        self.strange = [name for name in full if name not in (classes or full)]
-        self.class_to_idx = {name: i for i, name in enumerate(classes or full)}
-        pairs = ((path, self.class_to_idx[name]) for name in full if name in self.class_to_idx for path in found[name])
-        self.samples = sorted(pairs, key=lambda pair: natural_key(pair[0]))
+        full = tuple(name for name, paths in found.items() if paths)
+        if not full:
+            raise FileError(f"{root}: no images in it; it needs a folder with images for every class")
+        if classes is None and (empty := [name for name in found if name not in full]):
+            raise FileError(f"{root}: no images of class {', '.join(empty[:4])}; fill its folder or remove it")
+        self.classes = classes or full
+        numbers = {name: i for i, name in enumerate(self.classes)}
+        # Images of a class that is not in training would be left out silently.
+        if strange := [name for name in full if name not in numbers]:
+            known = len(numbers)
+            raise FileError(f"{root}: class {strange[0]!r} is not among the {known} of training; rename the folder")
+        pairs = [(path, numbers[name]) for name in full for path in found[name]]
+        pairs.sort(key=lambda pair: natural_key(pair[0]))
+        self.paths, self.targets = [path for path, _ in pairs], [target for _, target in pairs]
         self.notes = self._notes()
+
+    def source(self, index: int) -> str:
+        return self.paths[index]
+
+    def name(self, index: int) -> str:
+        return os.path.relpath(self.paths[index], self.root)
 
     def _images(self, folder: str, name: str) -> Iterator[str]:
         """The images below a folder of the class `name`."""

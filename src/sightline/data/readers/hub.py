@@ -1,11 +1,12 @@
-"""A Hugging Face dataset as a reader: the bytes of an image and its label, in any order."""
+"""A Hugging Face dataset: the bytes of an image and its label, in any order."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import datasets
-from timm.data.readers.reader import Reader
+
+from sightline.data.readers import Reader
+from sightline.util.errors import FileError
 
 
 class HubReader(Reader):
@@ -14,32 +15,33 @@ class HubReader(Reader):
     Args:
         name: as `load_dataset` takes it; remote code is never run.
         split: of the dataset.
-        image_key, label_key: its columns; a missing one is a KeyError with the columns that there are.
+        classes: names in the order of the labels; by default those of the dataset.
+        image_key, label_key: its columns.
     """
 
-    def __init__(self, name: str, split: str, image_key: str = "image", label_key: str = "label") -> None:
-        super().__init__()
+    def __init__(
+        self, name: str, split: str, classes: tuple[str, ...] | None, image_key: str = "image", label_key: str = "label"
+    ) -> None:
         loaded: Any = datasets.load_dataset(name, split=split)
         for key in (image_key, label_key):
             if key not in loaded.features:
-                raise KeyError(key, *loaded.features)
+                known = ", ".join(loaded.features)
+                raise FileError(f"{name}: no column {key!r} among {known}; give --data.image_key and --data.label_key")
         self.rows = loaded.cast_column(image_key, datasets.Image(decode=False))
         self.image_key = image_key
-        labels = self.rows[label_key]
-        feature = loaded.features[label_key]
-        names = getattr(feature, "names", None) or sorted({str(label) for label in labels})
-        self.classes: tuple[str, ...] = tuple(str(name) for name in names)
-        of = {name: i for i, name in enumerate(self.classes)}
-        numbered = hasattr(feature, "names")
-        self.targets = [int(label) if numbered else of[str(label)] for label in labels]
+        labels, names = loaded[label_key], getattr(loaded.features[label_key], "names", None)
+        if names is None:
+            names = classes or sorted({str(label) for label in labels})
+            numbers = {name: i for i, name in enumerate(names)}
+            if unknown := {str(label) for label in labels} - numbers.keys():
+                raise FileError(f"{name}: label {min(unknown)!r} is not one of the {len(numbers)} classes")
+            labels = [numbers[str(label)] for label in labels]
+        self.classes = classes or tuple(map(str, names))
+        self.targets = [int(label) for label in labels]
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[io.BytesIO, int]:
+    def source(self, index: int) -> bytes:
         image = self.rows[index][self.image_key]
-        data = image.get("bytes") or Path(image["path"]).read_bytes()
-        return io.BytesIO(data), self.targets[index]
+        return image.get("bytes") or Path(image["path"]).read_bytes()
 
-    def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
+    def name(self, index: int) -> str:
         return str(self.rows[index][self.image_key].get("path") or index)
