@@ -240,10 +240,7 @@ def test_a_card_names_no_other_files(tmp_path: Path, capsys: CAPTURE) -> None:
         (["--checkpoint", "MODEL", "--data", "DATA", "--batch-size", "many"], "many"),
         (["--checkpoint", "MODEL", "--data", "DATA", "--device", "quantum"], "--device"),
         (["--checkpoint", "MODEL", "--data", "DATA", "--precision", "fp61"], "--precision"),
-        (
-            ["--checkpoint", "MODEL", "--data", "DATA", "--on-error", "skp"],
-            "--on-error",
-        ),
+        (["--checkpoint", "MODEL", "--data", "DATA", "--on-error", "skp"], "--on-error"),
         (["--checkpoint", "MODEL", "--data", "DATA", "--limit", "0"], "--limit"),
         (["--checkpoint", "MODEL", "--data", "DATA", "--out", "MODEL"], "--out"),
         (["--checkpoint", "MODEL", "--data", "DATA", "--out", "/proc/x"], "/proc/x"),

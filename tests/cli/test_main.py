@@ -19,6 +19,7 @@ from sightline.util.errors import InputError
 
 SOURCE = Path(sightline.__file__).parents[1]
 PYTHON = {**os.environ, "PYTHONPATH": str(SOURCE)}
+UNREGISTERED = {**PYTHON, "SIGHTLINE_REGISTER": "0"}  # starts without torch
 # A stand-in for the package, so that only what the command line itself imports is loaded.
 WITHOUT_TORCH = f"""
 import sys, types
@@ -49,23 +50,21 @@ def test_the_real_command_answers_help_without_torch() -> None:
     assert not {"torch", "timm", "numpy", "rich"} & imported
 
 
-@pytest.mark.slow
 def test_module_exits_with_two_and_one_line() -> None:
-    run = [sys.executable, "-m", "sightline", "info", "inline_deit_tny"]
-    done = subprocess.run(run, env=PYTHON, capture_output=True, text=True)
+    run = [sys.executable, "-m", "sightline", "lst"]
+    done = subprocess.run(run, env=UNREGISTERED, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("sightline: error: ")
-    assert "'inline_deit_tny'" in done.stderr
-    assert "did you mean 'inline_deit_tiny'?\n" in done.stderr
+    assert "'lst'" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_closed_pipe_is_silent() -> None:
     read, write = os.pipe()
     os.close(read)
-    run = [sys.executable, "-m", "sightline", "list"]
-    done = subprocess.run(run, env=PYTHON, stdout=write, stderr=subprocess.PIPE, text=True)
+    run = [sys.executable, "-m", "sightline", "--version"]
+    done = subprocess.run(run, env=UNREGISTERED, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert done.returncode == 141
     assert done.stderr == ""
@@ -92,7 +91,7 @@ def test_help_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> Non
         (["info", "inline_deit_tiny", "--num-classes", "x"], ["--num-classes", "'x'"]),
         (["info", "inline_deit_tiny", "--num-classes"], ["--num-classes"]),
         (["convert", "a.pth"], ["OUT"]),
-        (["analyze", "maps", "a.png", "--view", "layer"], ["--view", "'layer'", "did you mean 'layers'?"]),
+        (["analyze", "maps", "a.png", "--view", "layer"], ["--view", "'layer'", "layers"]),
         (["analyze", "injectivity", "--scale", "x"], ["--scale", "'x'"]),
         (["info", "\x1b[31mred"], ["'\\x1b[31mred'"]),
     ],

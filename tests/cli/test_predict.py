@@ -169,11 +169,8 @@ def test_broken_images(tmp_path: Path, capsys: CAPTURE, weights: str) -> None:
         (["--checkpoint", "MODEL"], "IMAGE"),
         (["none.png", "--checkpoint", "MODEL"], "none.png"),
         (["", "--checkpoint", "MODEL"], "path is empty"),
-        (["IMAGE", "--checkpoint", "MODEL", "--on-error", "skp"], "did you mean 'skip'?"),
-        (
-            ["IMAGE", "--checkpoint", "MODEL", "--attention", "/proc/x"],
-            "/proc/x",
-        ),
+        (["IMAGE", "--checkpoint", "MODEL", "--on-error", "skp"], "'skp'"),
+        (["IMAGE", "--checkpoint", "MODEL", "--attention", "/proc/x"], "/proc/x"),
         (["IMAGE", "--checkpoint", "MODEL", "--attention", "/proc/x.png"], "/proc"),
         (["EMPTY", "--checkpoint", "MODEL"], "no images in this folder"),
         (["EMPTY/*.png", "--checkpoint", "MODEL"], "no file matches"),

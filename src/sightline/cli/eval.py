@@ -1,37 +1,34 @@
 """`sightline eval`: evaluate a model, at any sizes and with any label sets."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from sightline.cli.options import Command, option
-from sightline.cli.output import Column, bar, show
+from sightline.cli.options import Command, option, required
+from sightline.cli.output import Column, bar, number, print_json, show
 from sightline.tasks.dense.config import BY_CLASS, DETECTION, SEGMENTATION
 from sightline.util.errors import InputError
-from sightline.util.files import check_writable
+from sightline.util.files import check_writable, jsonable
 from sightline.util.names import format_size, parse_model_args, parse_sizes
 
 if TYPE_CHECKING:
-    from sightline.tasks.base import Row, Scores
+    from sightline.tasks.base import Row, Scores, Value
 
 Facts = dict[str, Any]  # JSON
 Found = list[tuple[str, "Scores"]]  # label set and scores, for every size
 SCORES = (
-    Column("size", right=True), Column("labels"), Column("images", right=True), Column("top-1 %", right=True),
-    Column("top-5 %", right=True), Column("balanced %", right=True, wide=True), Column("ECE %", right=True),
-    Column("loss", right=True, wide=True), Column("images/s", right=True, wide=True),
+    number("size"), Column("labels"), number("images"), number("top-1 %"), number("top-5 %"),
+    number("balanced %", wide=True), number("ECE %"), number("loss", wide=True), number("images/s", wide=True),
 )  # fmt: skip
 CLASSES = (
-    Column("class"), Column("images", right=True), Column("accuracy %", right=True), Column("precision %", right=True),
+    Column("class"), number("images"), number("accuracy %"), number("precision %"),
     Column("most often taken for", wide=True),
 )  # fmt: skip
 SEQUENCES = (
-    Column("task"), Column("split"), Column("examples", right=True), Column("accuracy %", right=True),
-    Column("balanced %", right=True), Column("ECE %", right=True), Column("loss", right=True),
-    Column("examples/s", right=True),
+    Column("task"), Column("split"), number("examples"), number("accuracy %"), number("balanced %"), number("ECE %"),
+    number("loss"), number("examples/s"),
 )  # fmt: skip
 SHOWN = 20  # classes in the table; of more, those with the lowest score
 
@@ -46,7 +43,7 @@ class Options:
     ImageNet-V2, by index.
     """
 
-    checkpoint: str | None = option("run folder, or file of weights", metavar="PATH")
+    checkpoint: str = required("run folder, or file of weights", metavar="PATH")
     data: str | None = option(
         "folder, tar file, shards or hfds/NAME; by default what the run was trained with", metavar="PATH"
     )
@@ -93,14 +90,12 @@ def run(options: Options) -> None:
     from sightline.tasks.base import EvalOptions
     from sightline.util.device import choose_device
 
-    if options.checkpoint is None:
-        raise InputError("--checkpoint: expected a run folder or a file of weights; got none")
     sizes: Sequence[tuple[int, int] | None] = parse_sizes(options.img_size) if options.img_size else [None]
     scales = parse_scales(options.scales)
     if options.out is not None:
         check_writable(options.out, "--out")
     loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
-    view = VIEWS.get(loaded.task, DENSE)
+    to_facts, show_scores = VIEWS[loaded.task]
     if not options.json:
         print(f"{loaded.card.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
     wanted = EvalOptions(
@@ -115,16 +110,16 @@ def run(options: Options) -> None:
             for item in evaluate_label_sets(loaded, options.data, replace(wanted, img_size=size)).items()
         ]
     device = str(wanted.device)
-    common = {
-        "checkpoint": str(loaded.path), "model": loaded.title, "parameters": loaded.parameters, "device": device,
+    facts: Facts = {
+        "checkpoint": str(loaded.path), "task": loaded.task, "model": loaded.title, "parameters": loaded.parameters,
+        "device": device, **to_facts(found, options),
     }  # fmt: skip
-    facts = common | ({"task": loaded.task} if view is DENSE else {}) | view.facts(found, options)
     if options.json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
-        view.show(found, device)
+        show_scores(found, device)
     if options.out is not None:
-        written = write_scores(options.out, facts)
+        written = write_scores(options.out, cast(Facts, jsonable(facts)))
         if not options.json:
             print(f"wrote {', '.join(map(str, written))}")
 
@@ -140,32 +135,48 @@ def parse_scales(text: str | None) -> tuple[float, ...]:
     raise InputError(f"--scales: expected comma-separated factors between 0.1 and 8, e.g. 0.5,0.75,1.0; got {text!r}")
 
 
-class View(NamedTuple):
-    """How the scores of a task become JSON and tables."""
-
-    facts: Callable[[Found, Options], Facts]
-    show: Callable[[Found, str], None]
+def _values(scores: "Scores") -> dict[str, float]:
+    return {name: round(value, 4) for name, value in scores}
 
 
-def _rounded(scores: "Scores") -> dict[str, float | None]:
-    return {name: None if value != value else round(value, 4) for name, value in scores}
+def _tables(scores: "Scores") -> Facts:
+    """The scores by class and, if the task has one, the confusion matrix."""
+    matrix = {} if scores.confusion is None else {"confusion": scores.confusion.tolist()}
+    return {"seconds": round(scores.seconds, 3), "per_class": scores.per_class or None, **matrix}
 
 
-def _percent(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None or value != value else f"{value:.{digits}f}"
+def _broken(found: Found) -> list[str]:
+    return list(dict.fromkeys(message for _, scores in found for message in scores.broken))
+
+
+def _cell(value: "Value") -> str:
+    """A name, a count or a percentage; `-` if there is none."""
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.2f}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _show_classes(rows: "list[Row]", key: str, title: str, columns: Sequence[Column], where: str = "") -> None:
+    """The rows that have a score `key`, whose name is `title`; of many, those with the lowest."""
+    rows = [row for row in rows if _cell(row[key]) != "-"]
+    heading = f"By class{where}:"
+    if len(rows) > SHOWN:
+        heading = f"The {SHOWN} classes with the lowest {title}{where}, of {len(rows)}:"
+        rows = sorted(rows, key=lambda row: cast(float, row[key]))[:SHOWN]
+    if rows:
+        print(f"\n{heading}")
+        show(columns, [[str(row["class"]), *(_cell(row[key]) for key in row if key != "class")] for row in rows])
 
 
 def _classifier_facts(found: Found, options: Options) -> Facts:
     first = found[0][1]
     return {
         "data": first.data, "precision": options.precision, "classes": [row["class"] for row in first.per_class],
-        "notes": list(first.notes), "broken": list(dict.fromkeys(b for _, scores in found for b in scores.broken)),
+        "notes": list(first.notes), "broken": _broken(found),
         "results": [
             {
-                "img_size": list(scores.size or ()), "labels": labels, "images": scores.images, **_rounded(scores),
-                "skipped": scores.skipped, "nonfinite": scores.nonfinite, "seconds": round(scores.seconds, 3),
-                "per_class": scores.per_class or None,
-                "confusion": None if scores.confusion is None else scores.confusion.tolist(),
+                "img_size": list(scores.size or ()), "labels": labels, "images": scores.images, **_values(scores),
+                "skipped": scores.skipped, "nonfinite": scores.nonfinite, "confusion": None, **_tables(scores),
             }
             for labels, scores in found
         ],
@@ -178,45 +189,38 @@ def _show_classifier(found: Found, device: str) -> None:
     print("".join(f"{note}\n" for note in first.notes))
     rows = []
     for labels, scores in found:
-        percents = [_percent(scores[key]) for key in ("top1", "top5", "balanced", "ece")]
+        percents = [_cell(scores[key]) for key in ("top1", "top5", "balanced", "ece")]
         rate = scores.images / scores.seconds if scores.seconds else 0.0
         size = format_size(scores.size or ())
         rows.append([size, labels, f"{scores.images:,}", *percents, f"{scores['loss']:.4f}", f"{rate:,.0f}"])
     show(SCORES, rows)
-    for message in dict.fromkeys(b for _, scores in found for b in scores.broken):
+    for message in _broken(found):
         print(f"skipped: {message}")
     for _, scores in found:
         if scores.nonfinite:
             size = format_size(scores.size or ())
             print(f"{scores.nonfinite} images gave outputs that are not finite at {size}; they count as wrong")
-    classes = [(i, row) for i, row in enumerate(first.per_class) if row["images"]]
-    title = f"By class at {format_size(first.size or ())}:"
-    if len(classes) > SHOWN:
-        title = f"The {SHOWN} classes with the lowest accuracy at {format_size(first.size or ())}, of {len(classes)}:"
-        classes = sorted(classes, key=lambda item: item[1]["recall"])[:SHOWN]  # type: ignore[arg-type,return-value]
-    print(f"\n{title}")
-    show(CLASSES, [_class_row(i, row, first) for i, row in classes])
+    classes = [row | {"mistaken": _mistaken(i, first)} for i, row in enumerate(first.per_class)]
+    _show_classes(classes, "recall", "accuracy", CLASSES, f" at {format_size(first.size or ())}")
 
 
-def _class_row(index: int, row: "Row", scores: "Scores") -> list[str]:
-    mistaken = ""
-    if scores.confusion is not None:
-        others = scores.confusion[index].clone()
-        others[index] = 0
-        count = int(others.max())
-        mistaken = f"{scores.per_class[int(others.argmax())]['class']} ({count})" if count else ""
-    numbers = [_percent(row[key], 1) for key in ("recall", "precision")]  # type: ignore[arg-type]
-    return [str(row["class"]), f"{row['images']:,}", *numbers, mistaken]
+def _mistaken(index: int, scores: "Scores") -> str:
+    """The class that the images of a class are most often taken for, and how often."""
+    if scores.confusion is None:
+        return ""
+    others = scores.confusion[index].clone()
+    others[index] = 0
+    count = int(others.max())
+    return f"{scores.per_class[int(others.argmax())]['class']} ({count})" if count else ""
 
 
 def _dense_facts(found: Found, options: Options) -> Facts:
     ((_, scores),) = found
-    facts: Facts = {
+    return {
         **scores.details, "data": scores.data, "precision": options.precision, "broken": list(scores.broken),
-        "images": scores.images, "seconds": round(scores.seconds, 3), "scores": _rounded(scores),
-        "classes": [row["class"] for row in scores.per_class], "per_class": _finite(scores.per_class),
+        "images": scores.images, "scores": _values(scores), "classes": [row["class"] for row in scores.per_class],
+        **_tables(scores),
     }  # fmt: skip
-    return facts if scores.confusion is None else facts | {"confusion": scores.confusion.tolist()}
 
 
 def _show_dense(found: Found, device: str) -> None:
@@ -226,54 +230,35 @@ def _show_dense(found: Found, device: str) -> None:
     if not scores.images:
         print("No image could be used.")
     elif any(value == value for _, value in scores):
-        show([Column(f"{names[name]} %", right=True) for name, _ in scores], [[_percent(value) for _, value in scores]])
+        show([number(f"{names[name]} %") for name, _ in scores], [[_cell(value) for _, value in scores]])
     else:
         print("Nothing in these images can be scored: no objects, or no pixels that count.")
     keys = [key for key in scores.per_class[0] if key != "class"]
-    first = "iou" if "iou" in keys else keys[0]
-    rows = [row for row in _finite(scores.per_class) if row[first] is not None]
-    if not rows:
-        return
-    title = "By class:"
-    if len(rows) > SHOWN:
-        title = f"The {SHOWN} classes with the lowest {BY_CLASS[first]}, of {len(rows)}:"
-        rows = sorted(rows, key=lambda row: row[first])[:SHOWN]
-    print(f"\n{title}")
+    main = "iou" if "iou" in keys else keys[0]
     titles = [BY_CLASS[key] if key == "pixels" else f"{BY_CLASS[key]} %" for key in keys]
-    columns = [Column("class"), *(Column(title, right=True) for title in titles)]
-    show(columns, [[row["class"], *(_cell(row[key]) for key in keys)] for row in rows])
-
-
-def _finite(rows: "list[Row]") -> list[Facts]:
-    return [{key: None if value != value else value for key, value in row.items()} for row in rows]
-
-
-def _cell(value: float | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else _percent(value)
+    _show_classes(scores.per_class, main, BY_CLASS[main], [Column("class"), *map(number, titles)])
 
 
 def _sequence_facts(found: Found, options: Options) -> Facts:
     ((_, scores),) = found
-    return {
-        **scores.details, "examples": scores.images, "seconds": round(scores.seconds, 3), **_rounded(scores),
-        "per_class": scores.per_class,
-        "confusion": None if scores.confusion is None else scores.confusion.tolist(),
-    }  # fmt: skip
+    return {**scores.details, "examples": scores.images, **_values(scores), "confusion": None, **_tables(scores)}
 
 
 def _show_sequences(found: Found, device: str) -> None:
     ((_, scores),) = found
     if scores.details["cut"]:
         print(f"{scores.details['cut']:,} sequences were cut")
-    numbers = [_percent(scores[key]) for key in ("top1", "balanced", "ece")]
+    numbers = [_cell(scores[key]) for key in ("top1", "balanced", "ece")]
     cells = [str(scores.details["task"]), str(scores.details["split"]), f"{scores.images:,}", *numbers]
     show(SEQUENCES, [[*cells, f"{scores['loss']:.4f}", f"{scores.images / scores.seconds:,.0f}"]])
 
 
-DENSE = View(_dense_facts, _show_dense)
-VIEWS = {
-    "classification": View(_classifier_facts, _show_classifier),
-    "sequences": View(_sequence_facts, _show_sequences),
+# How the scores of a task become JSON and tables.
+VIEWS: dict[str, tuple[Callable[[Found, Options], Facts], Callable[[Found, str], None]]] = {
+    "classification": (_classifier_facts, _show_classifier),
+    "segmentation": (_dense_facts, _show_dense),
+    "detection": (_dense_facts, _show_dense),
+    "sequences": (_sequence_facts, _show_sequences),
 }
 
 COMMAND = Command(

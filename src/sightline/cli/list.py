@@ -1,36 +1,25 @@
 """`sightline list`: list the registered models, or the attention mechanisms."""
 
-import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from sightline.cli.options import Command, option, positional
-from sightline.cli.output import Column, show
+from sightline.cli.output import Column, number, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
 
 Row = dict[str, Any]  # of the table, as JSON has it
 
 COLUMNS = (
-    Column("name"),
-    Column("size", right=True),
-    Column("params M", right=True),
-    Column("FLOPs G, published", right=True),
-    Column("top-1", right=True),
-    Column("dims / heads / depths", wide=True),
-    Column("attention", wide=True),
-    Column("family"),
-)
+    Column("name"), number("size"), number("params M"), number("FLOPs G, published"), number("top-1"),
+    Column("dims / heads / depths", wide=True), Column("attention", wide=True), Column("family"),
+)  # fmt: skip
 DIGITS = {"params_m": 2, "flops_g": 1, "top1": 1}
 ATTENTION_COLUMNS = (
-    Column("name"),
-    Column("options"),
-    Column("cost"),
-    Column("extra params", right=True),
-    Column("where", wide=True),
+    Column("name"), Column("options"), Column("cost"), number("extra params"), Column("where", wide=True),
     Column("paper", wide=True),
-)
+)  # fmt: skip
 ATTENTION_NOTE = (
     "Cost: multiply-adds of a head; N tokens, d = head dim, C channels, m landmarks, features or projected keys.\n"
     "Extra params: beyond softmax, in a block of DeiT-Tiny (192 channels, 6 heads), at the options shown.\n"
@@ -62,7 +51,7 @@ def run(options: Options) -> None:
         remedy = nearest(pattern, names, nearest(pattern, parts, "without a pattern all are shown"))
         raise InputError(f"no name matches {pattern!r}; {remedy}")
     if options.json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
     elif options.attention:
         show(ATTENTION_COLUMNS, [_mechanism_cells(row) for row in rows])
         print(f"\n{ATTENTION_NOTE}")

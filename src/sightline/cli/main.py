@@ -5,10 +5,9 @@ stopped by a signal and saved, 130 an interrupt, 141 a closed pipe.
 """
 
 import contextlib
-import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sightline.cli import analyze, bench, convert, eval, info, lra, predict, train
 from sightline.cli import list as list_models
@@ -30,16 +29,18 @@ COMMANDS: "dict[str, Command | Group]" = {
     "predict": predict.COMMAND,
     "analyze": analyze.COMMAND,
 }
-HELP = ("-h", "--help")
-REMEDIES = {
-    errno.EACCES: "check its permissions",
-    errno.EPERM: "check its permissions",
-    errno.EROFS: "give a path that can be written",
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path",
-    errno.EISDIR: "give a file",
-    errno.ENOSPC: "free some space",
-}
+SIGHTLINE = Group(
+    COMMANDS,
+    "command",
+    help="",
+    description="Vision transformers whose attention costs linear time.",
+    examples=(
+        "  sightline train\n"
+        "  sightline predict photo.jpg --checkpoint runs/quick\n"
+        "  sightline COMMAND --help"
+    ),
+    metavar="COMMAND",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,11 +71,10 @@ def _print_error(text: str) -> None:
 
 
 def _message(error: Exception) -> str:
-    """The message of an error; of the system's with a remedy; of one sent by a loader worker, its last line."""
+    """The message of an error; of the system's with its file and a remedy; of a loader worker's its last line."""
     text = str(error).strip()
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        remedy = REMEDIES.get(error.errno or 0)
-        return f"{error.filename}: {error.strerror.lower()}{f'; {remedy}' if remedy else ''}"
+        return f"{error.filename}: {error.strerror.lower()}; check the path, its permissions and the space left"
     if text.startswith("Caught ") and "DataLoader worker" in text:
         return text.splitlines()[-1].partition(": ")[2]
     return text
@@ -82,52 +82,37 @@ def _message(error: Exception) -> str:
 
 def _dispatch(argv: list[str]) -> int:
     """Find the command, read its options, run it."""
-    name = next((word for word in argv if not word.startswith("-")), None)
-    if name is None:
-        return _top(argv)
-    words = argv[: argv.index(name)]
-    command, prog, rest = _named(name, COMMANDS, "command"), f"sightline {name}", argv[argv.index(name) + 1 :]
-    if isinstance(command, Group):
-        what = rest[0] if rest else ""
-        if what.startswith("-") or not what:
-            if set(HELP) & {*words, *rest}:
-                return _help(prog, command.description, command.commands, "WHAT", f"examples:\n{command.examples}")
-            raise InputError(f"analyze what? give one of {', '.join(command.commands)}; see `{prog} --help`")
-        command, prog, rest = _named(what, command.commands, f"{name} {command.noun}"), f"{prog} {what}", rest[1:]
-    assert isinstance(command, Command)
+    command: Command | Group = SIGHTLINE
+    prog, rest = "sightline", argv
+    while isinstance(command, Group):
+        name = next((word for word in rest if not word.startswith("-")), None)
+        if name is None:
+            return _without_command(command, prog, rest)
+        if name not in command.commands:
+            remedy = nearest(name, command.commands, f"expected one of {', '.join(command.commands)}")
+            raise InputError(f"no {command.noun} {name!r}; {remedy}")
+        command, prog, at = command.commands[name], f"{prog} {name}", rest.index(name)
+        rest = rest[:at] + rest[at + 1 :]
     try:
-        options = parse(command, prog, [*words, *rest])
+        options = parse(command, prog, rest)
     except SystemExit as done:  # after --help
         return int(done.code or 0)
     return command.run(options) or 0
 
 
-def _named(name: str, commands: "Mapping[str, Command | Group]", noun: str) -> "Command | Group":
-    if name not in commands:
-        remedy = nearest(name, commands, f"expected one of {', '.join(commands)}")
-        raise InputError(f"no {noun} {name!r}; {remedy}")
-    return commands[name]
-
-
-def _top(argv: Sequence[str]) -> int:
-    """`sightline` without a command."""
-    if set(HELP) & set(argv):
-        description = "Vision transformers whose attention costs linear time."
-        return _help("sightline", description, COMMANDS, "COMMAND", "`sightline COMMAND --help` describes a command.")
-    if "--version" in argv:
+def _without_command(group: Group, prog: str, argv: Sequence[str]) -> int:
+    """Print the help of a command that has subcommands, or the version."""
+    if "--version" in argv and group is SIGHTLINE:
         print(f"sightline {VERSION}")
         return 0
-    got = f"got {argv[0]!r}" if argv else "got none"
-    raise InputError(f"no command: expected one of {', '.join(COMMANDS)}, or --help; {got}")
-
-
-def _help(prog: str, description: str, commands: "Mapping[str, Command | Group]", metavar: str, epilog: str) -> int:
-    """Print the help of a command that has subcommands."""
-    parser = Parser(prog, description, epilog)
-    if prog == "sightline":
+    if not {"-h", "--help"} & set(argv):
+        expected = f"expected one of {', '.join(group.commands)}; see `{prog} --help`"
+        raise InputError(f"no {group.noun}: {expected}; got {' '.join(argv) or 'none'}")
+    parser = Parser(prog, group.description, f"examples:\n{group.examples}")
+    if group is SIGHTLINE:
         parser.add_argument("--version", action="store_true", help="show the version and exit")
-    table = parser.add_subparsers(metavar=metavar, title="commands")
-    for name, command in commands.items():
+    table = parser.add_subparsers(metavar=group.metavar, title="commands")
+    for name, command in group.commands.items():
         table.add_parser(name, help=command.help, prog="", description="", epilog="")
     parser.print_help()
     return 0

@@ -9,36 +9,22 @@ A boolean is a switch, a tuple an option that can be repeated (or a positional t
 as typed; numbers and choices are converted, and a value that cannot be is an `InputError` naming option and value.
 """
 
-from argparse import ArgumentError, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import getdoc
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from sightline.util.errors import InputError
-from sightline.util.names import closest, nearest
+from sightline.util.names import closest
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-class Fields(Protocol):
-    """Any dataclass."""
-
-    __dataclass_fields__: "ClassVar[dict[str, Field[Any]]]"
-
-
-T = TypeVar("T", bound=Fields)
+T = TypeVar("T", bound="DataclassInstance")
 V = TypeVar("V")
-
-
-def reject_given(options: Mapping[str, object], why: str) -> None:
-    """Reject options that have no effect here, if one was given.
-
-    Raises:
-        InputError: names those that were given.
-    """
-    if given := [name for name, value in options.items() if value]:
-        raise InputError(f"{', '.join(given)}: {why}")
 
 
 @dataclass(frozen=True)
@@ -57,11 +43,12 @@ class Command(Generic[T]):
 class Group:
     """A command with subcommands, `sightline NAME WHAT ...`; `noun` names one of them in messages."""
 
-    commands: "dict[str, Command[Any]]"
+    commands: "Mapping[str, Command[Any] | Group]"
     noun: str
     help: str
     description: str
     examples: str
+    metavar: str = "WHAT"
 
 
 def positional(help: str, *, optional: bool = False) -> Any:
@@ -74,6 +61,11 @@ def option(help: str, *, default: V = None, metavar: str | None = None) -> V:  #
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
+def required(help: str, *, metavar: str) -> Any:
+    """Declare an option that must be given."""
+    return field(metadata={"help": help, "metavar": metavar})
+
+
 class Parser(ArgumentParser):
     """An argparse parser that raises `InputError` instead of printing its usage and exiting."""
 
@@ -82,7 +74,7 @@ class Parser(ArgumentParser):
         description = "\n\n".join(fill(text, width) for text in description.split("\n\n"))
         super().__init__(
             prog=prog, usage=usage, description=description, epilog=epilog, allow_abbrev=False, exit_on_error=False,
-            formatter_class=RawDescriptionHelpFormatter,
+            formatter_class=RawDescriptionHelpFormatter, argument_default=SUPPRESS,
         )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
@@ -109,18 +101,14 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
         raise InputError(f"{error.argument_name}: {error.message}; see `{prog} --help`") from error
     except InputError as error:
         raise InputError(f"{error}; see `{prog} --help`") from error
-    given = vars(parsed)
-    values: dict[str, object] = {}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(parsed).items()}
     for item in fields(command.options):
         if "keys" in item.metadata:
-            values[item.name] = {key: given[key] for key, _ in item.metadata["keys"]() if given[key] is not None}
-        elif given[item.name] is not None:
-            value = given[item.name]
-            values[item.name] = tuple(value) if isinstance(value, list) else value
-    return command.options(**values)
+            given[item.name] = {key: given.pop(key) for key, _ in item.metadata["keys"]() if key in given}
+    return command.options(**given)
 
 
-def _add(parser: Parser, item: "Field[object]", kind: object) -> None:
+def _add(parser: Parser, item: "Field[object]", kind: Any) -> None:
     """Add the argument of one field to the parser, or one for each key of a configuration."""
     if "keys" in item.metadata:
         for key, help in item.metadata["keys"]():
@@ -137,42 +125,14 @@ def _add(parser: Parser, item: "Field[object]", kind: object) -> None:
     elif several:
         parser.add_argument(flag, action="append", help=help, metavar=metavar)
     else:
-        parser.add_argument(flag, type=_converter(kind), help=help, metavar=metavar)
+        choices = get_args(kind) if get_origin(kind) is Literal else None
+        single = str if choices else next(iter(get_args(kind)), kind)  # X of X | None
+        needed = item.default is MISSING
+        parser.add_argument(flag, type=single, choices=choices, help=help, metavar=metavar, required=needed)
 
 
 def _percent(text: str) -> str:
     return text.replace("%", "%%")
-
-
-def _converter(kind: object) -> Callable[[str], object]:
-    """The conversion of an option's text to its type: str, int, float or one of the choices of a Literal."""
-    members = [member for member in get_args(kind) if member is not type(None)]
-    if get_origin(kind) is Literal:
-        return lambda text: _choice(text, members)
-    if members:  # X | None
-        return _converter(members[0])
-    return _whole if kind is int else _number if kind is float else str
-
-
-def _choice(text: str, choices: Sequence[str]) -> str:
-    if text not in choices:
-        remedy = nearest(text, choices)
-        raise ArgumentTypeError(f"expected one of {', '.join(choices)}; got {text!r}{remedy and f'; {remedy}'}")
-    return text
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ArgumentTypeError(f"expected a whole number, got {text!r}") from error
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ArgumentTypeError(f"expected a number, got {text!r}") from error
 
 
 def _expand(argv: Sequence[str], aliases: Mapping[str, str]) -> Iterator[str]:

@@ -9,15 +9,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from sightline.util.errors import WeightsWarning
 from sightline.util.files import jsonable
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-
-LOGGERS = ("accelerate", "datasets", "huggingface_hub", "timm", "torch", "torch.utils.cpp_extension")
 # Control characters, line separators, bidirectional overrides and halves of surrogate pairs.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LONGEST = 2000  # characters of a line
@@ -26,29 +22,20 @@ LONGEST = 2000  # characters of a line
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence the warnings of libraries, unless python -W or PYTHONWARNINGS asks for them; errors still show."""
-    before = {name: logging.getLogger(name).level for name in LOGGERS}
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
             warnings.simplefilter("default", WeightsWarning)
             warnings.showwarning = _show_warning
-            for name in LOGGERS:
-                logging.getLogger(name).setLevel(logging.ERROR)
+            logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            for name, level in before.items():
-                logging.getLogger(name).setLevel(level)
+            logging.disable(before)
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print one of our own warnings as one line."""
     print(f"sightline: warning: {one_line(str(message))}", file=sys.stderr, flush=True)
 
@@ -73,10 +60,15 @@ class Column:
     wide: bool = False
 
 
+def number(title: str, wide: bool = False) -> Column:
+    """A column of numbers."""
+    return Column(title, right=True, wide=wide)
+
+
 def show(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: drawn by rich on a terminal, plain and as wide as needed in a pipe or a file."""
     rows = [[escaped(cell) for cell in row] for row in rows]
-    if sys.stdout is not None and sys.stdout.isatty():
+    if _is_terminal(sys.stdout):
         _show_rich(columns, rows)
         return
     for line in plain(columns, rows):
@@ -139,32 +131,29 @@ class Progress:
     """
 
     def __init__(self, unit: str, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
         self.unit, self.total, self.count, self.label = unit, total, 0, ""
         self.start = time.monotonic()
-        self._bar: Bar | None = None
+        columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
+                   TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.description}"))  # fmt: skip
+        console = Console(stderr=True)
+        self._bar = Bar(*columns, console=console, transient=True, disable=not _is_terminal(sys.stderr))
+        self._task = self._bar.add_task("", total=total, rate="")
 
     def __enter__(self) -> "Progress":
-        if sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
-                       TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.description}"))  # fmt: skip
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._bar.add_task("", total=self.total, rate="")
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def begin(self, label: str) -> None:
         """Name the step that starts now."""
         self.label = label
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], description=label)
+        self._bar.update(self._task, description=label)
 
     def step(self, label: str) -> None:
         """Count a step that is named only when it is done."""
@@ -173,33 +162,30 @@ class Progress:
 
     def done(self, result: str = "") -> None:
         """Count a step."""
-        self.count += 1
-        pace = (time.monotonic() - self.start) / self.count
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], advance=1, rate=f"{pace:.1f} s each")
-        elif sys.stderr is not None:
-            rate = f"{pace:.1f} s each, about {pace * max(self.total - self.count, 0):.0f} s left"
+        self.advance(1)
+        if self._bar.disable and sys.stderr is not None:
+            rate = f"{self.pace:.1f} s each, about {self.pace * max(self.total - self.count, 0):.0f} s left"
             line = f"[{self.count}/{self.total} {self.unit}, {rate}] {self.label}: {result}"
             print(line, file=sys.stderr, flush=True)
+
+    def advance(self, count: int) -> None:
+        """Count steps on the bar alone."""
+        self.count += count
+        self.pace = max(time.monotonic() - self.start, 1e-9) / max(self.count, 1)  # seconds per step
+        rate = f"{self.pace:.1f} s each" if self.pace > 1 else f"{1 / self.pace:,.0f} {self.unit}/s"
+        self._bar.update(self._task, advance=count, rate=rate)
 
 
 @contextmanager
 def bar(total: int, title: str) -> Iterator[Callable[[int], None]]:
     """A progress bar over `total` images on a terminal, nothing in a file; yields the function that advances it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-    from rich.text import Text
+    with Progress("images", total) as progress:
+        progress.begin(title)
+        yield progress.advance
 
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text("" if task.speed is None else f"{task.speed:,.0f} images/s")
 
-    console = Console(stderr=True)
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda count: progress.advance(task, count)
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
 
 
 def print_json(value: object) -> None:

@@ -1,20 +1,20 @@
 """`sightline predict`: classify, segment or detect in images, and draw attention maps."""
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from sightline.cli.options import Command, option, positional, reject_given
-from sightline.cli.output import Column, show
+from sightline.cli.options import Command, option, positional, required
+from sightline.cli.output import Column, number, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.files import write_result
 from sightline.util.names import parse_model_args, parse_size
 
-if TYPE_CHECKING:
-    from sightline.tasks.base import Loaded
-
 Fact = dict[str, Any]  # JSON
-COLUMNS = (Column("rank", right=True), Column("index", right=True), Column("probability", right=True), Column("class"))
+COLUMNS = (number("rank"), number("index"), number("probability"), Column("class"))
+OF_CLASSIFIERS = ("attention", "query", "top", "img_size")
+NOT_FOR = {
+    "classification": ("out", "score"), "segmentation": (*OF_CLASSIFIERS, "score"), "detection": OF_CLASSIFIERS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
     """
 
     image: tuple[str, ...] = positional("images, folders or patterns")
-    checkpoint: str | None = option("run folder, or file of weights, public ones as published", metavar="PATH")
+    checkpoint: str = required("run folder, or file of weights, public ones as published", metavar="PATH")
     top: int = option("classes to print; by default 5", default=5, metavar="K")
     attention: str | None = option(
         "draw attention maps: a PNG file, or a folder for several images; needs matplotlib", metavar="PATH"
@@ -63,13 +63,11 @@ def run(options: Options) -> None:
     from sightline.hub import load
     from sightline.tasks.classification.predict import Classified
 
-    if options.checkpoint is None:
-        raise InputError("--checkpoint: expected a run folder or a file of weights; got none")
     paths = find_images(options.image)
     query = parse_query(options.query)
     size = None if options.img_size is None else parse_size(options.img_size)
     loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
-    _check_options(options, loaded)
+    _check_options(options, loaded.task)
     classifies = loaded.task == "classification"
     target, name = (options.attention, "--attention") if classifies else (options.out, "--out")
     pictures = picture_files(target, paths, name)
@@ -101,26 +99,17 @@ def run(options: Options) -> None:
         if not options.json:
             _print(fact)
     if options.json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     elif options.attention is not None and pictures:
         print(f"wrote {options.attention}")
 
 
-def _check_options(options: Options, loaded: "Loaded") -> None:
+def _check_options(options: Options, task: str) -> None:
     """Reject options that the task of the weights does not have."""
-    if loaded.task == "classification":
-        reject_given(
-            {"--out": options.out != Options.out, "--score": options.score != Options.score},
-            "for segmentation and detection; leave it out for a classifier",
-        )
-        return
-    classifiers = {
-        "--attention": options.attention, "--query": options.query, "--top": options.top != Options.top,
-        "--img-size": options.img_size,
-    }  # fmt: skip
-    reject_given(classifiers, f"for classifiers; leave it out for {loaded.task}")
-    if loaded.task == "segmentation":
-        reject_given({"--score": options.score != Options.score}, "for detection; leave it out for segmentation")
+    given = [name for name in NOT_FOR.get(task, ()) if getattr(options, name) != getattr(Options, name)]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise InputError(f"{names}: the weights are of {task}, which has no such option; leave it out")
 
 
 def _print(fact: Fact) -> None:
