@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import nn
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from sightline.models.base import Arguments
 from sightline.models.factory import variant_name
@@ -22,7 +22,7 @@ from sightline.tasks.public import open_public
 from sightline.tasks.registry import task_of
 from sightline.util.device import choose_device
 from sightline.util.errors import FileError, InputError
-from sightline.util.files import write_atomic
+from sightline.util.files import file_digest, write_atomic
 from sightline.util.provenance import VERSION
 
 Shape = tuple[int, ...]
@@ -160,8 +160,33 @@ def convert(
             built = build(file, choice)
     except MismatchError as error:
         raise _with_remedy(error, file, name) from error
-    _write(built, out, choice.identity)
+    identity = choice.identity
+    metadata = {"sightline": VERSION, "model": identity.name, "model_args": json.dumps(identity.kwargs)}
+    write_tensors(out, built.state_dict(), {"format": "pt", **metadata})
     return _describe(file, choice, built, out)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors as safetensors, and read the file back; those that share memory are written separately.
+
+    Raises:
+        OSError: no space or no permission; the file before is intact.
+    """
+    plain: dict[str, Tensor] = {}
+    addresses: set[int] = set()
+    for key, value in tensors.items():
+        tensor = value.detach().to("cpu").contiguous()
+        address = tensor.untyped_storage().data_ptr()
+        plain[key] = tensor.clone() if address in addresses else tensor
+        addresses.add(address)
+    data = save(plain, metadata)
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(data)
+        if file_digest(temporary) != sha256(data).hexdigest():
+            raise OSError(f"{path.name} is not read back as it was written")
+
+    write_atomic(path, write)
 
 
 def _classifier_weights(weights: Weights) -> Weights:
@@ -184,20 +209,6 @@ def _check_target(out: Path, force: bool) -> Path:
     if out.exists() and not force:
         raise InputError(f"{out}: exists already; choose another name, or pass --force (force=True) to replace it")
     return out
-
-
-def _write(model: nn.Module, out: Path, identity: Identity) -> None:
-    metadata = {
-        "format": "pt",
-        "sightline": VERSION,
-        "model": identity.name,
-        "model_args": json.dumps(identity.kwargs),
-    }
-    state = {key: value.contiguous() for key, value in model.state_dict().items()}
-    try:
-        write_atomic(out, lambda temporary: save_file(state, temporary, metadata))
-    except SafetensorError as error:
-        raise FileError(f"{out}: cannot be written ({error}); is there room on the disk?") from error
 
 
 def _describe(file: Checkpoint, choice: Choice, model: nn.Module, out: Path) -> Conversion:

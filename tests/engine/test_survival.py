@@ -185,7 +185,7 @@ for step in range(3, 100):
         wrapped = lambda f: dying(f, moment)
         os.fsync, Path.rename = wrapped(os.fsync), wrapped(Path.rename)
         checkpoint.shutil.rmtree = wrapped(checkpoint.shutil.rmtree)
-        checkpoint.safetensors.torch.save_file = wrapped(checkpoint.safetensors.torch.save_file)
+        Path.write_bytes, Path.replace = wrapped(Path.write_bytes), wrapped(Path.replace)
         save(step)
         os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -15,17 +15,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from sightline.engine.errors import NonFiniteError, RunError, SaveError, Stopped
+from sightline.engine.checkpoint import SaveError
 from sightline.engine.optimize import make_optimizer
 from sightline.engine.run_folder import RunFolder
 from sightline.engine.settings import load_recipe, resolve, to_yaml
-from sightline.engine.signals import STOPPING, StopSignals
+from sightline.engine.signals import STOPPING, Stopped, StopSignals
 from sightline.engine.train import train as sightline_train
-from sightline.engine.trainer import Trainer
+from sightline.engine.trainer import NonFiniteError, Trainer
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.create import create
+from sightline.util.errors import InputError, RunError
 from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, train, weights, write_recipe
 
 
@@ -326,14 +327,12 @@ def test_other_data_are_refused(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     unfinished(images, out)
     fewer = make_images(tmp_path / "fewer", train=24)
-    with pytest.raises(
-        ValueError, match=r"data.path: .* training images, but .* was trained on .*; give the same data"
-    ):
+    with pytest.raises(InputError, match=r"data\.path: .*72 images of 3 classes"):
         train(configure(fewer, out))
     renamed = make_images(tmp_path / "renamed")
     for split in renamed.iterdir():
         (split / CLASSES[0]).rename(split / "zebra")
-    with pytest.raises(ValueError, match=r"the classes are not those that .* was trained on; give the same data"):
+    with pytest.raises(InputError, match=r"data\.path: .*36 images of 3 classes"):
         train(configure(renamed, out))
     with pytest.raises(ValueError, match=r"was started with another run\.seed"):
         train(configure(images, out, run__seed=123))

@@ -13,8 +13,7 @@ from sightline.cli import analyze, bench, convert, eval, info, lra, predict, tra
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, parse
 from sightline.cli.output import one_line, quiet
-from sightline.engine.errors import RunError
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, RunError
 from sightline.util.names import nearest
 from sightline.util.provenance import VERSION
 

@@ -45,8 +45,9 @@ def run(options: Options) -> None:
     if options.print_config:
         print(to_yaml(configure(load_recipe(recipe), overrides)), end="")
         return
-    from sightline.engine.errors import PeerError, RunError
+    from sightline.engine.distributed import PeerError
     from sightline.engine.train import train
+    from sightline.util.errors import RunError
 
     try:
         train(recipe, **overrides)

@@ -7,24 +7,44 @@ the best evaluation. A manifest with the size and hash of every file marks a com
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
+from pydantic import JsonValue, TypeAdapter
 from torch import Tensor, nn
 
-from sightline.engine.errors import SaveError
-from sightline.engine.tree import State, plain, same
+from sightline.engine.records import OBJECT, Count, read_json
+from sightline.hub import write_tensors
 from sightline.models.weights.reader import WEIGHTS
 from sightline.tasks.base import Card
-from sightline.util.errors import FileError
-from sightline.util.files import file_digest, flush_folder, reason, write_atomic, write_text
+from sightline.util.errors import FileError, RunError
+from sightline.util.files import file_digest, flush_folder, reason, write_text
 
 TENSORS, RECORD, MANIFEST = "state.safetensors", "state.json", "manifest.json"
 LAST, PREVIOUS, BEST, NEW, OLD = "last", "previous", "best", ".new", ".old"
+State = dict[str, Tensor]
+
+
+class SaveError(RunError):
+    """A checkpoint could not be written."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in a manifest."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a checkpoint, and the step that it was made after."""
+
+    step: Count
+    files: dict[str, Entry]
 
 
 @dataclass(frozen=True)
@@ -33,7 +53,7 @@ class Saved:
 
     weights: State
     tensors: State
-    record: dict[str, Any]  # JSON
+    record: dict[str, JsonValue]
     path: Path
 
 
@@ -43,10 +63,9 @@ def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor], card: Car
     Raises:
         SaveError: the disk is full or cannot be written; the file before is intact.
     """
-    state = plain(model.state_dict() if isinstance(model, nn.Module) else dict(model))
     try:
-        write_atomic(path, lambda temporary: _write_tensors(temporary, state, card.to_metadata()))
-    except (OSError, safetensors.SafetensorError) as error:
+        write_tensors(path, model.state_dict() if isinstance(model, nn.Module) else model, card.to_metadata())
+    except OSError as error:
         raise SaveError(f"{path}: could not be written ({reason(error)}); make room and start again") from error
 
 
@@ -72,15 +91,12 @@ class Checkpoints:
         try:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
-            for name, state, metadata in ((WEIGHTS, weights, card.to_metadata()), (TENSORS, tensors, {"format": "pt"})):
-                write_atomic(new / name, partial(_write_tensors, tensors=plain(state), metadata=metadata))
+            write_tensors(new / WEIGHTS, weights, card.to_metadata())
+            write_tensors(new / TENSORS, tensors, {"format": "pt"})
             write_text(new / RECORD, json.dumps(record))
-            names = (WEIGHTS, TENSORS, RECORD)
-            manifest = {
-                name: {"bytes": (new / name).stat().st_size, "sha256": file_digest(new / name)} for name in names
-            }
-            write_text(new / MANIFEST, json.dumps({"step": record["step"], "files": manifest}, indent=1))
-        except (OSError, safetensors.SafetensorError) as error:
+            files = {name: _entry(new / name) for name in (WEIGHTS, TENSORS, RECORD)}
+            write_text(new / MANIFEST, json.dumps({"step": record["step"], "files": files}, indent=1, default=asdict))
+        except OSError as error:
             shutil.rmtree(new, ignore_errors=True)
             raise SaveError(
                 f"{self.folder}: the state after step {record['step']} could not be written ({reason(error)}); the "
@@ -109,48 +125,34 @@ class Checkpoints:
         found = []
         for name in (LAST, PREVIOUS, NEW, OLD):
             path = self.folder / name
-            if (path / MANIFEST).is_file():
-                found.append((_step(path), path))
-            elif path.is_dir() and name in (LAST, PREVIOUS):
-                self.report(f"{path}: incomplete, without {MANIFEST}; skipped")
-        for _, path in sorted(found, key=lambda item: -item[0]):
             try:
-                return read(path)
+                found.append((read_json(path / MANIFEST, TypeAdapter(Manifest)), path))
+            except FileError as error:
+                if path.is_dir() and name in (LAST, PREVIOUS):
+                    self.report(f"{error}; skipped")
+        for manifest, path in sorted(found, key=lambda item: -item[0].step):
+            try:
+                return read(path, manifest.files)
             except FileError as error:
                 self.report(f"{error}; skipped")
         return None
 
 
-def read(path: Path) -> Saved:
-    """Read a checkpoint and check every file against the manifest.
+def read(path: Path, files: Mapping[str, Entry]) -> Saved:
+    """Read a checkpoint and check every file against its manifest.
 
     Raises:
         FileError: a file is missing, short or altered.
     """
     try:
-        files = json.loads((path / MANIFEST).read_text())["files"]
         for name in (WEIGHTS, TENSORS, RECORD):
-            size = (path / name).stat().st_size
-            if size != files[name]["bytes"]:
-                raise FileError(f"{path / name}: damaged, {size} bytes instead of {files[name]['bytes']}")
-            if file_digest(path / name) != files[name]["sha256"]:
+            if files.get(name) != _entry(path / name):
                 raise FileError(f"{path / name}: damaged, its bytes are not those that were written")
-        record = json.loads((path / RECORD).read_text())
         weights, tensors = (safetensors.torch.load_file(path / name) for name in (WEIGHTS, TENSORS))
-    except (OSError, KeyError, TypeError, safetensors.SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, safetensors.SafetensorError) as error:
         raise FileError(f"{path}: damaged checkpoint ({reason(error)})") from error
-    return Saved(weights, tensors, record, path)
+    return Saved(weights, tensors, read_json(path / RECORD, OBJECT), path)
 
 
-def _step(path: Path) -> int:
-    try:
-        return int(json.loads((path / MANIFEST).read_text())["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1
-
-
-def _write_tensors(path: Path, tensors: State, metadata: dict[str, str]) -> None:
-    safetensors.torch.save_file(tensors, path, metadata)
-    back = safetensors.torch.load_file(path)
-    if back.keys() != tensors.keys() or not all(same(back[key], value) for key, value in tensors.items()):
-        raise OSError(f"{path.name} is not read back as it was written")
+def _entry(path: Path) -> Entry:
+    return Entry(path.stat().st_size, file_digest(path))

@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from sightline.engine.errors import PeerError
 from sightline.tasks.config import Run
 from sightline.util.device import check_device
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 # In the messages of gloo, NCCL and their store when a process is gone.
 LOST = ("peer", "gloo", "nccl", "timed out", "timeout", "connection", "broken pipe", "socket", "store")
+
+
+class PeerError(RunError):
+    """Another process of the run ended or no longer responds."""
 
 
 def make_accelerator(run: Run) -> "Accelerator":
@@ -43,7 +46,7 @@ def make_accelerator(run: Run) -> "Accelerator":
     if run.device != "cpu" and 0 < gpus < local:
         raise InputError(
             f"run.device: {local} processes for {gpus} GPU{'s' * (gpus > 1)} on this machine; start one process per "
-            f"GPU, or give --run.device cpu"
+            f"GPU, or give cpu"
         )
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=run.timeout))
     with peers():

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from sightline.engine.settings import DEFAULT_TASK, TASK, load_recipe, resolve
+from sightline.engine.records import CONFIG, read_config
+from sightline.engine.settings import TASK, configure
 from sightline.tasks.base import EvalOptions, Loaded, OnError, Progress, Scores
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
@@ -81,12 +82,13 @@ def evaluate_label_sets(loaded: Loaded, data: str | None, options: EvalOptions) 
 def run_data(path: Path, task: str) -> object | None:
     """The section `data` of the run that a folder or file of weights belongs to; None if there is no such run."""
     folders = (path, path.parent, *path.resolve().parents[2:3])  # RUN/checkpoints/best/model.safetensors
-    config = next((folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), None)
-    if config is None:
+    folder = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
+    if folder is None:
         return None
-    recipe = load_recipe(str(config))
-    found = recipe.get(TASK, DEFAULT_TASK)
-    if found != task:
-        raise InputError(f"{config}: of {found}, but the weights are of {task}; give the file of weights")
-    section: object = resolve({TASK: task, "data": recipe.get("data") or {}}).data
+    recipe = read_config(folder)
+    if recipe[TASK] != task:
+        raise InputError(
+            f"{folder / CONFIG}: of {recipe[TASK]}, but the weights are of {task}; give the file of weights"
+        )
+    section: object = configure({TASK: task, "data": recipe.get("data", {})}).data
     return section

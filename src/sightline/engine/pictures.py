@@ -1,7 +1,6 @@
 """The pictures of predictions: their files, and attention maps."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -9,11 +8,12 @@ from torch import Tensor
 from sightline.analysis.capture import attention_blocks
 from sightline.analysis.figures import attention_figure, new_figure, telling_maps
 from sightline.analysis.maps import Patch, Query, in_shares
+from sightline.engine.report.figures import write_figure
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import shown
 from sightline.util.errors import InputError
-from sightline.util.files import check_writable, write_result
+from sightline.util.files import check_writable
 
 
 def picture_files(target: str | None, images: Sequence[Path], option: str) -> dict[Path, Path]:
@@ -80,4 +80,4 @@ def draw_attention(loaded: Loaded, pixels: Tensor, query: Query | Patch, title: 
     point = in_shares(query, loaded.model, pixels)
     title += " (class token)" if point is None else ""
     figure = attention_figure([(title, shown(pixels, loaded.card), telling_maps(loaded.model, pixels, point))])
-    write_result(target, partial(figure.savefig, dpi=110, bbox_inches="tight"), "--attention")
+    write_figure(target, figure, "--attention")

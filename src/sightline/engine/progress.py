@@ -51,7 +51,8 @@ class ProgressPrinter:
         if not self.active:
             return
         shown = "-" if loss is None else f"{loss:.3f}"
-        text = f"{self.rate():,.0f} {self.unit}/s, loss {shown}, {self.left(epoch, batch)} left"
+        remaining = ((self.epochs - epoch) * self.steps - batch) * self.batch / self.rate()
+        text = f"{self.rate():,.0f} {self.unit}/s, loss {shown}, {clock(remaining)} left"
         if self.bar is not None and self._task is not None:
             self.bar.update(self._task, completed=batch, text=text)
         elif batch % self.every == 0:
@@ -61,21 +62,13 @@ class ProgressPrinter:
         """Examples per second since the epoch, or this part of it, began."""
         return self._done * self.batch / max(time.perf_counter() - self._start, 1e-9)
 
-    def left(self, epoch: int, batch: int) -> str:
-        """An estimate of the remaining time."""
-        remaining = (self.epochs - epoch) * self.steps - batch
-        seconds = remaining * self.batch / self.rate() if self._done else 0.0
-        return clock(seconds)
-
     def note(self, what: str, done: int, total: int) -> None:
-        """Report the progress of something other than training, such as evaluation."""
+        """Show the progress of something other than training, such as evaluation, on a terminal."""
         if self.bar is not None:
             if self._task is None or self.bar.tasks[0].description != what:
                 self._reset(what, total, 0)
             assert self._task is not None
             self.bar.update(self._task, completed=done, text=f"{done:,} of {total:,}")
-        elif self.active and done >= total:
-            self.line(f"{what}: {total:,}")
 
     def stop(self) -> None:
         if self.bar is not None:

@@ -4,12 +4,10 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sightline.engine.report.figures import confusion_figure
-from sightline.engine.report.record import Record
+from sightline.engine.report.figures import confusion_figure, write_figure
 from sightline.util.files import write_result
 from sightline.util.names import format_size
 
@@ -58,10 +56,8 @@ def _write_tables(
         written.append(folder / f"confusion{ending}.csv")
         lines = [[name, *counts] for name, counts in zip(classes, confusion, strict=True)]
         _write_csv(written[-1], [["true class", *classes], *lines])
-        figure = confusion_figure(Record(folder.name, {}, {}, [], list(classes), confusion))
-        assert figure is not None
         written.append(folder / f"confusion{ending}.png")
-        write_result(written[-1], partial(figure.savefig, dpi=110, bbox_inches="tight"))
+        write_figure(written[-1], confusion_figure(classes, confusion))
     return written
 
 

@@ -6,35 +6,45 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
-import yaml
-
-from sightline.engine.settings import DEFAULT_TASK, TASK, to_dict, to_yaml
+from sightline.engine.records import (
+    CLASSES,
+    CONFIG,
+    CONFUSION,
+    DONE,
+    METRICS,
+    PER_CLASS,
+    VERSIONS,
+    Row,
+    read_config,
+    read_rows,
+)  # fmt: skip
+from sightline.engine.settings import TASK, to_dict, to_yaml
 from sightline.tasks.base import Evaluation
 from sightline.tasks.config import RunConfig
 from sightline.util.errors import InputError
-from sightline.util.files import write_text
+from sightline.util.files import reason, write_text
 
-CONFIG, VERSIONS, METRICS, CLASSES = "config.yaml", "versions.json", "metrics.jsonl", "classes.json"
-CONFUSION, PER_CLASS, DONE, LOCK = "confusion.json", "per_class.json", "done.json", ".lock"
+LOCK = ".lock"
 # Keys that may change when a run resumes; of the section `run` all but the seed.
 FREE = {"data.path", "data.workers", "batch.eval_size", "model.compile", "model.compile_mode"}
 
 
 class RunFolder:
-    """An open and locked run folder; `close` unlocks it."""
+    """An open and locked run folder; `close` unlocks it, and removes it if nothing was written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise InputError(
-                f"run.folder: nothing can be written to {path} ({why}); give another folder with --out"
-            ) from error
+            why = reason(error).lower()
+            raise InputError(f"run.folder: nothing can be written to {path} ({why}); give another folder") from error
 
     @property
     def checkpoints(self) -> Path:
@@ -53,28 +63,10 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def history(self) -> list[dict[str, float | None]]:
-        """The metrics, one record per epoch."""
-        path = self.path / METRICS
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
     def rewind(self, epochs: int) -> None:
         """Keep the metrics of the first `epochs` only; drop truncated lines."""
-        path = self.path / METRICS
-        if not path.exists():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                if json.loads(line)["epoch"] <= epochs:
-                    kept.append(line)
-            except (ValueError, KeyError, TypeError):
-                continue
-        write_text(path, "".join(f"{line}\n" for line in kept))
-
-    def clear(self) -> None:
-        """Start from scratch in the folder of a run that ended before its first checkpoint."""
-        (self.path / METRICS).unlink(missing_ok=True)
+        kept = [row for row in read_rows(self.path) if (row["epoch"] or 0) <= epochs]
+        write_text(self.path / METRICS, "".join(f"{json.dumps(row)}\n" for row in kept))
 
     def keep_evaluation(self, evaluation: Evaluation, classes: tuple[str, ...]) -> None:
         """Write the best evaluation: scores by class and the confusion matrix, if any (one row per true class)."""
@@ -83,11 +75,17 @@ class RunFolder:
             write_text(self.path / CONFUSION, json.dumps({"classes": list(classes), "counts": counts}) + "\n")
         write_text(self.path / PER_CLASS, json.dumps(evaluation.per_class(classes), indent=1) + "\n")
 
-    def finish(self, values: Mapping[str, object]) -> None:
-        """Mark the run as complete."""
+    def finish(self, values: Mapping[str, object]) -> list[Row]:
+        """Mark the run as complete; returns the metrics."""
         write_text(self.path / DONE, json.dumps(values, indent=1) + "\n")
+        return read_rows(self.path)
 
     def close(self) -> None:
+        if self._made and all(item.name == LOCK for item in self.path.iterdir()):
+            (self.path / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):  # not empty
+                for folder in self._made:
+                    folder.rmdir()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -114,17 +112,16 @@ def choose(config: RunConfig, name: str) -> tuple[Path, bool]:
             return path, False
         _check_resumable(path, config)
         return path, True
-    number = 1
-    while True:
+    for number in count(1):
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if not path.exists() or all(item.name == LOCK for item in path.iterdir()):  # unused, as after an error
+        if not path.exists() or all(item.name == LOCK for item in path.iterdir()):  # unused, as after a kill
             if resume == "must":
                 raise InputError("run.resume: there is no unfinished run of this configuration under runs")
             return path, False
         unfinished = (path / CONFIG).is_file() and not (path / DONE).exists()
         if unfinished and resume != "never" and not differences(path, config):
-            return path, True
-        number += 1
+            break
+    return path, True
 
 
 def _check_resumable(path: Path, config: RunConfig) -> None:
@@ -142,18 +139,14 @@ def _check_resumable(path: Path, config: RunConfig) -> None:
 def differences(path: Path, config: RunConfig) -> list[str]:
     """The keys in which a configuration differs from that of a run folder."""
     try:
-        stored = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # not text, or not YAML
+        stored = read_config(path)
+    except (ValueError, OSError):
         return ["configuration, which cannot be read"]
     now = to_dict(config)
-    if not isinstance(stored, dict):
-        return ["configuration, which cannot be read"]
-    if stored.get(TASK, DEFAULT_TASK) != now.pop(TASK):
+    if stored[TASK] != now.pop(TASK):
         return [TASK]
-    if not all(isinstance(stored.get(section) or {}, dict) for section in now):
-        return ["configuration, which cannot be read"]
     keys = [(s, k) for s, values in now.items() for k in values if s != "run" or k == "seed"]
-    return [f"{s}.{k}" for s, k in keys if f"{s}.{k}" not in FREE and (stored.get(s) or {}).get(k) != now[s][k]]
+    return [f"{s}.{k}" for s, k in keys if f"{s}.{k}" not in FREE and stored.get(s, {}).get(k) != now[s][k]]
 
 
 def versions(device: str) -> dict[str, str | None]:

@@ -36,7 +36,7 @@ def load_recipe(name: str, depth: int = 0) -> Recipe:
     text = _text(name)
     try:
         loaded = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: not YAML ({' '.join(str(error).split())[:120]})") from error
     if not isinstance(loaded, dict):
         known = ", ".join(sections(TASKS[DEFAULT_TASK].config))
@@ -99,7 +99,7 @@ def parse(text: str) -> object:
         return text
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 

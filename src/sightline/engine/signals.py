@@ -11,9 +11,15 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from sightline.engine.errors import Stopped
+from sightline.util.errors import RunError
 
 STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+
+
+class Stopped(RunError):
+    """A signal stopped the run, its state is saved, and the same command resumes it."""
+
+    status = 75  # EX_TEMPFAIL
 
 
 class StopSignals:

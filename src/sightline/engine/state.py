@@ -1,10 +1,14 @@
-"""Everything that a run resumes from: progress, weights, averaged weights, optimizer and loss scaler."""
+"""Everything that a run resumes from: progress, weights, averaged weights, optimizer and loss scaler.
 
-from dataclasses import asdict, dataclass, field, fields
+Nested states, such as an optimizer's, become flat tensors and JSON: nothing is pickled.
+"""
+
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
+from pydantic import FiniteFloat, TypeAdapter
 from timm.utils import ModelEmaV3
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -17,12 +21,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from sightline.engine.checkpoint import Saved
-from sightline.engine.tree import State, pack, unpack
+from sightline.engine.checkpoint import Saved, State
+from sightline.engine.records import Count, check
 from sightline.util.errors import FileError
 
 GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 SCATTER = StateDictOptions(full_state_dict=True)
+TENSOR, ITEMS, TUPLE, NUMBER = "$tensor", "$items", "$tuple", "$number"
+SPECIAL = ("nan", "inf", "-inf")  # JSON has no such numbers
+DAMAGE = (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError)
 
 
 @dataclass
@@ -40,16 +47,16 @@ class Progress:
         seconds: of training and evaluation before the last start.
     """
 
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
-    loss_sum: float = 0.0
-    losses: int = 0
-    skipped: int = 0
-    best: float | None = None
-    best_epoch: int | None = None
+    epoch: Count = 0
+    batch: Count = 0
+    step: Count = 0
+    loss_sum: FiniteFloat = 0.0
+    losses: Count = 0
+    skipped: Count = 0
+    best: FiniteFloat | None = None
+    best_epoch: Count | None = None
     broken: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: FiniteFloat = 0.0
 
     @property
     def mean_loss(self) -> float | None:
@@ -58,10 +65,6 @@ class Progress:
 
     def next_epoch(self) -> None:
         self.epoch, self.batch, self.loss_sum, self.losses = self.epoch + 1, 0, 0.0, 0
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "Progress":  # JSON
-        return cls(**{item.name: record[item.name] for item in fields(cls)})
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -99,8 +102,8 @@ def capture(
     record: dict[str, object] = asdict(progress)
     inner = getattr(optimizer, "optimizer", optimizer)
     state = get_optimizer_state_dict(model, inner, options=GATHER) if is_sharded(model) else inner.state_dict()
-    record["optimizer"] = pack(state, "optimizer", tensors)
-    record["scaler"] = None if scaler is None else pack(scaler.state_dict(), "scaler", tensors)
+    record["optimizer"] = _pack(state, "optimizer", tensors)
+    record["scaler"] = None if scaler is None else _pack(scaler.state_dict(), "scaler", tensors)
     return weights, tensors, record
 
 
@@ -110,23 +113,72 @@ def restore(
     """Load a checkpoint into the model, its average, the optimizer and the scaler.
 
     Raises:
-        FileError: it belongs to another model or optimizer.
+        FileError: it is damaged, or belongs to another model or optimizer.
     """
+    progress = check(TypeAdapter(Progress), saved.record, saved.path)
     try:
         own = {key.removeprefix("model/"): value for key, value in saved.tensors.items() if key.startswith("model/")}
         weights = dict(own if average is not None else saved.weights)
-        state: Any = unpack(saved.record["optimizer"], saved.tensors)
+        state: Any = _unpack(saved.record["optimizer"], saved.tensors)
         inner = getattr(optimizer, "optimizer", optimizer)
+        before = [dict(group) for group in inner.param_groups]
         if is_sharded(model):
             set_model_state_dict(model, cast(dict[str, Any], weights), options=SCATTER)
             set_optimizer_state_dict(model, inner, state, options=SCATTER)
         else:
             model.load_state_dict(weights)
             inner.load_state_dict(state)
+        _check_optimizer(inner, before)
         if average is not None:
             average.module.load_state_dict(saved.weights)
         if scaler is not None and saved.record["scaler"] is not None:
-            scaler.load_state_dict(cast(dict[str, Any], unpack(saved.record["scaler"], saved.tensors)))
-        return Progress.from_record(saved.record)
-    except (KeyError, RuntimeError, TypeError) as error:
+            scaler.load_state_dict(cast(dict[str, Any], _unpack(saved.record["scaler"], saved.tensors)))
+    except DAMAGE as error:
         raise FileError(f"{saved.path}: belongs to another run ({' '.join(str(error).split())[:200]})") from error
+    return progress
+
+
+def _check_optimizer(optimizer: Optimizer, before: list[dict[str, Any]]) -> None:
+    """Reject options that are not numbers where those of this run are, and states of other parameters."""
+    for group, own in zip(optimizer.param_groups, before, strict=True):
+        if wrong := [key for key, value in own.items() if _numbers(value) and _numbers(group[key]) != _numbers(value)]:
+            raise TypeError(f"the optimizer has {wrong[0]}={group[wrong[0]]!r}")
+    if not all(isinstance(key, Tensor) and isinstance(value, dict) for key, value in optimizer.state.items()):
+        raise TypeError("the optimizer has states of other parameters")
+
+
+def _numbers(value: object) -> int:
+    """How many numbers an option holds; 0 if it is something else."""
+    if isinstance(value, list | tuple):
+        return sum(map(_numbers, value))
+    return int(isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 2**53)
+
+
+def _pack(value: object, prefix: str, tensors: State) -> object:
+    """`value` as JSON can hold it; its tensors go into `tensors` under names that begin with `prefix`."""
+    if isinstance(value, Tensor):
+        tensors[prefix] = value
+        return {TENSOR: prefix}
+    if isinstance(value, dict):
+        return {ITEMS: [[key, _pack(item, f"{prefix}/{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        packed = [_pack(item, f"{prefix}/{i}", tensors) for i, item in enumerate(value)]
+        return {TUPLE: packed} if isinstance(value, tuple) else packed
+    if isinstance(value, float) and str(value) in SPECIAL:
+        return {NUMBER: str(value)}
+    return value
+
+
+def _unpack(value: Any, tensors: State) -> object:
+    """The inverse of `_pack`."""
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR in value:
+        return tensors[value[TENSOR]]
+    if TUPLE in value:
+        return tuple(_unpack(item, tensors) for item in value[TUPLE])
+    if NUMBER in value:
+        return float(value[NUMBER])
+    return {key: _unpack(item, tensors) for key, item in value[ITEMS]}

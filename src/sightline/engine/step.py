@@ -1,8 +1,8 @@
-"""One update of the weights: micro-batches, mixed precision, clipping, and a check that all numbers are finite."""
+"""One update of the weights: micro-batches, mixed precision, clipping, and flags that all processes share."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from timm.utils import dispatch_clip_grad
@@ -18,29 +18,43 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+class StepFlags(NamedTuple):
+    """The outcome of an update over all processes: non-finite numbers, a request to stop, the mean loss."""
+
+    bad: float
+    stop: float
+    loss: float
+
+
 class Stepper:
-    """Computes gradients and applies them.
+    """Computes the gradients of an update.
 
     Args:
         accelerator: Accelerate's engine.
         task: computes the loss.
         model, optimizer: as prepared by the accelerator.
         optim: clipping.
+        lag: copy flags from the device without blocking it; they are then those of the previous update.
     """
 
     def __init__(
-        self, accelerator: "Accelerator", task: Task, model: nn.Module, optimizer: Optimizer, optim: Optim
+        self, accelerator: "Accelerator", task: Task, model: nn.Module, optimizer: Optimizer, optim: Optim, lag: bool
     ) -> None:
-        self.accelerator, self.task, self.model, self.optimizer, self.optim = accelerator, task, model, optimizer, optim
+        self.accelerator, self.task, self.model, self.optimizer = accelerator, task, model, optimizer
+        self.optim, self.lag = optim, lag
         self.scaled = accelerator.scaler is not None  # fp16: the scaler itself skips gradients that overflow
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def gradients(self, micro_batches: Sequence[object], stop: bool) -> Tensor:
-        """Compute and clip the gradients of an update; returns (bad, stop, loss), the same in every process.
+    def gradients(self, micro_batches: Sequence[object], stop: bool) -> StepFlags | None:
+        """Compute and clip the gradients of an update.
 
         Args:
             micro_batches: of the update, in this process.
             stop: whether this process was asked to stop.
+
+        Returns:
+            The flags of this update, or of the previous one (None before the second); the same in every process.
         """
         loss = torch.zeros((), device=self.accelerator.device)
         for number, batch in enumerate(micro_batches, 1):
@@ -52,35 +66,36 @@ class Stepper:
             loss += share.detach()
         norm = self._clip()
         finite = loss.isfinite() if norm is None else loss.isfinite() & norm.isfinite()
-        flags = torch.stack(
-            [(~finite).float(), torch.full_like(loss, float(stop)), loss / self.accelerator.num_processes]
-        )
-        return total(flags)
+        values = [(~finite).float(), torch.full_like(loss, float(stop)), loss / self.accelerator.num_processes]
+        flags = total(torch.stack(values))
+        if not self.lag:
+            return StepFlags(*flags.tolist())
+        previous = self.flush()
+        host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True).copy_(flags, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._pending = (host, event)
+        return previous
+
+    def flush(self) -> StepFlags | None:
+        """The flags that are still on the device."""
+        if self._pending is None:
+            return None
+        values, event = self._pending
+        self._pending = None
+        event.synchronize()
+        return StepFlags(*values.tolist())
 
     def _clip(self) -> Tensor | None:
         """Clip as configured; returns the norm of the gradients, or None if the scaler checks them."""
-        optim = self.optim
+        optim, norm = self.optim, None
         if optim.clip is not None and optim.clip_mode == "norm":
             norm = self.accelerator.clip_grad_norm_(self.parameters, optim.clip)
-            return None if self.scaled else _whole(norm)
-        norm = None
-        if not self.scaled:
+        elif not self.scaled:
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        if optim.clip is not None:
+        if optim.clip is not None and optim.clip_mode != "norm":
             self.accelerator.unscale_gradients()
             dispatch_clip_grad(self.parameters, optim.clip, mode=optim.clip_mode)
-        return None if norm is None else _whole(norm)
-
-    def apply(self) -> None:
-        """Update the weights."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def skip(self) -> None:
-        """Discard the gradients of an update."""
-        self.optimizer.zero_grad()
-
-
-def _whole(norm: Tensor) -> Tensor:
-    """The norm over all processes, if each holds a shard of the gradients."""
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self.scaled:
+            return None
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm

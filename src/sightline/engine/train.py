@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sightline.data.order import Placement
-from sightline.engine.checkpoint import Checkpoints
+from sightline.engine.checkpoint import Checkpoints, SaveError
 from sightline.engine.distributed import leave, make_accelerator, peers, rank, total, wait
-from sightline.engine.errors import RunError, SaveError
 from sightline.engine.progress import clock
+from sightline.engine.records import Row
 from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.settings import configure, load_recipe, recipe_names, to_dict
 from sightline.engine.signals import StopSignals, listening
@@ -21,7 +21,7 @@ from sightline.models.weights.reader import find_weights
 from sightline.tasks.base import Task
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -45,7 +45,7 @@ class Run:
     folder: Path
     best: float | None
     metric: str
-    history: list[dict[str, float | None]]
+    history: list[Row]
 
 
 def train(
@@ -85,24 +85,14 @@ def train(
         given["data.path"] = str(data)
     if out is not None:
         given["run.folder"] = str(out)
-    name, values = "run", {}
     if isinstance(recipe, str | Path):
         name, values = Path(recipe).stem, load_recipe(str(recipe))
-    elif given:
-        values = to_dict(recipe)
-    config = recipe if not isinstance(recipe, str | Path) and not given else configure(values, given)
-    if recipe != DEFAULT and recipe in recipe_names() and _embedded(config):
-        raise InputError(f"the recipe {recipe} needs data; give --data PATH (data=PATH)")
-    return run_config(config, name)
-
-
-def _embedded(config: Any) -> bool:
-    """Whether a configuration would train on the embedded data."""
-    return config.data.path is None and getattr(config.data, "source", "synthetic") != "synthetic"
-
-
-def run_config(config: RunConfig, name: str = "run") -> Run:
-    """Train with a validated configuration; `name` is that of the run folder if `run.folder` is missing."""
+    else:
+        name, values = "run", to_dict(recipe)
+    config = configure(values, given)
+    embedded = config.data.path is None and getattr(config.data, "source", "synthetic") != "synthetic"
+    if recipe != DEFAULT and recipe in recipe_names() and embedded:
+        raise InputError(f"data: the recipe {recipe} needs data; give its path")
     path, resuming = choose(config, name)
     if config.run.folder is None and path.name != name and not resuming and rank() == 0:
         print(f"{path.with_name(name)} holds another run, or a complete one; this is {path}", flush=True)
@@ -145,15 +135,11 @@ def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerato
             )
         _check_same_step(trainer)
         if folder is not None:
-            if resumed:
-                folder.rewind(trainer.progress.epoch)
-            else:
-                folder.clear()
+            if not resumed:
                 folder.describe(config, task.card.classes, _device(accelerator))
+            folder.rewind(trainer.progress.epoch)
         trainer.fit()
-        if folder is not None:
-            _conclude(trainer, folder)
-        history = folder.history() if folder is not None else []
+        history = [] if folder is None else _conclude(trainer, folder)
         return Run(path, trainer.progress.best, trainer.spec.best, history)
     finally:
         if task is not None:
@@ -233,8 +219,8 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     line(f"run folder: {path}")
 
 
-def _conclude(trainer: Trainer, folder: RunFolder) -> None:
-    """Write the report, mark the run complete, and print where everything is."""
+def _conclude(trainer: Trainer, folder: RunFolder) -> list[Row]:
+    """Write the report, mark the run complete, and print where everything is; returns the metrics."""
     progress, spec = trainer.progress, trainer.spec
     if trainer.board is not None:
         trainer.board.close()
@@ -242,7 +228,7 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> None:
         from sightline.engine.report import write_report
 
         write_report(folder.path)
-    folder.finish(
+    history = folder.finish(
         {spec.best: progress.best, "epoch": progress.best_epoch, "step": progress.step, "seconds": progress.seconds}
     )
     if progress.skipped or trainer.task.broken:
@@ -252,3 +238,4 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> None:
     if progress.best is not None:
         reached = f"best {metric} {progress.best:.2f} % (epoch {progress.best_epoch})"
     print(f"{reached} in {clock(progress.seconds)}; everything is in {folder.path}", flush=True)
+    return history

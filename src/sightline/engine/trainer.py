@@ -10,25 +10,26 @@ import torch
 from sightline.data.order import derive
 from sightline.engine.checkpoint import BEST, Checkpoints, Saved, write_weights
 from sightline.engine.distributed import gather, total
-from sightline.engine.errors import NonFiniteError, Stopped
 from sightline.engine.optimize import make_average, make_optimizer, make_schedule
 from sightline.engine.progress import ProgressPrinter
+from sightline.engine.records import Row
 from sightline.engine.run_folder import RunFolder
-from sightline.engine.signals import StopSignals
+from sightline.engine.signals import Stopped, StopSignals
 from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
-from sightline.engine.step import Stepper
-from sightline.engine.sync import FlagReader, StepFlags
+from sightline.engine.step import StepFlags, Stepper
 from sightline.models.weights.reader import WEIGHTS
 from sightline.tasks.base import Evaluation, Task
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS, TaskSpec
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.utils.tensorboard import SummaryWriter
 
-Record = dict[str, float | None]  # of an epoch
+
+class NonFiniteError(RunError):
+    """A loss or gradient is not a finite number."""
 
 
 class Trainer:
@@ -69,13 +70,12 @@ class Trainer:
         if self.sharded and config.optim.clip is not None and config.optim.clip_mode == "agc":
             raise InputError("optim.clip_mode: agc is not available with FSDP; give norm or value")
         self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
-        self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim)
-        self.flags = FlagReader(lag=accelerator.device.type == "cuda" and not config.run.skip_nonfinite)
+        lag = accelerator.device.type == "cuda" and not config.run.skip_nonfinite
+        self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim, lag)
         self.progress = Progress()
         main, every = accelerator.is_main_process, config.run.log_every
         self.printer = ProgressPrinter(main, self.epochs, task.order.steps, config.batch.size, every, self.spec.unit)
         self.saved_at = self.started = time.monotonic()
-        self.last: Evaluation | None = None  # of the last epoch
         self.rate = 0.0  # examples per second of the last epoch, without evaluation
 
     def resume(self, checkpoints: Checkpoints) -> bool:
@@ -93,17 +93,13 @@ class Trainer:
     def _check_data(self, saved: Saved) -> None:
         """Reject images or classes other than those the run was started with."""
         images, classes = self.task.order.images, list(self.task.card.classes)
-        if saved.record.get("classes", classes) != classes:
+        if saved.record.get("classes", classes) != classes or saved.record.get("images", images) != images:
             raise InputError(
-                f"data.path: the classes are not those that {saved.path} was trained on; give the same data"
-            )
-        if (before := saved.record.get("images", images)) != images:
-            raise InputError(
-                f"data.path: {images:,} training {self.spec.unit}, but {saved.path} was trained on {before:,}; give "
-                f"the same data"
+                f"data.path: {saved.path} was trained on other data, here are {images:,} {self.spec.unit} of "
+                f"{len(classes)} classes; give the same data"
             )
 
-    def fit(self) -> Progress:
+    def fit(self) -> None:
         """Train to the end.
 
         Raises:
@@ -117,7 +113,6 @@ class Trainer:
                 self._finish_epoch()
         finally:
             self.printer.stop()
-        return self.progress
 
     def _max_steps_reached(self) -> bool:
         limit = self.config.run.max_steps
@@ -135,7 +130,7 @@ class Trainer:
                 self._stop()
             if self._save_due():
                 self.save()
-        self._record(self.flags.flush())
+        self._record(self.stepper.flush())
         self.rate = self.printer.rate()
 
     def _update(self, micro_batches: list[object]) -> StepFlags | None:
@@ -144,16 +139,14 @@ class Trainer:
         # Random numbers of the model (stochastic depth, dropout) depend on the step alone, not on what ran before.
         torch.manual_seed(derive(order.seed, here.step, order.rank, 4))
         self.schedule.step_update(here.step)
-        values = self.stepper.gradients(micro_batches, self.signals.received is not None)
-        flags = self.flags.push(values)
+        flags = self.stepper.gradients(micro_batches, self.signals.received is not None)
         here.step, here.batch = here.step + 1, here.batch + 1
         self._record(flags)
-        if flags is not None and flags.bad and not self.flags.lag:
-            self.stepper.skip()
-        else:
-            self.stepper.apply()
+        if self.stepper.lag or flags is None or not flags.bad:
+            self.optimizer.step()
             if self.average is not None:
                 self.average.update(self.raw, here.step)
+        self.optimizer.zero_grad()
         return flags
 
     def _record(self, flags: StepFlags | None) -> None:
@@ -166,7 +159,7 @@ class Trainer:
             return
         here.skipped += 1
         allowed = self.config.run.skip_nonfinite
-        late = int(self.flags.lag)
+        late = int(self.stepper.lag)
         what = "the loss" if not math.isfinite(flags.loss) else "the gradient"
         where = f"step {here.step - late}, epoch {here.epoch + 1}, batch {here.batch - late}"
         if here.skipped > allowed:
@@ -181,11 +174,8 @@ class Trainer:
         """Evaluate, log, keep the best weights, save."""
         here, run = self.progress, self.config.run
         last = here.epoch + 1 >= self.epochs or self._max_steps_reached()
-        if last or (here.epoch + 1) % run.eval_every == 0:
-            self.last = self._evaluate()
-        else:
-            self.last = None
-        self._log()
+        evaluated = last or (here.epoch + 1) % run.eval_every == 0
+        self._log(self._evaluate() if evaluated else None)
         if here.batch >= self.task.order.steps:  # not if run.max_steps ended it before
             here.next_epoch()
         stop = self._stop_asked()
@@ -201,8 +191,7 @@ class Trainer:
         def on_batch(count: int) -> None:
             nonlocal done
             done += count * self.accelerator.num_processes
-            if self.printer.bar is not None:
-                self.printer.note("evaluation", min(done, images), images)
+            self.printer.note("evaluation", min(done, images), images)
             if self.signals.received and self.accelerator.num_processes == 1:  # several processes agree at the end
                 self._stop()
 
@@ -215,18 +204,20 @@ class Trainer:
             on_batch=on_batch,
         )
 
-    def _log(self) -> None:
+    def _log(self, evaluation: Evaluation | None) -> None:
+        """Log an epoch, and keep its weights if they are the best."""
         here = self.progress
-        values: Record = {
+        values: Row = {
             "epoch": here.epoch + 1,
             "step": here.step,
             "train_loss": here.mean_loss,
             "lr": self.optimizer.param_groups[0]["lr"],
             "images_per_second": round(self.rate, 1),
         }
-        if self.last is not None:
-            values |= {"val_loss" if name == "loss" else name: _finite(value) for name, value in self.last}
-            self._keep_best(values.get(self.spec.best))
+        if evaluation is not None:
+            finite = ((name, value if math.isfinite(value) else None) for name, value in evaluation)  # as JSON has it
+            values |= {"val_loss" if name == "loss" else name: value for name, value in finite}
+            self._keep_best(values.get(self.spec.best), evaluation)
         if here.skipped or self.task.broken:
             values |= {"skipped_batches": here.skipped, "skipped_images": len(self.task.broken)}
         if self.folder is not None:
@@ -236,9 +227,9 @@ class Trainer:
                 if name not in ("epoch", "step") and value is not None:
                     self.board.add_scalar(name, value, here.step)
             self.board.flush()
-        self.printer.line(_epoch_line(values, self.epochs, self.spec, self.last is not None))
+        self.printer.line(_epoch_line(values, self.epochs, self.spec, evaluation is not None))
 
-    def _keep_best(self, score: float | None) -> None:
+    def _keep_best(self, score: float | None, evaluation: Evaluation) -> None:
         """Keep the weights if they are the best so far; before the first score, always."""
         here = self.progress
         if here.best is not None and (score is None or not score > here.best):
@@ -246,9 +237,9 @@ class Trainer:
         if score is not None:
             here.best, here.best_epoch = score, here.epoch + 1
         weights = full_weights(self.raw if self.average is None else self.average.module)
-        if self.folder is not None and self.last is not None:
+        if self.folder is not None:
             write_weights(self.folder.checkpoints / BEST / WEIGHTS, weights, self.task.card)
-            self.folder.keep_evaluation(self.last, self.task.card.classes)
+            self.folder.keep_evaluation(evaluation, self.task.card.classes)
 
     def _save_due(self) -> bool:
         run, step = self.config.run, self.progress.step
@@ -260,7 +251,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, once all updates before it are known to be finite."""
-        self._record(self.flags.flush())
+        self._record(self.stepper.flush())
         self.saved_at = time.monotonic()
         if self.folder is None and not self.sharded:
             return
@@ -289,12 +280,7 @@ class Trainer:
         )
 
 
-def _finite(value: float | None) -> float | None:
-    """None for NaN and infinities, which JSON does not have."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _epoch_line(values: Record, epochs: int, spec: TaskSpec, evaluated: bool) -> str:
+def _epoch_line(values: Row, epochs: int, spec: TaskSpec, evaluated: bool) -> str:
     loss = values["train_loss"]
     parts = [f"epoch {values['epoch']}/{epochs}", f"loss {'-' if loss is None else format(loss, '.3f')}"]
     parts += [f"{name} {values[key]:.2f} %" for key, name in spec.shown.items() if values.get(key) is not None]

@@ -1,16 +1,24 @@
 """The report of a run: figures and one page, made from the files of its folder."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sightline.engine.report.attention import draw_attention
-from sightline.engine.report.figures import confusion_figure, curves_figure
+from sightline.analysis.capture import attention_blocks
+from sightline.analysis.figures import attention_figure, telling_maps
+from sightline.engine.report.figures import confusion_figure, curves_figure, write_figure
 from sightline.engine.report.page import run_page
-from sightline.engine.report.record import read_record
-from sightline.util.files import write_atomic, write_text
+from sightline.engine.report.record import Record, read_record
+from sightline.engine.settings import TASK, configure
+from sightline.hub import load
+from sightline.util.files import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["write_report"]
+
+QUERY = (0.5, 0.5)  # of the attention maps
 
 
 def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
@@ -27,20 +35,33 @@ def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
         The path of the page.
 
     Raises:
-        ValueError: the folder holds no run.
+        FileError: the folder holds no run.
     """
     record = read_record(folder)
-    figures: dict[str, Path] = {}
-    pictures: list[Path] = []
+    drawn: dict[str, Path] = {}
     try:
-        for name, draw in (("curves", curves_figure), ("confusion", confusion_figure)):
-            figure = draw(record)
-            if figure is not None:
-                figures[name] = folder / f"{name}.png"
-                write_atomic(figures[name], partial(figure.savefig, dpi=110, bbox_inches="tight"))
-        pictures = draw_attention(folder, record)
+        for name, figure in _figures(folder, record):
+            write_figure(folder / f"{name}.png", figure)
+            drawn[name] = folder / f"{name}.png"
     except (ValueError, OSError, RuntimeError) as error:
         note(f"the report is not complete: {' '.join(str(error).split())}")
     page = folder / "report.html"
-    write_text(page, run_page(record, figures, pictures))
+    write_text(page, run_page(record, drawn))
     return page
+
+
+def _figures(folder: Path, record: Record) -> "Iterator[tuple[str, Figure]]":
+    """The figures of a run by the names of their files."""
+    if (curves := curves_figure(record)) is not None:
+        yield "curves", curves
+    if record.confusion:
+        yield "confusion", confusion_figure(record.classes, record.confusion)
+    if not record.spec.pictures:
+        return
+    loaded = load(folder)
+    if not attention_blocks(loaded.model):
+        raise ValueError(f"{loaded.card.name} has no attention blocks of sightline")
+    section = configure({TASK: record.spec.name, "data": record.config.get("data", {})}).data
+    for number, example in enumerate(record.spec.examples(loaded, section), 1):
+        maps = telling_maps(loaded.model, example.image, QUERY)
+        yield f"attention/{number:02d}", attention_figure([(example.title, example.picture, maps)])

@@ -1,11 +1,15 @@
 """Learning curves and the confusion matrix."""
 
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sightline.analysis.figures import new_figure
 from sightline.engine.report.record import Record
+from sightline.util.files import write_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,16 +28,16 @@ def curves_figure(record: Record) -> "Figure | None":
         ("score, %", {**record.spec.shown, **AVERAGED}),
         ("learning rate", {"lr": ""}),
     ]
-    panels = [(title, keys) for title, keys in panels if any(record.series(key)[0] for key in keys)]
+    panels = [(title, keys) for title, keys in panels if any(record.series(key) for key in keys)]
     if not panels:
         return None
     figure = new_figure(3.6 * len(panels), 2.9)
     axes: Any = figure.subplots(1, len(panels), squeeze=False)
     for axis, (title, keys) in zip(axes[0], panels, strict=True):
         for key, label in keys.items():
-            epochs, values = record.series(key)
-            if epochs:
-                axis.plot(epochs, values, marker="o" if len(epochs) <= 30 else None, ms=3, lw=1.5, label=label)
+            if points := record.series(key):
+                marker = "o" if len(points) <= 30 else None
+                axis.plot(list(points), list(points.values()), marker=marker, ms=3, lw=1.5, label=label)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("epoch", fontsize=9)
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -44,11 +48,9 @@ def curves_figure(record: Record) -> "Figure | None":
     return figure
 
 
-def confusion_figure(record: Record) -> "Figure | None":
-    """The confusion matrix, every row in percent of its class; None if there is none."""
-    if record.confusion is None:
-        return None
-    counts = np.asarray(record.confusion, dtype=float)
+def confusion_figure(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> "Figure":
+    """The confusion matrix, every row in percent of its class."""
+    counts = np.asarray(confusion, dtype=float)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     classes = len(counts)
     side = min(3 + 0.42 * classes, 11)
@@ -58,9 +60,9 @@ def confusion_figure(record: Record) -> "Figure | None":
     figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03, label="% of the true class")
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
-    if classes <= MAX_NAMED and len(record.classes) == classes:
-        axis.set_xticks(range(classes), record.classes, rotation=90, fontsize=8, parse_math=False)
-        axis.set_yticks(range(classes), record.classes, fontsize=8, parse_math=False)
+    if classes <= MAX_NAMED and len(names) == classes:
+        axis.set_xticks(range(classes), names, rotation=90, fontsize=8, parse_math=False)
+        axis.set_yticks(range(classes), names, fontsize=8, parse_math=False)
     if classes <= MAX_NUMBERED:
         for i, j in np.ndindex(classes, classes):
             if counts[i, j]:
@@ -68,3 +70,8 @@ def confusion_figure(record: Record) -> "Figure | None":
                 number = share[i, j] if counts.max() > MOST_WRITTEN else counts[i, j]
                 axis.text(j, i, f"{number:.0f}", ha="center", va="center", fontsize=7, color=colour)
     return figure
+
+
+def write_figure(path: Path, figure: "Figure", option: str = "--out") -> None:
+    """Write a figure as PNG; `option` names its folder in errors."""
+    write_result(path, partial(figure.savefig, dpi=110, bbox_inches="tight"), option)

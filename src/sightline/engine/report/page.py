@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline.engine.records import Scores
 from sightline.engine.report.html import Block, Cards, Code, Columns, Picture, Section, Table, Text, render
 from sightline.engine.report.record import Record
 from sightline.engine.settings import dump
@@ -17,29 +18,30 @@ ATTENTION = (
 )
 
 
-def run_page(record: Record, figures: Mapping[str, Path], attention: Sequence[Path]) -> str:
+def run_page(record: Record, figures: Mapping[str, Path]) -> str:
     """The page of a run as HTML.
 
     Args:
         record: what the run folder holds.
-        figures: files of the figures that could be drawn: `curves`, `confusion`.
-        attention: files of the attention maps.
+        figures: files of the figures that could be drawn: `curves`, `confusion`, `attention/01` and so on.
     """
     sections = [Section("", [Cards(_cards(record))])]
     if "curves" in figures:
         sections.append(Section("Learning curves", [Picture.read(figures["curves"], "learning curves")]))
-    if record.confusion is not None:
+    if record.confusion:
         matrix = [Picture.read(figures["confusion"], "confusion matrix")] if "confusion" in figures else []
         sections.append(Section("Classes", [Columns([*matrix, _confusion_table(record)])]))
     elif record.found:
         sections.append(Section("Classes", [_found_table(record.found, record.spec.shown)]))
-    if attention:
-        maps: list[Block] = [Picture.read(path, "attention maps") for path in attention]
+    maps: list[Block] = [
+        Picture.read(path, "attention maps") for name, path in figures.items() if name.startswith("attention")
+    ]
+    if maps:
         sections.append(Section("Attention", [Columns(maps), Text(ATTENTION, "under")]))
     versions = [(key, str(value)) for key, value in record.versions.items() if value is not None]
     sections.append(Section("Made by", [Table(versions)]))
     sections.append(Section("Configuration", [Code(dump(record.config))]))
-    return render(record.name, sections, subtitle=_model(record.config.get("model") or {}))
+    return render(record.name, sections, subtitle=_model(record.config.get("model", {})))
 
 
 def _model(section: Mapping[str, object]) -> str:
@@ -56,7 +58,7 @@ def _cards(record: Record) -> list[tuple[str, str]]:
     cards = [
         *((f"{title}, best", _percent(best.get(key))) for key, title in shown.items()),
         ("calibration error", _percent(best.get("ece"))),
-        ("epoch of the best", _number(best.get("epoch"))),
+        ("epoch of the best", _number(best.get("epoch"), 0)),
         ("training loss, last", _number(last.get("train_loss"), 3)),
         (f"{record.spec.unit} / s", _number(last.get("images_per_second"), 0)),
     ]
@@ -86,10 +88,10 @@ def _confusion_table(record: Record) -> Table:
     return Table(rows, ["class", *titles, "most often confused with"], numeric, caption)
 
 
-def _found_table(rows: Sequence[Mapping[str, float | None]], shown: Mapping[str, str]) -> Table:
+def _found_table(rows: Sequence[Scores], shown: Mapping[str, str]) -> Table:
     """Scores by class, the lowest first."""
     keys = [key for key in shown if key in rows[0]]
-    order = sorted(rows, key=lambda row: -1.0 if (score := row[keys[0]]) is None else score)
+    order = sorted(rows, key=lambda row: score if isinstance(score := row[keys[0]], int | float) else -1.0)
     cells = [[str(row.get("class")), *(_percent(row.get(key)) or "-" for key in keys)] for row in order[:MAX_CLASSES]]
     caption = f"The {MAX_CLASSES} classes with the lowest {shown[keys[0]]}." if len(rows) > MAX_CLASSES else ""
     return Table(cells, ["class", *(shown[key] for key in keys)], frozenset(range(1, 1 + len(keys))), caption)
@@ -103,7 +105,5 @@ def _percent(value: object) -> str:
     return f"{value:.2f} %" if isinstance(value, int | float) and value == value else ""
 
 
-def _number(value: object, digits: int | None = None) -> str:
-    if not isinstance(value, int | float) or value != value:
-        return ""
-    return f"{value:,}" if digits is None else f"{value:,.{digits}f}"
+def _number(value: object, digits: int) -> str:
+    return f"{value:,.{digits}f}" if isinstance(value, int | float) and value == value else ""
