@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.tasks.detection.coco import to_coco
 from sightline.tasks.detection.config import Data
 from sightline.tasks.detection.data import Split, open_split
-from sightline.tasks.detection.infer import in_original, to_coco
 from sightline.tasks.detection.metrics import score
+from sightline.tasks.detection.model import in_original
 from tests.tasks.detection.tiny import make_data
 
 

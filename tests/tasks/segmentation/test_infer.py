@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.tasks.segmentation.config import Inference, Model
-from sightline.tasks.segmentation.infer import predict, probabilities, slide, windows
+from sightline.tasks.segmentation.infer import probabilities, slide, windows
 from sightline.tasks.segmentation.model import Segmenter
 from tests.tasks.segmentation.tiny import BACKBONE
 
@@ -59,7 +59,7 @@ def test_a_mirrored_answer_is_turned_back() -> None:
 
 
 def test_answers_at_the_size_of_the_mask() -> None:
-    assert predict(Pointwise(), torch.randn(1, 3, 20, 30), Inference(), 16, (50, 70)).shape == (1, 50, 70)
+    assert probabilities(Pointwise(), torch.randn(1, 3, 20, 30), Inference(), 16, (50, 70)).shape == (1, 6, 50, 70)
 
 
 @pytest.mark.parametrize("head", ["upernet", "semantic_fpn"])

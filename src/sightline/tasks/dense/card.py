@@ -12,7 +12,7 @@ from sightline.util.files import jsonable
 from sightline.util.names import MAX_SIDE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DenseHead:
     """The part of a card about the head, and how images are evaluated; a task adds its own fields."""
 

@@ -53,7 +53,7 @@ class DenseTask(ABC, Generic[Target, Item, Truth]):
         self.notes = (*train.notes, *val.notes)
         skipped = BrokenImages(data.on_error)
         self.broken = skipped.messages
-        items = Items(len(train), partial(_read_augmented, train, transform), replace=data.on_error == "skip")
+        items = Items(len(train), partial(_read, train.read, transform), replace=data.on_error == "skip")
         self.train_loader = ItemLoader(items, data.workers, skipped.add, list)
         self.eval_loader = eval_loader(val, card, data.workers, skipped)
 
@@ -96,19 +96,13 @@ def eval_loader(
     split: Split[Any, Truth], card: DenseCard[Any], workers: int, broken: BrokenImages
 ) -> ItemLoader[tuple[Tensor, Truth], list[tuple[Tensor, Truth]]]:
     """Loads images at their evaluation size, with the truth as in the file."""
-    reader = partial(_read_resized, split, EvalTransform(card.head.short, card.head.long))
+    reader = partial(_read, split.read_eval, EvalTransform(card.head.short, card.head.long).beside)
     return ItemLoader(Items(len(split), reader, False), workers, broken.add, list)
 
 
-# What loader processes run.
-def _read_augmented(
-    split: Split[Target, Any], transform: Augmented[Target, Item], index: int, rng: random.Random
-) -> Item:
-    return transform(*split.read(index), rng)
-
-
-def _read_resized(
-    split: Split[Any, Truth], transform: EvalTransform, index: int, rng: random.Random
-) -> tuple[Tensor, Truth]:
-    image, truth = split.read_eval(index)
-    return transform(image), truth
+def _read(
+    read: Callable[[int], tuple[Image.Image, Target]], transform: Augmented[Target, Item], index: int,
+    rng: random.Random,
+) -> Item:  # fmt: skip
+    """What loader processes run."""
+    return transform(*read(index), rng)

@@ -4,7 +4,9 @@ The geometry is torchvision's (`transforms.v2.functional` on tv_tensors), the ra
 classes of v2 draw from torch's global generator, and the augmentation of an image must depend on its own seed alone.
 """
 
+import random
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from PIL import Image
@@ -14,6 +16,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 Size = tuple[int, int]  # height, width
+T = TypeVar("T")
 
 
 def pair(size: int | Size) -> Size:
@@ -71,6 +74,10 @@ class EvalTransform:
 
     def __call__(self, image: Image.Image) -> Tensor:
         return plain(to_pixels(image, fitted(image.height, image.width, self.short, self.long)))
+
+    def beside(self, image: Image.Image, truth: T, rng: random.Random) -> tuple[Tensor, T]:
+        """An image with the truth as it is."""
+        return self(image), truth
 
 
 class InferenceTransform(EvalTransform):

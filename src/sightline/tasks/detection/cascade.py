@@ -3,7 +3,6 @@
 Cascade R-CNN: Delving into High Quality Object Detection (CVPR 2018; TPAMI 2019 with masks).
 """
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -94,7 +93,7 @@ class CascadeHeads(RoIHeads):
             self._use_stage(number)
             proposals, matched, labels, regression = self.select_training_samples(proposals, targets)
             logits, deltas = stage.boxes(self.box_roi_pool(features, proposals, shapes))
-            for_classes, for_boxes = fastrcnn_loss(logits, self._by_class(deltas), labels, regression)
+            for_classes, for_boxes = fastrcnn_loss(logits, deltas.repeat(1, self.classes), labels, regression)
             losses[f"loss_classifier_{number}"] = weight * for_classes
             losses[f"loss_box_reg_{number}"] = weight * for_boxes
             losses[f"loss_mask_{number}"] = weight * self._mask_loss(
@@ -126,26 +125,18 @@ class CascadeHeads(RoIHeads):
             probabilities.append(logits.float().softmax(-1))
         assert deltas is not None
         mean = torch.stack(probabilities).mean(0).clamp(min=1e-12).log()
-        boxes, scores, labels = self.postprocess_detections(mean, self._by_class(deltas), proposals, shapes)
+        boxes, scores, labels = self.postprocess_detections(mean, deltas.repeat(1, self.classes), proposals, shapes)
         pooled = self.mask_roi_pool(features, boxes, shapes)
         by_stage = [maskrcnn_inference(stage.masks(pooled), labels) for stage in self.stages]
         masks = [torch.stack(found).mean(0) for found in zip(*by_stage, strict=True)]
         columns = zip(boxes, scores, labels, masks, strict=True)
         return [{"boxes": b, "scores": s, "labels": c, "masks": m} for b, s, c, m in columns]
 
-    def _by_class(self, deltas: Tensor) -> Tensor:
-        """Deltas (N, 4), one per box, as those of every class (N, 4 * classes)."""
-        return deltas.repeat(1, self.classes)
-
     def _refined(
-        self,
-        deltas: Tensor,
-        proposals: Sequence[Tensor],
-        shapes: Sequence[Shape],
-        keep_all: bool = False,
+        self, deltas: Tensor, proposals: list[Tensor], shapes: list[Shape], keep_all: bool = False
     ) -> list[Tensor]:
         """Proposals moved by the deltas of the current stage, clipped to their images."""
-        decoded = self.box_coder.decode(deltas.float(), list(proposals)).reshape(-1, 4)
+        decoded = self.box_coder.decode(deltas.float(), proposals).reshape(-1, 4)
         parts = decoded.split([len(p) for p in proposals])
         boxes = [box_ops.clip_boxes_to_image(part, shape) for part, shape in zip(parts, shapes, strict=True)]
         return boxes if keep_all else [part[box_ops.remove_small_boxes(part, LEAST)] for part in boxes]

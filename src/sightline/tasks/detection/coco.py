@@ -1,6 +1,7 @@
 """COCO's JSON of instances, read as data and checked, and its masks: polygons, and run lengths as lists or text."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -8,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
+from torchvision.ops import box_convert
 
 from sightline.util.errors import FileError
 
@@ -131,6 +133,18 @@ def encode(mask: Tensor) -> Json:
     from faster_coco_eval import mask as tools
 
     return Runs.model_validate(tools.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))).model_dump()
+
+
+def to_coco(found: Mapping[str, Tensor], image: int, categories: Sequence[int]) -> list[Json]:
+    """What a detector found in an image, in its own pixels, as COCO's results."""
+    boxes = box_convert(found["boxes"].double(), "xyxy", "xywh").tolist()
+    rows: list[Json] = [
+        {"image_id": image, "category_id": categories[label - 1], "bbox": box, "score": value}
+        for box, value, label in zip(boxes, found["scores"].tolist(), found["labels"].tolist(), strict=True)
+    ]
+    if "masks" in found:
+        return [{**row, "segmentation": encode(mask)} for row, mask in zip(rows, found["masks"], strict=True)]
+    return rows
 
 
 def reason(error: Exception) -> str:

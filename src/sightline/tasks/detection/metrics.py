@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce
 from sightline.tasks.dense.transforms import normalize
-from sightline.tasks.detection.coco import Json
+from sightline.tasks.detection.coco import Json, to_coco
 from sightline.tasks.detection.data import Split
-from sightline.tasks.detection.infer import in_original, to_coco
-from sightline.tasks.detection.model import Card
+from sightline.tasks.detection.model import Card, in_original
 
 KINDS = {"box": "bbox", "mask": "segm"}
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
@@ -40,22 +39,19 @@ def _evaluate(truth: Json, found: list[Json], kind: str) -> tuple[list[float], l
     """The first six of COCO's figures, and the average precision of every class, in percent; nan without objects."""
     from faster_coco_eval import COCO, COCOeval_faster
 
-    classes = len(truth["categories"])
-    if not found:  # loadRes rejects an empty list
-        counted = {a["category_id"] for a in truth["annotations"] if not a["iscrowd"]}
-        rows = [0.0 if c["id"] in counted else math.nan for c in truth["categories"]]
-        return [0.0 if counted else math.nan] * len(NAMES), rows
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO(truth)
-        evaluation = COCOeval_faster(known, known.loadRes([dict(item) for item in found]), kind, extra_calc=False)
+        # loadRes rejects an empty list
+        results = known.loadRes([dict(item) for item in found]) if found else COCO({**truth, "annotations": []})
+        evaluation = COCOeval_faster(known, results, kind, extra_calc=False)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    figures = np.asarray(evaluation.stats)[: len(NAMES)]
-    precision = np.asarray(evaluation.eval["precision"])  # overlaps, recalls, classes, areas, detections
-    precision = precision.reshape(10, 101, classes, 4, -1)[:, :, :, 0, -1]
-    rows = [float(100 * p[p > -1].mean()) if (p > -1).any() else math.nan for p in np.moveaxis(precision, 2, 0)]
-    return np.where(figures >= 0, 100 * figures, math.nan).tolist(), rows
+    precision = np.asarray(evaluation.eval["precision"])  # overlaps, recalls, classes, areas, detections; -1 for none
+    precision = precision.reshape(10, 101, len(truth["categories"]), 4, -1)[:, :, :, 0, -1]
+    parts = (np.asarray(evaluation.stats)[: len(NAMES)], np.ma.masked_less(precision, 0).mean(axis=(0, 1)))
+    figures, by_class = (100 * np.ma.masked_less(part, 0).filled(math.nan) for part in parts)
+    return figures.tolist(), by_class.tolist()
 
 
 class ObjectScorer:

@@ -1,6 +1,7 @@
 """Detectors of torchvision on our backbones, with a feature pyramid: RetinaNet, Faster, Mask and Cascade Mask R-CNN."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,8 +11,9 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import FeaturePyramidNetwork
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
+from torchvision.ops import FeaturePyramidNetwork, clip_boxes_to_image
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from sightline.tasks.dense.backbone import STRIDES, Backbone, WithBackbone
@@ -22,21 +24,19 @@ from sightline.tasks.detection.data import Target
 from sightline.tasks.options import entry
 from sightline.util.names import MAX_SIDE
 
+Objects = dict[str, Tensor]  # boxes (N, 4) left, top, right, bottom; labels (N,) from 1 on; scores (N,); perhaps masks
 RATIOS = (0.5, 1.0, 2.0)
 LEVELS = 5
 
 
-@dataclass(frozen=True)
-class Head(DenseHead):
+@dataclass(frozen=True, kw_only=True)
+class Head(DenseHead, Inference):
     """The detector, and how images are evaluated."""
 
     name: Literal["mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn"]
     short: int = entry(800, "pixels of the short side", least=1, most=MAX_SIDE)
     anchor: float | None = entry(None, "side of the anchors", least=0.01, most=MAX_SIDE)
     categories: tuple[int, ...] = entry((), "ids of the classes in the training data")
-    score: float = entry(0.05, "least score", least=0, most=1)
-    nms: float = entry(0.5, "IoU above which boxes are suppressed", least=0, most=1)
-    detections: int = entry(100, "at most so many per image", least=1, most=10**6)
 
 
 Card = DenseCard[Head]
@@ -100,15 +100,25 @@ class Detector(WithBackbone):
         self.detector = make(pyramid, config, classes, test)
         self.detector.transform = BatchImages()
 
-    def forward(
-        self, images: list[Tensor], targets: list[Target] | None = None
-    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+    def forward(self, images: list[Tensor], targets: list[Target] | None = None) -> dict[str, Tensor] | list[Objects]:
         if self.retina and targets is not None:  # it has no background class
             targets = [{**target, "labels": target["labels"] - 1} for target in targets]
         found = self.detector(images, targets)
         if self.retina and not self.training:
             found = [{**item, "labels": item["labels"] + 1} for item in found]
         return found
+
+
+def in_original(found: Objects, given: Sequence[int], size: tuple[int, int]) -> Objects:
+    """Outputs for an image of size `given` in the pixels of the original, which is (height, width) `size`, on the CPU.
+
+    Masks become booleans (N, height, width).
+    """
+    boxes = clip_boxes_to_image(resize_boxes(found["boxes"].float(), list(given), list(size)), size)
+    objects = {"boxes": boxes, "labels": found["labels"], "scores": found["scores"].float()}
+    if "masks" in found:
+        objects["masks"] = paste_masks_in_image(found["masks"].float(), boxes, size)[:, 0] > 0.5
+    return {key: value.cpu() for key, value in objects.items()}
 
 
 def _retinanet(pyramid: PyramidBackbone, config: Model, classes: int, test: Inference) -> RetinaNet:
@@ -148,4 +158,4 @@ def from_card(card: Card) -> Detector:
     """The model that a card describes, with new weights."""
     head = card.head
     config = Model(name=card.name, args=card.arguments, head=head.name, channels=head.channels, anchor=head.anchor)
-    return Detector(config, len(card.classes), Inference(head.score, head.nms, head.detections))
+    return Detector(config, len(card.classes), head)

@@ -1,8 +1,7 @@
-"""From a normalized image to the classes of its pixels: whole or by windows, at several scales, flipped."""
+"""From a normalized image to the probabilities of its pixels: whole or by windows, at several scales, flipped."""
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -65,11 +64,3 @@ def probabilities(
             total = logits.softmax(1) if total is None else total + logits.softmax(1)
     assert total is not None
     return total / (len(test.scales) * (2 if test.flip else 1))
-
-
-@torch.no_grad()
-def predict(
-    model: nn.Module, images: Tensor, test: Inference, size: int | tuple[int, int], out: Sequence[int] | None = None
-) -> Tensor:
-    """(B, H, W) classes of the pixels; arguments as of `probabilities`."""
-    return probabilities(model, images, test, size, out).argmax(1)

@@ -9,7 +9,7 @@ from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce
 from sightline.tasks.dense.transforms import normalize
 from sightline.tasks.segmentation.config import Inference
 from sightline.tasks.segmentation.data import IGNORE
-from sightline.tasks.segmentation.infer import predict
+from sightline.tasks.segmentation.infer import probabilities
 from sightline.tasks.segmentation.model import Card
 
 Item = tuple[Tensor, Tensor]  # uint8 image (3, h, w), mask (H, W)
@@ -60,8 +60,8 @@ class PixelScorer:
         for _, group in groupby(items, lambda item: [part.shape for part in item]):
             images, masks = (torch.stack(parts).to(self.device) for parts in zip(*group, strict=True))
             pixels = normalize(images, self.card.mean, self.card.std)
-            found = predict(model, pixels, self.test, self.card.input_size[1:], masks.shape[-2:])
-            self.counts += confusion(found, masks, len(self.card.classes))
+            scores = probabilities(model, pixels, self.test, self.card.input_size[1:], masks.shape[-2:])
+            self.counts += confusion(scores.argmax(1), masks, len(self.card.classes))
             self.images += len(images)
 
     def result(self, reduce: Reduce, gather: Gather, seconds: float) -> DenseResult:

@@ -15,7 +15,7 @@ from sightline.util.errors import InputError
 DIVISOR = 32  # inside, images are padded to a multiple of it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Head(DenseHead):
     """The decoder, and how images are evaluated."""
 

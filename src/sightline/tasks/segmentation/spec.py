@@ -1,4 +1,4 @@
-"""Segmentation as an entry of `sightline.tasks.registry`."""
+"""Segmentation as an entry of `sightline.tasks.registry`: the task that the engine trains, evaluation, prediction."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sightline.data.order import Placement
 from sightline.tasks.base import (
@@ -22,14 +24,67 @@ from sightline.tasks.base import (
     Scores,
     StateReader,
 )
+from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.draw import draw_classes
 from sightline.tasks.dense.inference import SKIP, eval_section, evaluate_split, open_dense, predict_each
+from sightline.tasks.dense.task import DenseTask
+from sightline.tasks.dense.transforms import normalize, pair
 from sightline.tasks.segmentation.config import Config, Data
-from sightline.tasks.segmentation.data import open_split
-from sightline.tasks.segmentation.infer import predict as classify_pixels
-from sightline.tasks.segmentation.metrics import PixelScorer
-from sightline.tasks.segmentation.model import Card, Head, from_card
-from sightline.tasks.segmentation.task import Segmentation
+from sightline.tasks.segmentation.data import IGNORE, open_split
+from sightline.tasks.segmentation.infer import probabilities
+from sightline.tasks.segmentation.metrics import Item, PixelScorer
+from sightline.tasks.segmentation.model import Card, Head, Segmenter, from_card
+from sightline.tasks.segmentation.transforms import TrainTransform
+from sightline.util.errors import InputError
+
+Batch = tuple[Tensor, Tensor]  # normalized images (B, 3, h, w); masks (B, h, w)
+
+
+class Segmentation(DenseTask[Tensor, Item, Tensor]):
+    """A model, its training batches, their loss, and the images it is evaluated on."""
+
+    def __init__(self, config: Config, placement: Placement) -> None:
+        data, model, self.options = config.data, config.model, config.loss
+        auxiliary = config.loss.auxiliary > 0
+        train = open_split(data, "train")
+        val = open_split(data, "val", train.labels)
+        head = Head(
+            name=model.head, channels=model.channels, drop=model.drop, auxiliary=auxiliary, short=data.short,
+            long=data.long, test=config.test,
+        )  # fmt: skip
+        card = DenseCard.of("segmentation", model, data, train.classes, pair(data.size), head)
+        super().__init__(data, placement, train, val, card, TrainTransform(data, config.augment))
+        if self.order.local == 1 and (model.head == "upernet" or auxiliary):
+            raise InputError(
+                f"batch.size={placement.batch} gives one image per process and micro-batch, but batch norm needs two; "
+                f"give at least {2 * placement.ranks * placement.accumulate}"
+            )
+        torch.manual_seed(placement.seed)
+        self.model = Segmenter(model, len(train.classes), auxiliary).to(placement.device)
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The micro-batches of an epoch from update `start` on, ready for the model."""
+        for items in self.items(epoch, start):
+            images, masks = (torch.stack(parts).to(self.placement.device) for parts in zip(*items, strict=True))
+            yield normalize(images, self.card.mean, self.card.std), masks.long()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean cross entropy over pixels that are not ignored, with that of the auxiliary head."""
+        images, masks = batch
+        logits, auxiliary = model(images)
+        total = self._cross_entropy(logits, masks)
+        if auxiliary is not None:
+            total = total + self.options.auxiliary * self._cross_entropy(auxiliary, masks)
+        return total
+
+    def _cross_entropy(self, logits: Tensor, masks: Tensor) -> Tensor:
+        """0, not NaN, if every pixel of the batch is ignored."""
+        smoothing = self.options.smoothing
+        summed = F.cross_entropy(logits.float(), masks, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+        return summed / (masks != IGNORE).sum().clamp(min=1)
+
+    def scorer(self, device: torch.device) -> PixelScorer:
+        return PixelScorer(self.card, self.card.head.test, device)
 
 
 def make(config: Config, placement: Placement, note: Note) -> Segmentation:
@@ -79,7 +134,8 @@ def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptio
 
     def segment(model: nn.Module, pixels: Tensor, file: str, image: Image.Image) -> Segmented:
         size = (image.height, image.width)
-        classes = classify_pixels(model, pixels[None], card.head.test, card.input_size[1:], size)[0].cpu().numpy()
+        scores = probabilities(model, pixels[None], card.head.test, card.input_size[1:], size)
+        classes = scores[0].argmax(0).cpu().numpy()
         shares = np.bincount(classes.reshape(-1), minlength=len(names)) / classes.size
         rows: list[Row] = [
             {"class": names[i], "share": round(float(shares[i]), 6)} for i in np.argsort(-shares) if shares[i]
