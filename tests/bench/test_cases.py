@@ -3,22 +3,10 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from sightline.bench.cases import (
-    CPU_CASES,
-    MODEL_CASES,
-    OP_CASES,
-    SOFT_TOKENS,
-    TIMM_BASELINES,
-    default_batch,
-    parse_shape,
-)
-from sightline.bench.plans import soft_plans
+from sightline.bench.cases import CPU_CASES, MODEL_CASES, OP_CASES, TIMM_BASELINES, parse_shape
 from sightline.bench.published import PUBLIC_MODELS, PUBLIC_OPS, public_figure, public_images, public_ms
 from sightline.bench.results import Row
-from sightline.bench.run_models import ModelPlan
-from sightline.bench.run_ops import OpPlan
 from sightline.models.zoo import VARIANTS
 
 
@@ -39,6 +27,7 @@ def test_shapes(text: str, grid: tuple[int, int], prefix: int) -> None:
     case = parse_shape(text)
     assert (case.batch, case.heads, case.dim, case.grid, case.prefix) == (2, 6, 32, grid, prefix)
     assert case.tokens == grid[0] * grid[1] + prefix
+    assert replace(parse_shape(str(case)), name=case.name) == case
 
 
 @pytest.mark.parametrize("text", ["", "2,6,32", "2,6,32,x7", "2,6,32,0", "0,6,32,9", "a,b,c,d", "2,6,32,-4", "deit"])
@@ -54,26 +43,6 @@ def test_the_table_is_that_of_the_published_figures() -> None:
     assert [case.tokens for case in OP_CASES.values()] == [197, 577, 1601, 4097, 16385, 3136, 784, 4096, 16384, 65536]
     assert {case.model for case in (*MODEL_CASES, *CPU_CASES)} | TIMM_BASELINES.keys() <= VARIANTS.keys()
     assert parse_shape("deit_tiny_224") is OP_CASES["deit_tiny_224"]
-
-
-def test_soft_goes_from_784_to_65536_tokens() -> None:
-    plans = soft_plans(("ops", "models"), torch.device("cuda"), ("bfloat16",), ("bfloat16", "tf32"))
-    ops, models = ([plan for plan in plans if isinstance(plan, kind)] for kind in (OpPlan, ModelPlan))
-    lengths = [*range(784, 6273, 784), 16384, 36864, 65536]
-    assert [plan.case.tokens for plan in ops if plan.mode == "forward"] == lengths
-    assert all(0.9 < plan.case.batch * plan.case.tokens / SOFT_TOKENS <= 1 for plan in ops)
-    names = {candidate.name for candidate in ops[0].candidates}
-    assert names == {"soft triton", "soft reference", "soft_norm triton", "soft_norm reference", "sdpa"}
-    assert {(plan.mode, plan.batch) for plan in models} == {("forward", 128), ("train", 64)}
-    labels = {network.label for plan in models for network in plan.networks}
-    assert labels == {"soft_tiny", "soft_tiny none", "timm pvt_v2_b1", "soft_norm_tiny"}
-    assert len(models) == 2 * 2 * 2 * 2
-
-
-def test_batches_follow_the_table_then_the_pixels() -> None:
-    assert default_batch("inline_deit_tiny", (384, 384), "cuda") == 256
-    assert default_batch("inline_swin_small", (448, 448), "cuda") == 128
-    assert default_batch("inline_deit_tiny", (4096, 4096), "cpu") == 1
 
 
 def test_public_figures_are_only_given_for_what_was_measured() -> None:

@@ -1,11 +1,14 @@
 """First calls in a fresh process, and batches that must not change an image."""
 
+from subprocess import CompletedProcess
+
 import pytest
 import torch
 from torch import Tensor
 
+from sightline.bench import cold_start
 from sightline.bench.cases import parse_shape
-from sightline.bench.cold_start import composition, first_calls
+from sightline.bench.cold_start import ColdStart, run_process
 from sightline.ops import inline
 from sightline.util.errors import RunError
 
@@ -14,14 +17,36 @@ SHAPES = [parse_shape(text) for text in ("2,2,8,1+3x4", "2,2,8,1+5x6", "2,2,8,1+
 
 
 @pytest.mark.slow
-def test_the_failure_of_a_process_is_reported() -> None:
-    with pytest.raises(RunError, match=r"first calls of inlne failed: .*no mechanism"):
-        first_calls("inlne", "forward", "float32", CPU, SHAPES)
+def test_first_calls_in_a_fresh_process() -> None:
+    findings = ColdStart("inline", "float32", SHAPES).first_calls("forward+backward", CPU)
+    names = ["first call", "new size 2,2,8,1+5x6", "new size 2,2,8,1+4x7", "kernels compiled for new sizes",
+             "graphs compiled"]  # fmt: skip
+    assert [item.name for item in findings] == [f"inline forward+backward float32: {name}" for name in names]
+    assert findings[0].value > 0
+    assert findings[-2].value == 0
+    assert findings[-1].value <= 2
+
+
+def test_first_calls_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_start, "_count_graphs", len)
+    seen = cold_start.first_process("inline", "forward", "float32", CPU, SHAPES)
+    assert len(seen.extra_ms) == 2
+    assert (seen.new_kernels, seen.graphs) == (0, 3)
+
+
+def test_the_failure_of_a_process_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = CompletedProcess([], 1, "", "Traceback\nInputError: no mechanism\n")
+    monkeypatch.setattr("subprocess.run", lambda *args, **kwargs: failed)
+    with pytest.raises(RunError, match=r"inlne .*: InputError: no mechanism"):
+        run_process("inlne", "forward", "float32", "cpu")
+    (finding,) = ColdStart("inlne", "float32", SHAPES).run(CPU)
+    assert finding.unit == "failure"
+    assert "no mechanism" in finding.note
 
 
 def test_composition_finds_images_that_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     case = parse_shape("3,2,8,1+3x4")
-    (finding,) = composition("inline", case, "float32", CPU)
+    finding = ColdStart("inline", "float32").composition(case, CPU)
     assert (finding.value, finding.unit, finding.limit) == (0, "of 5", 0)
     definition = inline.reference.inline_attention
 
@@ -29,5 +54,5 @@ def test_composition_finds_images_that_depend_on_the_batch(monkeypatch: pytest.M
         return definition(q, *args, **kwargs) + q.mean() * 1e-3  # type: ignore[arg-type]
 
     monkeypatch.setitem(inline.IMPLEMENTATIONS, "torch", leaky)
-    (finding,) = composition("inline", case, "float32", CPU)
+    finding = ColdStart("inline", "float32").composition(case, CPU)
     assert finding.value >= 4

@@ -5,24 +5,13 @@ import torch
 from torch import Tensor
 
 from sightline import backend
+from sightline.bench import operators
+from sightline.bench.candidates import DTYPES, TOLERANCES, MismatchError, Plan, row_error
 from sightline.bench.cases import OP_CASES, OpCase, parse_shape
-from sightline.bench.ceilings import Ceilings
-from sightline.bench.check import MismatchError, check_operator, row_error
-from sightline.bench.operators import (
-    BASELINES,
-    Operands,
-    calls_of,
-    candidates,
-    count_flops,
-    make_operands,
-    moved_bytes,
-    moved_tensors,
-    operator_of,
-)
-from sightline.bench.precision import DTYPES, TOLERANCES
-from sightline.bench.results import FAILED, NO_MEMORY, OK, REJECTED
-from sightline.bench.run_ops import OpPlan, crossovers, run_plan
-from sightline.bench.run_ops import _sets as count_sets
+from sightline.bench.operators import BASELINES, Operands, count_sets, implementations, make_operands
+from sightline.bench.results import FAILED, NO_MEMORY, OK, REJECTED, Row
+from sightline.bench.run import Ceilings, run_plan
+from sightline.bench.tables import crossovers
 from sightline.layers.core import Core, Place
 from sightline.layers.spec import MECHANISMS, Mechanism, Spec
 from sightline.ops import inline
@@ -53,7 +42,7 @@ def broken_kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     "mechanism", [*sorted(set(MECHANISMS) - {"none"}), "inline(phi=relu,residual=false)", "soft(landmarks=4)"]
 )
 def test_every_mechanism_is_checked_and_timed(mechanism: str, dtype: str, mode: str) -> None:
-    plan = OpPlan(CASE, mode, dtype, tuple(candidates(mechanism, CPU)))
+    plan = Plan(CASE, mode, dtype, tuple(implementations(mechanism, CPU)))
     (row,) = run_plan(plan, CPU, CEILINGS, 1)
     assert (row.status, row.note) == (OK, "")
     assert row.call_ms
@@ -75,67 +64,70 @@ def test_a_mechanism_without_operator_is_timed_as_a_module(monkeypatch: pytest.M
             return (self.factor * torch.eye(k.shape[1]))[queries].expand(len(q), self.num_heads, -1, -1)
 
     monkeypatch.setitem(MECHANISMS, "doubled", Mechanism(Doubled, "N", "nowhere"))
-    plan = OpPlan(CASE, "forward+backward", "float32", tuple(candidates("doubled", CPU)))
+    plan = Plan(CASE, "forward+backward", "float32", tuple(implementations("doubled", CPU)))
     (row,) = run_plan(plan, CPU, CEILINGS, 1)
     assert row.status == OK
     assert row.call_ms
     monkeypatch.setattr(Doubled, "factor", 3.0)
     (row,) = run_plan(plan, CPU, CEILINGS, 1)
     assert row.status == REJECTED
-    assert "doubled reference on 3,2,8,1+4x5: the output is 0.33 from its weights times the values" in row.note
+    assert (
+        "doubled reference on 3,2,8,1+4x5: the output, compared with its weights times the values, is 0.33 from"
+        in row.note
+    )
     with pytest.raises(ValueError, match="backend: doubled"):
-        candidates("doubled", CPU, ("triton",))
+        implementations("doubled", CPU, ("triton",))
 
 
 def test_a_module_is_compiled_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **options: lambda x: function(x) * 1.5)
     plain, compiled = run_plan(
-        OpPlan(CASE, "forward", "float32", tuple(candidates("focused", CPU, (), True))), CPU, CEILINGS, 1
+        Plan(CASE, "forward", "float32", tuple(implementations("focused", CPU, (), True))), CPU, CEILINGS, 1
     )
     assert (plain.status, compiled.status) == (OK, REJECTED)
 
 
 def test_none_is_nothing_to_time() -> None:
     with pytest.raises(ValueError, match="mechanism: 'none'"):
-        candidates("none", CPU)
+        implementations("none", CPU)
 
 
 def test_baselines_run_both_ways() -> None:
     for mode in ("forward", "forward+backward"):
-        rows = run_plan(OpPlan(CASE, mode, "float32", tuple(BASELINES.values())), CPU, CEILINGS, 1)
+        rows = run_plan(Plan(CASE, mode, "float32", tuple(BASELINES.values())), CPU, CEILINGS, 1)
         assert [row.status for row in rows] == [OK, OK]
 
 
 def test_a_wrong_kernel_is_rejected_and_the_others_timed(broken_kernel: dict[str, float]) -> None:
-    both = candidates("inline", CPU, ("triton", "torch"))
-    wrong, right = run_plan(OpPlan(CASE, "forward", "float32", tuple(both)), CPU, CEILINGS, 1)
+    both = implementations("inline", CPU, ("triton", "torch"))
+    wrong, right = run_plan(Plan(CASE, "forward", "float32", tuple(both)), CPU, CEILINGS, 1)
     assert wrong.status == REJECTED
     assert wrong.ms is None
     assert "inline triton" in wrong.note
     assert "output is 0.5 from the float32 reference (limit 0.0001); not timed" in wrong.note
     assert right.status == OK
     broken_kernel["factor"] = 1.0
-    assert {row.status for row in run_plan(OpPlan(CASE, "forward", "float32", tuple(both)), CPU, CEILINGS, 1)} == {OK}
+    assert {row.status for row in run_plan(Plan(CASE, "forward", "float32", tuple(both)), CPU, CEILINGS, 1)} == {OK}
 
 
 @pytest.mark.parametrize(("name", "index"), [("q", 0), ("k", 1), ("v", 2), ("residual", 3)])
 def test_a_wrong_gradient_is_rejected_by_name(name: str, index: int) -> None:
-    (candidate,) = candidates("inline", CPU)
-    right = operator_of(candidate, CASE, CPU)
+    (candidate,) = implementations("inline", CPU)
+    right = candidate.function(CASE, CPU)
     x = make_operands(CASE, Spec("inline"), torch.float32, CPU, 0)
 
     def wrong(y: Operands) -> Tensor:
         leaf = list(y.leaves.values())[index]
         return right(y) + (leaf - leaf.detach()).sum()  # right values, wrong slope
 
-    check_operator(candidate, wrong, x, "forward", "float32")
+    candidate.check(wrong, x, Plan(CASE, "forward", "float32", ()))
     with pytest.raises(MismatchError, match=f"gradient of {name} is"):
-        check_operator(candidate, wrong, x, "forward+backward", "float32")
+        candidate.check(wrong, x, Plan(CASE, "forward+backward", "float32", ()))
 
 
 def test_only_the_last_image_wrong_is_found() -> None:
-    (candidate,) = candidates("inline", CPU)
-    right = operator_of(candidate, CASE, CPU)
+    (candidate,) = implementations("inline", CPU)
+    right = candidate.function(CASE, CPU)
 
     def wrong(y: Operands) -> Tensor:
         out = right(y).clone()
@@ -144,7 +136,7 @@ def test_only_the_last_image_wrong_is_found() -> None:
 
     x = make_operands(CASE, Spec("inline"), torch.float32, CPU, 0)
     with pytest.raises(MismatchError, match="output is nan"):
-        check_operator(candidate, wrong, x, "forward", "float32")
+        candidate.check(wrong, x, Plan(CASE, "forward", "float32", ()))
 
 
 def test_small_rows_count() -> None:
@@ -162,7 +154,9 @@ def test_what_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate 1 GiB")
 
     monkeypatch.setitem(inline.IMPLEMENTATIONS, "triton", full)
-    plan = OpPlan(CASE, "forward", "float32", tuple(candidates("inline", CPU, ("triton",))) + tuple(BASELINES.values()))
+    plan = Plan(
+        CASE, "forward", "float32", tuple(implementations("inline", CPU, ("triton",))) + tuple(BASELINES.values())
+    )
     monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset())
     rows = run_plan(plan, CPU, CEILINGS, 1)
     assert [row.status for row in rows] == [FAILED, OK, OK]
@@ -175,26 +169,34 @@ def test_what_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_of_the_floor() -> None:
-    deit = OP_CASES["deit_tiny_224"]
-    assert [moved_tensors("inline", mode) for mode in ("forward", "forward+backward")] == [4, 11]
-    assert [moved_tensors("soft", mode) for mode in ("forward", "forward+backward")] == [3, 8]
-    tokens = 256 * 197 * 192
-    assert moved_bytes(deit, "inline", "forward", {}, 2) == 4 * tokens * 2
-    weights = {"residual": torch.empty(256, 192, 3, 3, device="meta")}
-    assert moved_bytes(deit, "inline", "forward+backward", weights, 2) == (11 * tokens + 3 * 256 * 192 * 9) * 2
-    assert round(moved_bytes(deit, "inline", "forward", {}, 2) / 4.25e12 * 1e3, 3) == 0.018  # as published
+    tokens, weights = 256 * 197 * 192, 256 * 192 * 9
+    forward, both = (Plan(OP_CASES["deit_tiny_224"], mode, "bfloat16", ()) for mode in ("forward", "forward+backward"))
+    (full,), (plain,) = implementations("inline", CPU), implementations("inline(residual=false)", CPU)
+    assert [plain.moved_bytes(plan) for plan in (forward, both)] == [4 * tokens * 2, 11 * tokens * 2]
+    assert [full.moved_bytes(plan) for plan in (forward, both)] == [
+        (4 * tokens + weights) * 2,
+        (11 * tokens + 3 * weights) * 2,
+    ]
+    assert round(plain.moved_bytes(forward) / 4.25e12 * 1e3, 3) == 0.018  # as published
+    (soft,) = implementations("soft(landmarks=4)", CPU)
+    landmarks = 256 * 4 * 192
+    assert [soft.moved_bytes(plan) for plan in (forward, both)] == [
+        (3 * tokens + landmarks) * 2,
+        (8 * tokens + 3 * landmarks) * 2,
+    ]
 
 
 def test_operations() -> None:
     case = OpCase("x", 2, 3, 8, (4, 4))
-    (plain,) = candidates("inline(residual=false)", CPU)
+    forward, both = (Plan(case, mode, "float32", ()) for mode in ("forward", "forward+backward"))
+    (plain,) = implementations("inline(residual=false)", CPU)
     products = 2 * (2 * 2 * 3 * 16 * 8 * 8)  # phi(k)^T v and phi(q) C
-    assert count_flops(plain, case, "forward") == products
-    assert count_flops(plain, case, "forward+backward") == 3 * products
-    (full,) = candidates("inline", CPU)
-    assert count_flops(full, case, "forward") == products + 2 * 9 * 2 * 16 * 24
-    assert count_flops(BASELINES["sdpa"], case, "forward") == 2 * (2 * 2 * 3 * 16 * 16 * 8)
-    assert count_flops(BASELINES["move"], case, "forward") == 0
+    assert plain.flops(forward) == products
+    assert plain.flops(both) == 3 * products
+    (full,) = implementations("inline", CPU)
+    assert full.flops(forward) == products + 2 * 9 * 2 * 16 * 24
+    assert BASELINES["sdpa"].flops(forward) == 2 * (2 * 2 * 3 * 16 * 16 * 8)
+    assert BASELINES["move"].flops(forward) == 0
 
 
 def test_operands_are_views_of_a_packed_tensor() -> None:
@@ -204,10 +206,10 @@ def test_operands_are_views_of_a_packed_tensor() -> None:
     assert torch.equal(x.q, make_operands(CASE, Spec("softmax"), DTYPES["bfloat16"], CPU, 0).q)
 
 
-def test_a_call_for_every_set() -> None:
-    (candidate,) = candidates("linear", CPU)
-    sets = [make_operands(CASE, Spec("linear"), torch.float32, CPU, seed) for seed in range(2)]
-    first, second = calls_of(candidate, operator_of(candidate, CASE, CPU), "forward", sets)
+def test_a_call_for_every_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "count_sets", lambda moved, device: 2)
+    (candidate,) = implementations("linear", CPU)
+    first, second = candidate.prepare(Plan(CASE, "forward", "float32", ()), CPU).calls
     assert not torch.equal(first(), second())
     assert not first().requires_grad
 
@@ -223,8 +225,6 @@ def test_sets_outgrow_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_crossover() -> None:
-    from sightline.bench.results import Row
-
     def row(candidate: str, tokens: int, ms: float) -> Row:
         return Row("op", "x", candidate, "forward", False, "float32", "cpu", 2, tokens, 6, 32, call_ms=ms)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from sightline.bench import Report, Row, tables
 from sightline.bench.goals import evaluate, limit_of, pick
 from sightline.bench.published import SOURCE
-from sightline.bench.run_ops import crossovers
-from sightline.bench.tables import Table, rate
+from sightline.bench.tables import Table, crossovers, rate
 from tables.markdown import table
 
 NOTHING = "No measurements are recorded yet; run `sightline bench`."

@@ -2,12 +2,11 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sightline.util.errors import InputError
 
 Grid = tuple[int, int]
-MODES = ("forward", "forward+backward", "train")
 CPU_BATCH, CUDA_BATCH = 8, 512  # images of 224 x 224; fewer if larger
 
 
@@ -30,6 +29,10 @@ class OpCase:
     def channels(self) -> int:
         return self.heads * self.dim
 
+    def __str__(self) -> str:
+        """As `parse_shape` reads it."""
+        return f"{self.batch},{self.heads},{self.dim},{self.prefix}+{self.grid[0]}x{self.grid[1]}"
+
 
 @dataclass(frozen=True)
 class ModelCase:
@@ -42,7 +45,9 @@ class ModelCase:
 
     @property
     def name(self) -> str:
-        return f"{self.model} {format_size(self.size)}"
+        """Such as "inline_deit_tiny 224" or "inline_deit_tiny 384x640"."""
+        height, width = self.size
+        return f"{self.model} {height}" if height == width else f"{self.model} {height}x{width}"
 
 
 OP_CASES: dict[str, OpCase] = {
@@ -73,17 +78,36 @@ MODEL_CASES: tuple[ModelCase, ...] = (
     ModelCase("soft_tiny", (224, 224), 128, 64),
 )
 
-# SOFT: the attention of soft_tiny's first stage, with about the same total number of tokens at every length.
-SOFT_TOKENS = 128 * 3136
-SOFT_GRIDS: tuple[Grid, ...] = (*((28, 28 * p) for p in range(1, 9)), (128, 128), (192, 192), (256, 256))
-SOFT_OPS = tuple(OpCase(f"soft_{h * w}", SOFT_TOKENS // (h * w), 2, 32, (h, w)) for h, w in SOFT_GRIDS)
-SOFT_MODELS = (ModelCase("soft_tiny", (224, 224), 128, 64), ModelCase("soft_norm_tiny", (224, 224), 128, 64))
-
 CPU_CASES: tuple[ModelCase, ...] = (
     ModelCase("inline_deit_tiny", (224, 224), 8),
     ModelCase("inline_deit_tiny", (512, 512), 2),
     ModelCase("inline_deit_tiny", (1024, 1024), 1),
 )
+
+# SOFT: the attention of soft_tiny's first stage, with about the same total number of tokens at every length.
+SOFT_TOKENS = 128 * 3136
+SOFT_GRIDS: tuple[Grid, ...] = (*((28, 28 * p) for p in range(1, 9)), (128, 128), (192, 192), (256, 256))
+SOFT_OPS = {f"soft_{h * w}": OpCase(f"soft_{h * w}", SOFT_TOKENS // (h * w), 2, 32, (h, w)) for h, w in SOFT_GRIDS}
+SOFT_MODELS = (ModelCase("soft_norm_tiny", (224, 224), 128, 64),)
+
+# What the presets measure on a device, as arguments of `benchmark`.
+DEIT_SIZES = {"model": "inline_deit_tiny", "img_size": (224, 384, 640, 1024, 2048)}
+SOFT_COMPARED = {"compile": "both", "dtype": ("bfloat16", "tf32")}  # the public figures of SOFT are in TF32
+PRESETS: dict[tuple[str, str], tuple[dict[str, object], ...]] = {
+    ("goals", "cuda"): (
+        {"what": "ops", "backend": "triton"},
+        {"what": "models", **DEIT_SIZES, "baselines": ("none", "timm"), "compile": "yes"},
+        {"what": "models", **DEIT_SIZES, "baselines": ()},
+        {"what": "models", "model": ("inline_swin_tiny", "inline_pvt_small", "inline_cswin_tiny"), "baselines": ()},
+        {"what": "cold_start"},
+    ),
+    ("goals", "cpu"): ({"what": "models", "mode": "forward", "baselines": "none"},),
+    ("soft", "cuda"): (
+        {"what": "ops", "mechanism": ("soft", "soft_norm"), "shape": tuple(SOFT_OPS), "baselines": "sdpa"},
+        {"what": "models", "model": "soft_tiny", "baselines": ("none", "timm"), **SOFT_COMPARED},
+        {"what": "models", "model": "soft_norm_tiny", "baselines": (), **SOFT_COMPARED},  # baselines as of soft_tiny
+    ),
+}
 
 # timm's model of the same size and family, to compare with.
 TIMM_BASELINES: dict[str, str] = {
@@ -102,19 +126,15 @@ TIMM_BASELINES: dict[str, str] = {
 }
 
 
-def format_size(size: Grid) -> str:
-    """(224, 224) -> "224", (384, 640) -> "384x640"."""
-    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
-
-
 def parse_shape(text: str) -> OpCase:
     """Read the name of a case, or "B,H,D,TOKENS" with TOKENS as 197, 14x14 or 1+14x14 (a class token, then the grid).
 
     A plain number becomes a square grid if it is a square, a class token and a square grid if that fits, otherwise the
     grid closest to a square. Example: `parse_shape("2,6,32,1+7x9")` has 64 tokens.
     """
-    if text in OP_CASES:
-        return OP_CASES[text]
+    known = OP_CASES | SOFT_OPS
+    if text in known:
+        return known[text]
     match = re.fullmatch(
         r"(\d{1,7}),(\d{1,5}),(\d{1,5}),(?:(\d{1,4})\+)?(\d{1,7})(?:x(\d{1,7}))?", text.replace(" ", "")
     )
@@ -144,10 +164,10 @@ def _square(tokens: int) -> Grid:
     return (height, tokens // height) if height else (0, 0)
 
 
-def default_batch(model: str, size: Grid, device: str) -> int:
-    """The batch size of the table if it has the case; otherwise about as many pixels per batch as its first row."""
-    for case in MODEL_CASES if device == "cuda" else CPU_CASES:
+def model_case(label: str, model: str, size: Grid, device: str) -> ModelCase:
+    """The case of the table if it has one; otherwise about as many pixels per batch as its first row."""
+    for case in (*MODEL_CASES, *SOFT_MODELS) if device == "cuda" else CPU_CASES:
         if (case.model, case.size) == (model, size):
-            return case.batch
+            return replace(case, model=label)
     most = CUDA_BATCH if device == "cuda" else CPU_BATCH
-    return max(1, int(most * 224**2 / (size[0] * size[1])))
+    return ModelCase(label, size, max(1, int(most * 224**2 / (size[0] * size[1]))))

@@ -6,16 +6,18 @@ inputs inside a graph, so this is our own.
 """
 
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from sightline.bench.results import FAILED, NO_MEMORY
+from sightline.bench.results import FAILED, NO_MEMORY, OK
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -30,43 +32,35 @@ MAX_CALLS_IN_GRAPH = 64
 
 @dataclass(frozen=True)
 class Work:
-    """A candidate's work: one call per set of inputs, and the bytes it holds before it is called."""
+    """A candidate's work: one call per set of inputs, the bytes it holds before it is called, and its error."""
 
     calls: Sequence[Call]
     held_bytes: int = 0
+    error: float = 0.0
 
 
 @dataclass
 class Timing:
-    """Milliseconds per call; `spread` is (longest - shortest) / median over the rounds."""
+    """Milliseconds per call, or why there are none; `spread` is (longest - shortest) / median over the rounds."""
 
+    status: str = OK
+    note: str = ""
     graph_ms: float | None = None
     call_ms: float | None = None
     spread: float | None = None
     memory_mib: float | None = None
-    note: str = ""
 
     @property
     def ms(self) -> float | None:
+        """The time to compare by: graph replay if there is one, otherwise plain calls."""
         return self.call_ms if self.graph_ms is None else self.graph_ms
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why there is no time: a status of `results`, and one line."""
-
-    status: str
-    note: str
-
-
-Outcome = Timing | Failure
-
-
-def explain(error: BaseException) -> Failure:
+def explain(error: BaseException) -> Timing:
     """Describe an exception during a measurement in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
-    return Failure(NO_MEMORY if no_memory else FAILED, text[:200])
+    return Timing(NO_MEMORY if no_memory else FAILED, text[:200])
 
 
 @contextmanager
@@ -83,34 +77,29 @@ def measuring(device: torch.device) -> Iterator[None]:
     torch.cuda.synchronize(device)
 
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
+@cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
+    return torch.cuda.Stream(device)
 
 
-def measure(works: Mapping[str, Work], device: torch.device, budget_ms: float) -> dict[str, Outcome]:
+def measure(works: Mapping[str, Work], device: torch.device, budget_ms: float) -> dict[str, Timing]:
     """Time all candidates, by name; one that fails does not keep the others from being measured.
 
     `budget_ms` is spent on each candidate after warm-up, and again for graph replay on CUDA. Call within `measuring`.
     """
     cuda = device.type == "cuda"
     clock = _event_ms if cuda else _wall_ms
-    outcomes: dict[str, Outcome] = {}
-    timings: dict[str, Timing] = {}
+    timings = {name: Timing() for name in works}
     plans: dict[str, tuple[Call, float]] = {}
     for name, work in works.items():
         try:
-            call = cycle(work.calls)
-            plan = call, _warm_up(call, len(work.calls), clock)
-            memory = (_extra_bytes(call, device) + work.held_bytes) / 2**20 if cuda else None
-            outcomes[name] = timings[name] = Timing(memory_mib=memory)
-            plans[name] = plan
+            call = in_rotation(work.calls)
+            estimate = _warm_up(call, len(work.calls), clock)
+            if cuda:
+                timings[name].memory_mib = (_extra_bytes(call, device) + work.held_bytes) / 2**20
+            plans[name] = call, estimate
         except Exception as error:
-            outcomes[name] = explain(error)
+            timings[name] = explain(error)
             if cuda:
                 _release()
     graphs = _time_graphs(works, plans, timings, device, budget_ms) if cuda else {}
@@ -121,7 +110,13 @@ def measure(works: Mapping[str, Work], device: torch.device, budget_ms: float) -
     if cuda:
         graphs.clear()  # not earlier: plain calls would have to allocate their memory again
         _release()
-    return outcomes
+    return timings
+
+
+def in_rotation(calls: Sequence[Call]) -> Call:
+    """A call that runs the next one of `calls` each time, so that no input stays in the cache."""
+    following = itertools.cycle(calls)
+    return lambda: next(following)()
 
 
 def _time_graphs(
@@ -151,18 +146,6 @@ def _time_graphs(
         timings[name].graph_ms = statistics.median(times) / calls_in_graph[name]
         timings[name].spread = _spread(times)
     return graphs
-
-
-def cycle(calls: Sequence[Call]) -> Call:
-    """A call that runs the next one of `calls` each time, so that no input stays in the cache."""
-    state = {"next": 0}
-
-    def step() -> object:
-        call = calls[state["next"] % len(calls)]
-        state["next"] += 1
-        return call()
-
-    return step
 
 
 def _in_turns(plans: Mapping[str, tuple[Call, float]], clock: Clock, budget_ms: float) -> dict[str, list[float]]:

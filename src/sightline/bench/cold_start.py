@@ -1,7 +1,7 @@
 """Cold starts: the first call, a new resolution, recompilation; and whether the batch changes an image's result.
 
-`python -m sightline.bench.cold_start TASK` is the fresh process that makes the first calls. TASK is JSON; the process
-prints one line of JSON.
+`python -m sightline.bench.cold_start MECHANISM MODE DTYPE DEVICE SHAPES` is the fresh process that makes the first
+calls. It prints one line of JSON.
 """
 
 import json
@@ -12,17 +12,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sightline.bench.cases import OpCase
-from sightline.bench.operators import Function, Operands, candidates, make_operands, operator_of, with_gradients
-from sightline.bench.precision import DTYPES
+from sightline.bench.candidates import DTYPES
+from sightline.bench.cases import OpCase, parse_shape
+from sightline.bench.operators import Function, Operands, implementations, make_operands, with_gradients
 from sightline.bench.results import Finding
-from sightline.layers.spec import Spec
 from sightline.util.errors import RunError
 
 FIRST_CALL_S, NEW_SIZE_MS = 3.0, 50.0
@@ -34,9 +34,77 @@ SHAPES = (
     OpCase("1024", 8, 6, 32, (64, 64), 1),
     OpCase("2048", 2, 6, 32, (128, 128), 1),
 )
-COMPOSED = OpCase("224", 6, 6, 32, (14, 14), 1)
-COMPOSED_LONG = OpCase("1024", 3, 6, 32, (64, 64), 1)
+COMPOSED = (OpCase("224", 6, 6, 32, (14, 14), 1), OpCase("1024", 3, 6, 32, (64, 64), 1))
 TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """First calls of a mechanism in processes with empty caches, and batches of different compositions."""
+
+    mechanism: str
+    dtype: str
+    shapes: Sequence[OpCase] = SHAPES
+
+    def __str__(self) -> str:
+        return f"{self.mechanism} {self.dtype} cold start"
+
+    def run(self, device: torch.device) -> list[Finding]:
+        """All findings; a failure is a finding too."""
+        try:
+            found = [item for mode in ("forward", "forward+backward") for item in self.first_calls(mode, device)]
+            return found + [self.composition(case, device) for case in COMPOSED]
+        except Exception as error:
+            note = " ".join(str(error).split())[:200]
+            return [Finding(f"{self.mechanism} {self.dtype}: not measured", 1, "failure", 0, note)]
+
+    def first_calls(self, mode: str, device: torch.device) -> list[Finding]:
+        """The first call of a fresh process and of every new resolution in it, next to a warm call; what was compiled.
+
+        Raises:
+            RunError: the process failed.
+        """
+        seen = run_process(self.mechanism, mode, self.dtype, str(device), *map(str, self.shapes))
+        what = f"{self.mechanism} {mode} {self.dtype}"
+        first, *others = self.shapes
+        note = f"torch.compile(dynamic=True) over {len(self.shapes)} sizes: one for the first, one for all others"
+        return [
+            Finding(f"{what}: first call", seen.first_s, "s", FIRST_CALL_S, f"{first.tokens} tokens"),
+            *(
+                Finding(f"{what}: new size {case.name}", extra_ms, "ms", NEW_SIZE_MS, "more than a warm call")
+                for case, extra_ms in zip(others, seen.extra_ms, strict=True)
+            ),
+            Finding(f"{what}: kernels compiled for new sizes", seen.new_kernels, "kernels", 0),
+            Finding(f"{what}: graphs compiled", seen.graphs, "graphs", 2, note),
+        ]
+
+    def composition(self, case: OpCase, device: torch.device) -> Finding:
+        """Count the ways to batch images that change the bits of an output or gradient; should be none.
+
+        Every image alone, all in reverse order, and all but the last.
+        """
+        operator = implementations(self.mechanism, device)[0]
+        run = with_gradients(operator.function(case, device))
+        x = make_operands(case, operator.spec, DTYPES[self.dtype], device, 0)
+        whole = run(x)
+        everyone = list(range(case.batch))
+        batches = [[i] for i in everyone] + [everyone[::-1], everyone[:-1]]
+        different = sum(not _same(run(_pick(x, batch)), whole, batch) for batch in batches)
+        name = f"{self.mechanism} {self.dtype} {case.name}: batches that change the bits of an image"
+        return Finding(name, different, f"of {len(batches)}", 0, operator.label)
+
+
+def _pick(x: Operands, batch: Sequence[int]) -> Operands:
+    """Some images of the operands, with the same memory layout."""
+    packed = torch.stack([x.q.detach()[batch], x.k.detach()[batch], x.v.detach()[batch]], 2)
+    q, k, v = (part.requires_grad_() for part in packed.unbind(2))
+    extra = {name: t.detach()[batch].requires_grad_() for name, t in x.extra.items()}
+    return replace(x, q=q, k=k, v=v, extra=extra, grad=x.grad[batch])
+
+
+def _same(got: Sequence[Tensor | None], whole: Sequence[Tensor | None], batch: Sequence[int]) -> bool:
+    pairs = [(a, b) for a, b in zip(got, whole, strict=True) if a is not None and b is not None]
+    return all(torch.equal(a, b[batch]) for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -50,87 +118,28 @@ class Seen:
     graphs: int
 
 
-def measure_cold_start(
-    mechanism: str, dtype: str, device: torch.device, shapes: Sequence[OpCase] = SHAPES
-) -> list[Finding]:
-    """All findings for a mechanism; separate processes with empty caches make the first calls."""
-    found = []
-    for mode in ("forward", "forward+backward"):
-        found += first_calls(mechanism, mode, dtype, device, shapes)
-    for case in (COMPOSED, COMPOSED_LONG):
-        found += composition(mechanism, case, dtype, device)
-    return found
-
-
-def first_calls(
-    mechanism: str, mode: str, dtype: str, device: torch.device, shapes: Sequence[OpCase] = SHAPES
-) -> list[Finding]:
-    """The first call of a fresh process and of every new resolution in it, next to a warm call; what was compiled.
-
-    Raises:
-        RunError: the process failed.
-    """
-    given = [asdict(case) for case in shapes]
-    task = {"mechanism": mechanism, "mode": mode, "dtype": dtype, "device": str(device), "shapes": given}
+def run_process(*words: str) -> Seen:
+    """What a fresh process with empty caches reports."""
     with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
         caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-        command = [sys.executable, "-m", "sightline.bench.cold_start", json.dumps(task)]
+        command = [sys.executable, "-m", "sightline.bench.cold_start", *words]
         env = {**os.environ, **caches, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RunError(f"the process for first calls of {mechanism} failed: {reason}")
-    seen = Seen(**json.loads(done.stdout.strip().splitlines()[-1]))
-    what = f"{mechanism} {mode} {dtype}"
-    found = [Finding(f"{what}: first call", seen.first_s, "s", FIRST_CALL_S, f"{shapes[0].tokens} tokens")]
-    for case, extra_ms in zip(shapes[1:], seen.extra_ms, strict=True):
-        found.append(Finding(f"{what}: new size {case.name}", extra_ms, "ms", NEW_SIZE_MS, "more than a warm call"))
-    note = f"torch.compile(dynamic=True) over {len(shapes)} sizes: one for the first, one for all others"
-    return [
-        *found,
-        Finding(f"{what}: kernels compiled for new sizes", seen.new_kernels, "kernels", 0),
-        Finding(f"{what}: graphs compiled", seen.graphs, "graphs", 2, note),
-    ]
-
-
-def composition(mechanism: str, case: OpCase, dtype: str, device: torch.device) -> list[Finding]:
-    """Count the ways to batch images that change the bits of an output or gradient; should be none.
-
-    Every image alone, all in reverse order, and all but the last.
-    """
-    candidate = candidates(mechanism, device)[0]
-    run = with_gradients(operator_of(candidate, case, device))
-    x = make_operands(case, Spec.parse(mechanism), DTYPES[dtype], device, 0)
-    whole = run(x)
-    everyone = list(range(case.batch))
-    batches = [[i] for i in everyone] + [everyone[::-1], everyone[:-1]]
-    different = sum(not _same(run(_pick(x, batch)), whole, batch) for batch in batches)
-    name = f"{mechanism} {dtype} {case.name}: batches that change the bits of an image"
-    return [Finding(name, different, f"of {len(batches)}", 0, candidate.name)]
-
-
-def _pick(x: Operands, batch: Sequence[int]) -> Operands:
-    """Some images of the operands, with the same memory layout."""
-    packed = torch.stack([x.q.detach()[batch], x.k.detach()[batch], x.v.detach()[batch]], 2)
-    q, k, v = (part.requires_grad_() for part in packed.unbind(2))
-    extra = {name: t.detach()[batch].requires_grad_() for name, t in x.extra.items()}
-    return Operands(q, k, v, extra, x.grad[batch], x.case, x.grid)
-
-
-def _same(got: Sequence[Tensor | None], whole: Sequence[Tensor | None], batch: Sequence[int]) -> bool:
-    pairs = [(a, b) for a, b in zip(got, whole, strict=True) if a is not None and b is not None]
-    return all(torch.equal(a, b[batch]) for a, b in pairs)
+        raise RunError(f"the process for first calls of {words[0]} failed: {reason}")
+    return Seen(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def first_process(mechanism: str, mode: str, dtype: str, device: torch.device, cases: Sequence[OpCase]) -> Seen:
     """Call every shape once cold and a few times warm, in order."""
-    spec, candidate = Spec.parse(mechanism), candidates(mechanism, device)[0]
-    inputs = [make_operands(case, spec, DTYPES[dtype], device, 0) for case in cases]
+    operator = implementations(mechanism, device)[0]
+    function = operator.function(cases[0], device)
+    inputs = [make_operands(case, operator.spec, DTYPES[dtype], device, 0) for case in cases]
 
-    def calls(wrap: Callable[[Function], Function] = lambda function: function) -> list[Callable[[], object]]:
-        function = wrap(operator_of(candidate, cases[0], device))
+    def calls(function: Function) -> list[Callable[[], object]]:
         run: Callable[[Operands], object] = function if mode == "forward" else with_gradients(function)
-        return [lambda x=x: run(x) for x in inputs]  # type: ignore[misc]
+        return [partial(run, x) for x in inputs]
 
     def seconds(call: Callable[[], object]) -> float:
         start = time.perf_counter()
@@ -142,7 +151,7 @@ def first_process(mechanism: str, mode: str, dtype: str, device: torch.device, c
     with torch.set_grad_enabled(mode != "forward"):
         # Starting the GPU (context, matrix library) is not part of any candidate's first call.
         seconds(lambda: torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device))
-        plain = calls()
+        plain = calls(function)
         first = seconds(plain[0])
         for _ in range(3):
             seconds(plain[0])
@@ -151,7 +160,8 @@ def first_process(mechanism: str, mode: str, dtype: str, device: torch.device, c
             cold = seconds(call)
             extra.append((cold - statistics.median(seconds(call) for _ in range(3))) * 1e3)
         new = _kernels() - before
-        return Seen(first, extra, new, _count_graphs(calls))
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+        return Seen(first, extra, new, _count_graphs(calls(compiled)))
 
 
 def _kernels() -> int:
@@ -160,18 +170,17 @@ def _kernels() -> int:
     return len({path.parent for path in folder.rglob("*.ttir")}) if folder.is_dir() else 0
 
 
-def _count_graphs(calls: Callable[[Callable[[Function], Function]], list[Callable[[], object]]]) -> int:
-    """Graphs that torch.compile traces for all sizes together, independent of the compiler behind it."""
+def _count_graphs(calls: Sequence[Callable[[], object]]) -> int:
+    """Graphs that torch.compile traces for all calls together, independent of the compiler behind it."""
     from torch._dynamo.utils import counters
 
     counters.clear()
-    for call in calls(lambda function: torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)):
+    for call in calls:
         call()
     return int(counters["stats"]["unique_graphs"])
 
 
 if __name__ == "__main__":
-    task = json.loads(sys.argv[1])
-    shapes = [OpCase(**{**case, "grid": tuple(case["grid"])}) for case in task["shapes"]]
-    seen = first_process(task["mechanism"], task["mode"], task["dtype"], torch.device(task["device"]), shapes)
+    mechanism, mode, dtype, device, *shapes = sys.argv[1:]
+    seen = first_process(mechanism, mode, dtype, torch.device(device), [parse_shape(text) for text in shapes])
     print(json.dumps(asdict(seen)))

@@ -6,8 +6,8 @@ Only the comparison with the public code uses figures measured elsewhere, which 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sightline.bench.candidates import DTYPES
 from sightline.bench.operators import SDPA
-from sightline.bench.precision import DTYPES
 from sightline.bench.published import public_figure, public_images
 from sightline.bench.results import OK, Finding, Row
 

@@ -1,9 +1,9 @@
 """Models as candidates: sightline's and timm's; with softmax; and without attention, the upper limit of speed."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from unittest import mock
 
 import timm
 import torch
@@ -11,14 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline import backend as backends
-from sightline.bench.cases import TIMM_BASELINES, Grid
-from sightline.bench.check import MismatchError, row_error
-from sightline.bench.precision import DTYPES, MODEL_FACTOR, TOLERANCES, precision
+from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, precision
+from sightline.bench.cases import TIMM_BASELINES, Grid, ModelCase
+from sightline.bench.clock import Work
+from sightline.bench.cost import measure_cost
 from sightline.models.zoo import VARIANTS
 from sightline.util.errors import InputError
 
 CLASSES = 1000
 CHECKED_IMAGES = 2
+MODEL_FACTOR = 10  # on the tolerance: a model rounds after every layer, and the check finds wrong kernels, not rounding
 OPTIONAL = ("img_size", "drop_path_rate")  # not every timm model has these; stochastic depth is off for all
 
 
@@ -29,9 +31,7 @@ class Network:
     label: str
     name: str
     args: Mapping[str, object] = field(default_factory=dict)
-
-    def __hash__(self) -> int:
-        return hash(self.label)
+    compiled: bool = False
 
     def __str__(self) -> str:
         return self.label
@@ -41,6 +41,56 @@ class Network:
         """The side of the attention windows if it was set."""
         value = self.args.get("map_window", self.args.get("window_size"))
         return value if isinstance(value, int) else None
+
+    def build(self, size: Grid) -> nn.Module:
+        """Build the model for images of `size` with reproducible random weights.
+
+        Raises:
+            InputError: the model does not take this size or these arguments.
+        """
+        args = {"num_classes": CLASSES, **dict.fromkeys(OPTIONAL, 0.0), "img_size": size, **self.args}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                return _create(self.name, args)
+            except TypeError as error:
+                raise InputError(f"{self.label}: {error}") from error
+
+    def prepare(self, plan: Plan, device: torch.device) -> Work:
+        """Inference keeps its weights in the dtype of the plan, training is autocast to it on float32 weights."""
+        case, dtype = plan.case, DTYPES[plan.dtype]
+        assert isinstance(case, ModelCase)
+        model = self.build(case.size).to(device).eval()
+        generator = torch.Generator(device).manual_seed(0)
+        images = torch.randn(plan.batch, 3, *case.size, device=device, generator=generator)
+        reference = mock.patch.dict(os.environ, {backends.VARIABLE: "torch"})
+        with torch.no_grad(), precision("float32"), reference:
+            expected = model(images[:CHECKED_IMAGES])
+        call: Callable[[], object]
+        state = 0
+        if plan.mode == "forward":
+            model, images = model.to(dtype), images.to(dtype)
+            run = torch.compile(model, dynamic=False) if self.compiled else model
+            call = forward = torch.no_grad()(lambda: run(images))
+            logits = forward()[:CHECKED_IMAGES]
+        else:
+            with torch.no_grad(), _autocast(device, dtype):
+                logits = model(images[:CHECKED_IMAGES])
+            labels = torch.randint(CLASSES, (plan.batch,), device=device, generator=generator)
+            call = training(model.train(), self.compiled, images, labels, dtype, plan.mode == "train")
+            state = 2 * _bytes(*model.parameters()) if plan.mode == "train" else 0  # of the optimizer
+        what = f"{self.label} {case.name.rpartition(' ')[2]}, {plan.dtype}: the output"
+        error = check(what, logits, expected, MODEL_FACTOR * TOLERANCES[plan.dtype])
+        return Work([call], _bytes(*model.parameters(), *model.buffers(), images) + state, error)
+
+    def moved_bytes(self, plan: Plan) -> int:
+        return 0
+
+    def flops(self, plan: Plan) -> int:
+        assert isinstance(plan.case, ModelCase)
+        with torch.device("meta"):
+            model = self.build(plan.case.size)
+        return 2 * measure_cost(model, (3, *plan.case.size)).macs * plan.batch * plan.passes
 
 
 def baselines(network: Network, kinds: tuple[str, ...]) -> list[Network]:
@@ -55,21 +105,6 @@ def baselines(network: Network, kinds: tuple[str, ...]) -> list[Network]:
     return found
 
 
-def build(network: Network, size: Grid) -> nn.Module:
-    """Build a model for images of `size` with reproducible random weights.
-
-    Raises:
-        InputError: the model does not take this size or these arguments.
-    """
-    args: dict[str, object] = {"num_classes": CLASSES, **dict.fromkeys(OPTIONAL, 0.0), "img_size": size, **network.args}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        try:
-            return _create(network.name, args)
-        except TypeError as error:
-            raise InputError(f"{network.label}: {error}") from error
-
-
 def _create(name: str, args: dict[str, object]) -> nn.Module:
     """Create the model without those of `OPTIONAL` that it does not accept."""
     try:
@@ -81,88 +116,14 @@ def _create(name: str, args: dict[str, object]) -> nn.Module:
         return _create(name, {key: value for key, value in args.items() if key not in unknown})
 
 
-@contextmanager
-def reference_backend() -> Iterator[None]:
-    """Run every operator by its reference."""
-    before = os.environ.get(backends.VARIABLE)
-    os.environ[backends.VARIABLE] = "torch"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[backends.VARIABLE]
-        else:
-            os.environ[backends.VARIABLE] = before
-
-
-@dataclass
-class Job:
-    """A model ready to be called: `call` is timed, `logits` is checked against `expected`."""
-
-    call: Callable[[], object]
-    logits: Callable[[], Tensor]
-    held_bytes: int
-    expected: Tensor
-
-
-def make_job(
-    network: Network, size: Grid, batch: int, mode: str, dtype: str, compiled: bool, device: torch.device
-) -> Job:
-    """Build a model and the call to time.
-
-    Inference keeps its weights in `dtype`. Training has float32 weights, autocast to a half-precision `dtype`, cross
-    entropy, and for "train" a step of AdamW; float16 has no loss scaling, whose cost is negligible.
-    """
-    model = build(network, size).to(device)
-    generator = torch.Generator(device).manual_seed(0)
-    images = torch.randn(batch, 3, *size, device=device, generator=generator)
-    with torch.no_grad(), precision("float32"), reference_backend():
-        expected = model.eval()(images[:CHECKED_IMAGES])
-    if mode == "forward":
-        model, images = model.to(DTYPES[dtype]), images.to(DTYPES[dtype])
+def training(
+    model: nn.Module, compiled: bool, images: Tensor, labels: Tensor, dtype: torch.dtype, step: bool
+) -> Callable[[], None]:
+    """Cross entropy and its backward and, if `step`, AdamW; float16 has no loss scaling, whose cost is negligible."""
     run = torch.compile(model, dynamic=False) if compiled else model
-    held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers(), images))
-    if mode == "forward":
-        logits = _inference(run, images)
-        return Job(logits, logits, held, expected)
-    labels = torch.randint(CLASSES, (batch,), device=device, generator=generator)
-    call, optimizer_bytes = _training(model.train(), run, images, labels, dtype, mode == "train")
-    return Job(call, _evaluation(model, images[:CHECKED_IMAGES], dtype), held + optimizer_bytes, expected)
-
-
-def _inference(run: Callable[[Tensor], Tensor], images: Tensor, autocast: str | None = None) -> Callable[[], Tensor]:
-    def call() -> Tensor:
-        with torch.no_grad(), _autocast(images.device, autocast):
-            return run(images)
-
-    return call
-
-
-def _evaluation(model: nn.Module, images: Tensor, dtype: str) -> Callable[[], Tensor]:
-    """The logits of a model in training mode as it gives them in evaluation mode."""
-    forward = _inference(model, images, dtype)
-
-    def call() -> Tensor:
-        model.eval()
-        try:
-            return forward()
-        finally:
-            model.train()
-
-    return call
-
-
-def _autocast(device: torch.device, dtype: str | None) -> AbstractContextManager[object]:
-    half = dtype is not None and DTYPES[dtype] in (torch.bfloat16, torch.float16)
-    return torch.autocast(device.type, DTYPES[dtype or "float32"]) if half else nullcontext()
-
-
-def _training(
-    model: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, dtype: str, step: bool
-) -> tuple[Callable[[], None], int]:
-    """Forward, backward and optionally an optimizer step; and the bytes of the optimizer's state."""
-    cuda = images.device.type == "cuda"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=cuda)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-4, fused=True, capturable=images.device.type == "cuda"
+    )  # fmt: skip
     vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # plain calls are timed too
 
     def call() -> None:
@@ -173,20 +134,13 @@ def _training(
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    state = 2 * sum(p.numel() * p.element_size() for p in model.parameters()) if step else 0
-    return call, state
+    return call
 
 
-def check_job(job: Job, label: str, dtype: str) -> float:
-    """The error of the logits against the float32 reference.
+def _autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    half = dtype != torch.float32
+    return torch.autocast(device.type, dtype if half else None, enabled=half)
 
-    Raises:
-        MismatchError: the error is too large.
-    """
-    limit = MODEL_FACTOR * TOLERANCES[dtype]
-    error = row_error(job.logits()[:CHECKED_IMAGES], job.expected)
-    if not error <= limit:
-        raise MismatchError(
-            f"{label}, {dtype}: the logits are {error:.2g} from the float32 reference (limit {limit:g}); not timed"
-        )
-    return error
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

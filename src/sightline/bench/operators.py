@@ -1,17 +1,21 @@
-"""Attention operators as candidates of a benchmark: their inputs, how each is called, and the bytes it must move.
+"""Attention operators as candidates: their inputs, how each is called, its check, and the bytes it must move.
 
 Queries, keys and values are views of one packed tensor, as a projection creates them, for every candidate.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline import backend as backends
+from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, precision
 from sightline.bench.cases import OpCase
+from sightline.bench.clock import Work
 from sightline.layers.core import Core, Place
 from sightline.layers.spec import Spec
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
@@ -20,16 +24,9 @@ from sightline.util.errors import InputError
 SDPA, MOVE = "sdpa", "move"
 LANDMARKS = 49  # default for soft and soft_norm
 SHARED_QK = ("soft", "soft_norm")  # queries are their own keys
-
-
-@dataclass(frozen=True)
-class OpCandidate:
-    """A way to compute a mechanism: `backend` "triton" or "torch"; `spec` None for the baselines `sdpa` and `move`."""
-
-    name: str
-    spec: Spec | None
-    backend: str | None = None
-    compiled: bool = False
+CHECKED_QUERIES = 8
+L2_BYTES = 50 * 2**20  # of an H200, if the driver does not report it
+MAX_SETS = 8
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,12 @@ class Operands:
         pick = {name: t.detach()[list(indices)].float().requires_grad_() for name, t in self.leaves.items()}
         q, k, v = (pick.pop(name) for name in "qkv")
         return Operands(q, k, v, pick, self.grad[list(indices)].float(), self.case, self.grid)
+
+    @property
+    def place(self) -> Place:
+        """Where the tokens lie."""
+        height, width = self.grid.shape
+        return Place((height, width), self.v.flatten(2), self.case.prefix)
 
     @property
     def nbytes(self) -> int:
@@ -103,12 +106,9 @@ def _softmax(x: Operands, backend: str | None) -> Tensor:
     return softmax_attention(x.q, x.k, x.v, backend=backend)
 
 
-def _soft(normalized: bool) -> Callable[..., Tensor]:
-    def call(x: Operands, backend: str | None, iterations: int = 20, **_: object) -> Tensor:
-        landmarks = x.extra["landmarks"]
-        return soft_attention(x.q, x.v, landmarks, normalized=normalized, iterations=iterations, backend=backend)
-
-    return call
+def _soft(x: Operands, backend: str | None, normalized: bool, iterations: int = 20, **_: object) -> Tensor:
+    landmarks = x.extra["landmarks"]
+    return soft_attention(x.q, x.v, landmarks, normalized=normalized, iterations=iterations, backend=backend)
 
 
 # Mechanism -> its operator and how to call it. Others are timed as modules, including what they compute from tokens.
@@ -116,14 +116,104 @@ OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "softmax": ("softmax_attention", _softmax),
     "linear": ("linear_attention", _linear),
     "inline": ("inline_attention", _inline),
-    "soft": ("soft_attention", _soft(False)),
-    "soft_norm": ("soft_attention", _soft(True)),
+    "soft": ("soft_attention", partial(_soft, normalized=False)),
+    "soft_norm": ("soft_attention", partial(_soft, normalized=True)),
 }
 
 
-def candidates(
+@dataclass(frozen=True)
+class Operator:
+    """A way to compute a mechanism: `backend` is "triton" or "torch". `move` only moves the tensors."""
+
+    label: str
+    spec: Spec
+    backend: str = "torch"
+    compiled: bool = False
+
+    def prepare(self, plan: Plan, device: torch.device) -> Work:
+        case, dtype = plan.case, DTYPES[plan.dtype]
+        assert isinstance(case, OpCase)
+        function = self.function(case, device)
+        count = count_sets(self.moved_bytes(plan), device)
+        sets = [make_operands(case, self.spec, dtype, device, seed) for seed in range(count)]
+        error = 0.0 if self.label == MOVE else self.check(function, sets[0], plan)
+        both = move_both_ways if self.label == MOVE else with_gradients(function)
+        run: Callable[[Operands], object] = torch.no_grad()(function) if plan.mode == "forward" else both
+        return Work([partial(run, x) for x in sets], sets[0].nbytes, error)
+
+    def function(self, case: OpCase, device: torch.device, weights: torch.dtype | None = None) -> Function:
+        """From operands to output; `weights` as in `make_core`."""
+        if self.label == MOVE:
+            return lambda x: torch.addcmul(x.q.detach(), x.k.detach(), x.v.detach())
+        if self.spec.name in OPERATORS:
+            call, options = OPERATORS[self.spec.name][1], dict(self.spec.options)
+            plain: Function = lambda x: call(x, self.backend, **options)  # noqa: E731
+        else:
+            plain = _module(self.spec, case, device, weights)
+        return torch.compile(plain, fullgraph=True, dynamic=False) if self.compiled else plain
+
+    def check(self, function: Function, x: Operands, plan: Plan) -> float:
+        """The largest error of `function` on the first and the last image, at the full shape of the operands."""
+        indices = sorted({0, x.case.batch - 1})
+        few, dtype = x.images(indices), DTYPES[plan.dtype]
+        definition = replace(self, backend="torch", compiled=False).function(x.case, x.q.device, dtype)
+        with precision("float32"):
+            wanted = _results(definition, few, plan.mode)
+            self.check_definition(few, wanted["output"], dtype)
+        with precision(plan.dtype):
+            results = _results(function, x, plan.mode)
+        return max(
+            check(f"{self.label} on {x.case.name}, {plan.dtype}: {name}", results[name][indices].flatten(2),
+                  want.flatten(2), TOLERANCES[plan.dtype])
+            for name, want in wanted.items()
+        )  # fmt: skip
+
+    def check_definition(self, x: Operands, output: Tensor, weights: torch.dtype) -> None:
+        """Compare the float32 output of a mechanism that is a module with its rows of weights, for a few queries.
+
+        Operators need no such check: their reference is the definition, and tests compare it with the full matrix.
+        """
+        if self.spec.name in OPERATORS:
+            return
+        queries = torch.linspace(0, x.case.tokens - 1, CHECKED_QUERIES, device=x.q.device).long().unique()
+        core = make_core(self.spec, x.case, x.q.device, x.q.dtype, weights)
+        with torch.no_grad():
+            want = core.by_rows(x.q, x.k, x.v, queries, x.place)
+        what = f"{self.label} on {x.case.name}: the output, compared with its weights times the values,"
+        check(what, output[:, queries].flatten(2), want.flatten(2), TOLERANCES["float32"])
+
+    def moved_bytes(self, plan: Plan) -> int:
+        """Tensors of tokens once; small operands are read, their gradients written.
+
+        Forward: q, k, v and the output, 4. Backward: q, k, v, the output's gradient and three gradients, 7 more.
+        """
+        case = plan.case
+        assert isinstance(case, OpCase)
+        inputs = 2 if self.spec.name in SHARED_QK else 3
+        tensors = inputs + 1 if plan.mode == "forward" else 3 * inputs + 2
+        extra = make_operands(case, self.spec, DTYPES[plan.dtype], "meta", 0).extra
+        small = sum(t.numel() for t in extra.values()) * plan.passes
+        return (tensors * case.batch * case.tokens * case.channels + small) * DTYPES[plan.dtype].itemsize
+
+    def flops(self, plan: Plan) -> int:
+        if self.label == MOVE:
+            return 0
+        case, meta = plan.case, torch.device("meta")
+        assert isinstance(case, OpCase)
+        operands = make_operands(case, self.spec, torch.float32, meta, 0)
+        for leaf in operands.leaves.values():
+            leaf.requires_grad_(False)  # otherwise the counter would need gradients of their views
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            replace(self, backend="torch", compiled=False).function(case, meta)(operands)
+        return counter.get_total_flops() * plan.passes
+
+
+BASELINES = {name: Operator(name, Spec("softmax")) for name in (SDPA, MOVE)}
+
+
+def implementations(
     mechanism: str, device: torch.device, backend: Sequence[str] = (), compiled: bool = False
-) -> list[OpCandidate]:
+) -> list[Operator]:
     """The implementations of a mechanism on a device; with `compiled` also the reference through torch.compile.
 
     `backend` names those to use; by default the Triton kernel if there is one, and the reference.
@@ -137,32 +227,10 @@ def candidates(
     has_kernel = operator in backends.TRITON_OPERATORS
     found = list(backend) or (["triton"] if has_kernel and device.type == "cuda" else []) + ["torch"]
     names = {"triton": "triton", "torch": "reference"}
-    made = [OpCandidate(f"{spec} {names[way]}", spec, way) for way in found]
+    made = [Operator(f"{spec} {names[way]}", spec, way) for way in found]
     if compiled and "torch" in found:
-        made.append(OpCandidate(f"{spec} reference, compiled", spec, "torch", True))
+        made.append(Operator(f"{spec} reference, compiled", spec, compiled=True))
     return made
-
-
-BASELINES = {SDPA: OpCandidate(SDPA, None), MOVE: OpCandidate(MOVE, None)}
-
-
-def operator_of(
-    candidate: OpCandidate, case: OpCase, device: torch.device, weights: torch.dtype | None = None
-) -> Function:
-    """The function from operands to output; `weights` as in `core_of`."""
-    if candidate.name == SDPA:
-        return lambda x: _softmax(x, "torch")
-    if candidate.name == MOVE:
-        return lambda x: torch.addcmul(x.q.detach(), x.k.detach(), x.v.detach())
-    spec = candidate.spec
-    assert spec is not None
-    if spec.name not in OPERATORS:
-        plain = _module(spec, case, device, weights)
-    else:
-        _, function = OPERATORS[spec.name]
-        options = dict(spec.options)
-        plain = lambda x: function(x, candidate.backend, **options)  # noqa: E731
-    return torch.compile(plain, fullgraph=True, dynamic=False) if candidate.compiled else plain
 
 
 def _module(spec: Spec, case: OpCase, device: torch.device, weights: torch.dtype | None) -> Function:
@@ -172,25 +240,19 @@ def _module(spec: Spec, case: OpCase, device: torch.device, weights: torch.dtype
     def call(x: Operands) -> Tensor:
         dtype = x.q.dtype
         if dtype not in cores:
-            cores[dtype] = core_of(spec, case, device, dtype, weights)
-        return cores[dtype](x.q, x.k, x.v, place_of(x))
+            cores[dtype] = make_core(spec, case, device, dtype, weights)
+        return cores[dtype](x.q, x.k, x.v, x.place)
 
     return call
 
 
-def core_of(
+def make_core(
     spec: Spec, case: OpCase, device: torch.device, dtype: torch.dtype, weights: torch.dtype | None = None
 ) -> Core:
     """A mechanism as a module with reproducible random weights, rounded to `weights` before they become `dtype`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return spec.build(case.channels, case.heads, 16).to(device, weights or dtype).to(dtype).eval()
-
-
-def place_of(x: Operands) -> Place:
-    """Where the tokens of operands lie."""
-    height, width = x.grid.shape
-    return Place((height, width), x.v.flatten(2), x.case.prefix)
 
 
 def with_gradients(function: Function) -> Callable[[Operands], tuple[Tensor, ...]]:
@@ -209,39 +271,19 @@ def move_both_ways(x: Operands) -> tuple[Tensor, ...]:
     return torch.addcmul(q, k, v), torch.addcmul(q, k, x.grad), v * x.grad
 
 
-def calls_of(
-    candidate: OpCandidate, function: Function, mode: str, sets: Sequence[Operands]
-) -> list[Callable[[], object]]:
-    """One call per set of operands."""
-    both = move_both_ways if candidate.name == MOVE else with_gradients(function)
-    run: Callable[[Operands], object] = torch.no_grad()(function) if mode == "forward" else both
-    return [lambda x=x: run(x) for x in sets]  # type: ignore[misc]
+def _results(function: Function, x: Operands, mode: str) -> dict[str, Tensor]:
+    """The output, and the gradients if the mode has a backward, by name."""
+    if mode == "forward":
+        with torch.no_grad():
+            return {"output": function(x)}
+    out, *grads = with_gradients(function)(x)
+    named = zip(x.leaves, grads, strict=True)
+    return {"output": out, **{f"gradient of {name}": grad for name, grad in named if grad is not None}}
 
 
-def moved_tensors(mechanism: str, mode: str) -> int:
-    """Tensors of (batch, tokens, heads, dim) that must be moved once.
-
-    Forward: q, k, v and the output, 4. Backward: q, k, v, the output's gradient and three gradients, 7 more.
-    """
-    inputs = 2 if mechanism in SHARED_QK else 3
-    return inputs + 1 if mode == "forward" else 3 * inputs + 2
-
-
-def moved_bytes(case: OpCase, mechanism: str, mode: str, extra: dict[str, Tensor], element_size: int) -> int:
-    """Bytes that must cross the memory bus: tensors of tokens once; small operands read, their gradients written."""
-    tokens = case.batch * case.tokens * case.channels
-    small = sum(t.numel() for t in extra.values()) * (1 if mode == "forward" else 3)
-    return (moved_tensors(mechanism, mode) * tokens + small) * element_size
-
-
-def count_flops(candidate: OpCandidate, case: OpCase, mode: str) -> int:
-    """Floating-point operations of the products, two per multiply-add; a backward counts twice the forward."""
-    if candidate.name == MOVE:
-        return 0
-    plain = OpCandidate(candidate.name, candidate.spec, "torch")
-    operands = make_operands(case, candidate.spec or Spec("softmax"), torch.float32, "meta", 0)
-    for leaf in operands.leaves.values():
-        leaf.requires_grad_(False)  # otherwise the counter would need gradients of their views
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        operator_of(plain, case, torch.device("meta"))(operands)
-    return counter.get_total_flops() * (1 if mode == "forward" else 3)
+def count_sets(moved: int, device: torch.device) -> int:
+    """How many sets of inputs to rotate through, so that none is still in the cache."""
+    if device.type != "cuda":
+        return 1
+    cache = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or L2_BYTES)
+    return max(1, min(MAX_SETS, math.ceil(4 * cache / moved)))

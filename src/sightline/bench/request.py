@@ -1,33 +1,50 @@
-"""What to measure: the arguments of `benchmark`, checked once and parsed."""
+"""What to measure: the arguments of `benchmark`, checked once, and the plans they stand for."""
 
+import itertools
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal, TypeVar
 
 import timm
 import torch
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
-from sightline.bench.cases import MODES, Grid, OpCase, parse_shape
-from sightline.bench.networks import Network
-from sightline.bench.operators import MOVE, SDPA
-from sightline.bench.precision import DTYPES
+from sightline.bench.candidates import Plan
+from sightline.bench.cases import (
+    CPU_CASES,
+    MODEL_CASES,
+    OP_CASES,
+    PRESETS,
+    Grid,
+    ModelCase,
+    OpCase,
+    model_case,
+    parse_shape,
+)
+from sightline.bench.cold_start import SHAPES, ColdStart
+from sightline.bench.networks import Network, baselines
+from sightline.bench.operators import BASELINES, implementations
+from sightline.layers.pattern import parse_pattern
 from sightline.layers.spec import Spec
 from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
+from sightline.util.device import check_device
 from sightline.util.errors import InputError
-from sightline.util.names import nearest, parse_size
+from sightline.util.names import nearest, parse_model_args, parse_size
 
+T = TypeVar("T")
 Names = str | Sequence[str] | None
 Numbers = int | str | Sequence[int | str] | None
 Models = str | Network | Sequence[str | Network] | None
 
-WHAT = ("ops", "models", "cold_start")
+What = Literal["ops", "models", "cold_start"]
 FORMER = {"surprises": "cold_start"}  # former names, still accepted
-PRESETS = ("table", "goals", "soft")
-COMPILE = {"no": (False,), "yes": (True,), "both": (False, True)}
-BACKENDS = ("triton", "torch")
-OP_MODES, OP_BASELINES = ("forward", "forward+backward"), (SDPA, MOVE)
-MODEL_BASELINES = ("softmax", "none", "timm")
+# Choices that depend on the benchmark.
+CHOICES = {
+    "ops": {"mode": ("forward", "forward+backward"), "baselines": ("sdpa", "move", "off")},
+    "models": {"mode": ("forward", "forward+backward", "train"), "baselines": ("softmax", "none", "timm", "off")},
+}
 # Arguments that only apply to some benchmarks.
 ONLY = {
     "ops": ("mechanism", "shape", "backend"),
@@ -40,192 +57,226 @@ FIXED = ("mechanism", "shape", "backend", "model", "attention", "img_size", "bat
 REPEATED = ("mechanism", "shape", "model", "attention")  # may contain commas
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of `benchmark`, as given; None means the default."""
-
-    what: str | None = None
-    preset: str | None = None
-    mechanism: Names = None
-    shape: Names = None
-    backend: Names = None
-    model: Models = None
-    attention: Names = None
-    img_size: Numbers = None
-    batch_size: Numbers = None
-    window: Numbers = None
-    baselines: Names = None
-    mode: Names = None
-    dtype: Names = None
-    compile: str = "no"
-    device: str | None = None
-    budget: int = 150
-    jobs: int = 1
-
-    def given(self) -> dict[str, object]:
-        """Arguments that differ from their defaults."""
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "what"}
-        usual = {item.name: item.default for item in fields(self)}
-        empty = {name for name, value in values.items() if name != "baselines" and value in ((), [])}
-        return {name: value for name, value in values.items() if value != usual[name] and name not in empty}
-
-    def command(self) -> str:
-        """The command that measures the same again."""
-        words = ["sightline", "bench", *([self.what] if self.what else [])]
-        for name, value in self.given().items():
-            flag = f"--{name.replace('_', '-')}"
-            values = [str(each) for each in (value if isinstance(value, list | tuple) else (value,))]
-            joined = values if name in REPEATED else [",".join(values) or "off"]
-            words += [word for each in joined for word in (flag, each)]
-        return shlex.join(words)
+def _listed(value: object) -> tuple[object, ...]:
+    """One value or several."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-@dataclass(frozen=True)
-class Request:
-    """Checked and parsed arguments; an empty field means the default. `compiled` is a value of `COMPILE`."""
-
-    device: torch.device
-    dtypes: tuple[str, ...]
-    modes: tuple[str, ...] = ()
-    compiled: tuple[bool, ...] = (False,)
-    mechanisms: tuple[str, ...] = ()
-    shapes: tuple[OpCase, ...] = ()
-    backends: tuple[str, ...] = ()
-    networks: tuple[Network, ...] = ()
-    attentions: tuple[str, ...] = ()
-    sizes: tuple[Grid, ...] = ()
-    batches: tuple[int, ...] = ()
-    windows: tuple[int, ...] = ()
-    baselines: tuple[str, ...] | None = None
-    what: tuple[str, ...] = WHAT
-    preset: str | None = None
-    model_dtypes: tuple[str, ...] = ()  # for models, if they differ from those of operators
+def _split(value: object) -> tuple[str, ...]:
+    """One value, several, or a text with commas."""
+    parts = [part.strip() for each in _listed(value) for part in str(each).split(",")]
+    return tuple(part for part in parts if part)
 
 
-def read_request(given: Arguments) -> Request:
+def _network(model: str | Network) -> Network:
+    """A network, or `NAME` or `NAME:key=value:key=value`."""
+    if isinstance(model, str):
+        name, *parts = model.split(":")
+        model = Network(model, name, parse_model_args(parts))
+    name = model.name
+    if not timm.is_model(name):
+        known = [*VARIANTS, *timm.list_models()]
+        raise InputError(f"model: no model {name!r}; {nearest(name, known, '`sightline list` shows ours')}")
+    own = arguments(name) if name in VARIANTS else model.args
+    for key in model.args:
+        if key not in own:
+            raise InputError(f"model: {name} has no argument {key!r}; {nearest(key, own, 'it has ' + ', '.join(own))}")
+    return model
+
+
+Listed = Annotated[tuple[T, ...], BeforeValidator(_listed)]
+Split = Annotated[tuple[T, ...], BeforeValidator(_split), AfterValidator(lambda found: tuple(dict.fromkeys(found)))]
+Mechanism = Annotated[str, AfterValidator(lambda text: Spec.parse(text) and text)]
+Shape = Annotated[OpCase, BeforeValidator(parse_shape)]
+Size = Annotated[Grid, BeforeValidator(lambda text: parse_size(text, "img_size"))]
+Number = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Request(BaseModel, frozen=True):
+    """Checked and parsed arguments; an empty field means the default."""
+
+    what: Annotated[What, BeforeValidator(lambda name: FORMER.get(name, name))] | None = None
+    preset: Literal["table", "goals", "soft"] = "table"
+    mechanism: Listed[Mechanism] = ()
+    shape: Listed[Shape] = ()
+    backend: Split[Literal["triton", "torch"]] = ()
+    model: Listed[Annotated[Network, BeforeValidator(_network)]] = ()
+    attention: Listed[str] = ()
+    img_size: Split[Size] = ()
+    batch_size: Annotated[tuple[Number, ...], BeforeValidator(_split)] = ()  # the same one may repeat
+    window: Split[Number] = ()
+    baselines: Split[str] | None = None
+    mode: Split[str] = ()
+    dtype: Split[Literal["float32", "tf32", "bfloat16", "float16"]] = ()
+    compile: Literal["no", "yes", "both"] = "no"
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    budget: PositiveInt = 150
+    jobs: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "Request":
+        """Reject arguments that would be ignored, and choices of another benchmark."""
+        if self.what is None and self.preset == "table":
+            raise InputError(f"bench what? give one of {', '.join(ONLY)}, or --preset goals for all goals")
+        for name in sorted(self.model_fields_set):
+            users = [each for each, own in ONLY.items() if name in own]
+            if self.preset != "table" and name in FIXED:
+                raise InputError(f"{name}: fixed by preset {self.preset}; leave one of them out")
+            if self.what and users and self.what not in users:
+                raise InputError(f"{name}: only applies to `bench {users[0]}`; leave it out")
+        for name, known in CHOICES["models" if self.what == "models" else "ops"].items():
+            for value in getattr(self, name) or ():
+                if value not in known:
+                    remedy = nearest(value, known, f"expected one of {', '.join(known)}")
+                    raise InputError(f"{name}: {value!r} is not known; {remedy}")
+        check_device(self.device, "device")
+        return self
+
+    @property
+    def title(self) -> str:
+        """What the file names of a run begin with."""
+        parts = [self.preset] if self.what is None or self.preset == "soft" else []
+        return "_".join([*parts, *([self.what] if self.what else [])])
+
+    @property
+    def target(self) -> torch.device:
+        cuda = torch.cuda.is_available() if self.device == "auto" else self.device == "cuda"
+        return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return self.dtype or (("bfloat16",) if self.target.type == "cuda" else ("float32",))
+
+    def compared(self, known: Iterable[str]) -> tuple[str, ...]:
+        """The baselines; by default all that are known."""
+        return tuple(known) if self.baselines is None else tuple(name for name in self.baselines if name != "off")
+
+
+def read_request(given: Mapping[str, object]) -> Request:
     """Check and parse arguments.
 
     Raises:
         InputError: one of them cannot be used; the message begins with its name.
     """
-    what = _what(given.what, given.preset)
-    _check_applicable(given, what)
-    if given.compile not in COMPILE:
-        raise InputError(f"compile: expected one of {', '.join(COMPILE)}; got {given.compile!r}")
-    device = _device(given.device)
-    models = given.what == "models"
-    dtypes = _choices("dtype", given.dtype, tuple(DTYPES))
-    usual = "bfloat16" if device.type == "cuda" else "float32"
-    baselines = None
-    if given.baselines is not None:
-        off = given.baselines == "off"
-        baselines = () if off else _choices("baselines", given.baselines, MODEL_BASELINES if models else OP_BASELINES)
-    mechanisms = _texts(given.mechanism)
-    for mechanism in mechanisms:
-        Spec.parse(mechanism)
-    soft = given.preset == "soft" and not dtypes
-    return Request(
-        device,
-        dtypes or (usual,),
-        _choices("mode", given.mode, MODES if models else OP_MODES),
-        COMPILE[given.compile],
-        mechanisms,
-        tuple(parse_shape(text) for text in _texts(given.shape)),
-        _choices("backend", given.backend, BACKENDS),
-        _networks(given.model),
-        _texts(given.attention),
-        tuple(parse_size(text, "img_size") for text in _split(given.img_size)),
-        _numbers("batch_size", given.batch_size),
-        _numbers("window", given.window),
-        baselines,
-        what,
-        given.preset,
-        ("bfloat16", "tf32") if soft else dtypes,  # the public figures of SOFT are in TF32
-    )
+    try:
+        return Request(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, ValueError):
+            raise cause from None
+        message = first["msg"].replace("Input should be", "expected")
+        raise InputError(f"{first['loc'][0]}: {message}; got {first['input']!r}") from None
 
 
-def _what(what: str | None, preset: str | None) -> tuple[str, ...]:
-    """The benchmarks to run, in order."""
-    if preset is not None and preset not in PRESETS:
-        raise InputError(f"preset: expected one of {', '.join(PRESETS)}; got {preset!r}")
-    if what is None:
-        if preset in ("goals", "soft"):
-            return WHAT if preset == "goals" else ("ops", "models")
-        raise InputError(f"bench what? give one of {', '.join(WHAT)}, or --preset goals for all goals")
-    what = FORMER.get(what, what)
-    if what not in WHAT:
-        raise InputError(f"bench: no benchmark {what!r}; {nearest(what, WHAT, 'expected ' + ', '.join(WHAT))}")
-    if (preset, what) == ("soft", "cold_start"):
-        raise InputError("preset: soft has ops and models only; for cold_start use mechanism soft instead")
-    return (what,)
+def given_arguments(values: Mapping[str, object]) -> dict[str, object]:
+    """Arguments that differ from their defaults; an empty list is a default too, except for baselines."""
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and value != Request.model_fields[name].default and (value != [] or name == "baselines")
+    }
 
 
-def _check_applicable(given: Arguments, what: tuple[str, ...]) -> None:
-    """Reject arguments that would be ignored, and numbers that are too small."""
-    names = given.given()
-    allowed = {name for each in what for name in ONLY[each]}
-    for each, own in ONLY.items():
-        for name in own:
-            if name in names and name not in allowed:
-                raise InputError(f"{name}: only applies to `bench {each}`; leave it out")
-    if given.preset in ("goals", "soft"):
-        for name in FIXED:
-            if name in names:
-                raise InputError(f"{name}: fixed by preset {given.preset}; leave one of them out")
-    for name, value in (("budget", given.budget), ("jobs", given.jobs)):
-        if value < 1:
-            raise InputError(f"{name}: expected at least 1; got {value}")
+def command_of(given: Mapping[str, object]) -> str:
+    """The command that measures the same again."""
+    words = ["sightline", "bench", *([str(given["what"])] if "what" in given else [])]
+    for name, value in given.items():
+        if name != "what":
+            values = [str(each) for each in _listed(value)]
+            joined = values if name in REPEATED else [",".join(values) or "off"]
+            words += [word for each in joined for word in (f"--{name.replace('_', '-')}", each)]
+    return shlex.join(words)
 
 
-def _device(name: str | None) -> torch.device:
-    usable = torch.cuda.is_available()
-    if name not in (None, "cuda", "cpu"):
-        raise InputError(f"device: expected cuda or cpu; got {name!r}")
-    if name == "cuda" and not usable:
-        raise InputError("device: torch finds no CUDA device for 'cuda'; use cpu")
-    cuda = usable if name is None else name == "cuda"
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+def make_plans(request: Request) -> list[Plan | ColdStart]:
+    """What a request measures, in order."""
+    if request.preset != "table":
+        return _preset_plans(request)
+    if request.what == "cold_start":
+        mechanisms, shapes = request.mechanism or ("inline",), request.shape or SHAPES
+        return [ColdStart(mechanism, dtype, shapes) for mechanism in mechanisms for dtype in request.dtypes]
+    return [*(_op_plans(request) if request.what == "ops" else _model_plans(request))]
 
 
-def _networks(given: Models) -> tuple[Network, ...]:
-    several = () if given is None else (given,) if isinstance(given, str | Network) else given
-    return tuple(_network(model) for model in several)
+def _preset_plans(request: Request) -> list[Plan | ColdStart]:
+    device = request.target.type
+    own = {"device": device, **({"dtype": request.dtype} if request.dtype else {})}
+    parts = [part for part in PRESETS.get((request.preset, device), ()) if request.what in (None, part["what"])]
+    if not parts:
+        what = request.what or "anything"
+        raise InputError(f"preset: {request.preset} does not measure {what} on {device}; leave it out, or use cuda")
+    return [plan for part in parts for plan in make_plans(read_request({**part, **own}))]
 
 
-def _network(model: str | Network) -> Network:
-    network = Network(model, model) if isinstance(model, str) else model
-    name = network.name
-    if not timm.is_model(name):
-        known = [*VARIANTS, *timm.list_models()]
-        raise InputError(f"model: no model {name!r}; {nearest(name, known, '`sightline list` shows ours')}")
-    own = arguments(name) if name in VARIANTS else network.args
-    for key in network.args:
-        if key not in own:
-            raise InputError(f"model: {name} has no argument {key!r}; {nearest(key, own, 'it has ' + ', '.join(own))}")
-    return network
+def _op_plans(request: Request) -> list[Plan]:
+    """Mechanisms and baselines on shapes; by default InLine on every shape of the table."""
+    mechanisms, compiled = request.mechanism or ("inline",), request.compile != "no"
+    found = [each for name in mechanisms for each in implementations(name, request.target, request.backend, compiled)]
+    candidates = (*found, *(BASELINES[name] for name in request.compared(BASELINES)))
+    cases = request.shape or tuple(OP_CASES.values())
+    modes = request.mode or CHOICES["ops"]["mode"]
+    every = itertools.product(request.dtypes, cases, modes)
+    return [Plan(case, mode, dtype, candidates) for dtype, case, mode in every]
 
 
-def _texts(value: Names) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+def _model_plans(request: Request) -> list[Plan]:
+    """Networks and their baselines at sizes; by default every row of the table (on a CPU the small one)."""
+    kinds = request.compared(("softmax", "none", "timm"))
+    cases = []
+    for network, case in _model_cases(request):
+        found = [*_with_mechanisms(network, request.attention), *baselines(network, kinds)]
+        if request.window:
+            found = [each for network in found for each in _windowed(network, request.window)]
+        cases.append((case, {network.label: network for network in found}.values()))
+    compiled = {"no": (False,), "yes": (True,), "both": (False, True)}[request.compile]
+    every = itertools.product(request.dtypes, cases, request.mode or ("forward", "train"), compiled)
+    return [
+        Plan(case, mode, dtype, tuple(replace(network, compiled=each) for network in networks))
+        for dtype, (case, networks), mode, each in every
+    ]
 
 
-def _split(value: Numbers) -> tuple[str, ...]:
-    """One value, a sequence of them, or a text with commas."""
-    values = () if value is None else (value,) if isinstance(value, str | int) else value
-    return tuple(part.strip() for each in values for part in str(each).split(",") if part.strip())
+def _model_cases(request: Request) -> list[tuple[Network, ModelCase]]:
+    device = request.target.type
+    if not request.model and not request.img_size and not request.batch_size:
+        table = MODEL_CASES if device == "cuda" else CPU_CASES
+        return [(Network(case.model, case.model), case) for case in table]
+    found = []
+    for network in request.model or (_network("inline_deit_tiny"),):
+        sizes, batches = request.img_size or (_usual_size(network),), request.batch_size
+        cases = [model_case(network.label, network.name, size, device) for size in sizes]
+        if len(batches) not in (0, 1, len(sizes)):
+            raise InputError(f"batch_size: expected one, or one per size; got {len(batches)} for {len(sizes)} sizes")
+        if batches:
+            many = batches * len(sizes) if len(batches) == 1 else batches
+            cases = [ModelCase(case.model, case.size, batch) for case, batch in zip(cases, many, strict=True)]
+        found += [(network, case) for case in cases]
+    return found
 
 
-def _choices(name: str, value: Names, known: tuple[str, ...]) -> tuple[str, ...]:
-    parts = _split(value)
-    for part in parts:
-        if part not in known:
-            remedy = nearest(part, known, f"expected one of {', '.join(known)}")
-            raise InputError(f"{name}: {part!r} is not known; {remedy}")
-    return tuple(dict.fromkeys(parts))
+def _usual_size(network: Network) -> Grid:
+    if network.name in VARIANTS:
+        return VARIANTS[network.name].size, VARIANTS[network.name].size
+    return tuple(timm.get_pretrained_cfg(network.name, allow_unregistered=True).input_size[1:])
 
 
-def _numbers(name: str, value: Numbers) -> tuple[int, ...]:
-    for part in _split(value):
-        if not part.isdigit() or not 0 < int(part) <= 1_000_000:
-            raise InputError(f"{name}: expected numbers from 1 to 1000000; got {part!r}")
-    return tuple(int(part) for part in _split(value))
+def _with_mechanisms(network: Network, attentions: Iterable[str]) -> list[Network]:
+    """A network as it is and, if it is one of sightline's, once with each of the other mechanisms."""
+    if network.name not in VARIANTS:
+        return [network]
+    depths = {**arguments(network.name), **network.args}["depths"]
+    for text in attentions:
+        parse_pattern(text, (depths,) if isinstance(depths, int) else depths)
+    others = [Network(f"{network.label} {text}", network.name, {**network.args, "attention": text})
+              for text in attentions]  # fmt: skip
+    return [network, *others]
+
+
+def _windowed(network: Network, windows: Iterable[int]) -> list[Network]:
+    """A network once per window size if it has windows: those of softmax, or of the feature map for all others."""
+    own = arguments(network.name) if network.name in VARIANTS else {}
+    if "map_window" not in own:
+        return [network]
+    sides = [{"window_size": side, "map_window": side} for side in windows]
+    return [Network(f"{network.label} w{s['map_window']}", network.name, {**network.args, **s}) for s in sides]

@@ -1,9 +1,12 @@
 """The tables of a report as text: titles and cells, for the terminal and for the documentation."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sightline.bench.goals import Goal, limit_of
+from sightline.bench.operators import MOVE, SDPA
 from sightline.bench.published import public_figure
 from sightline.bench.results import Finding, Row
 
@@ -83,3 +86,51 @@ def _gb(tb_per_s: float | None) -> str:
 
 def _error(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """`tokens` is None if the candidate is never faster up to `most` tokens, and `fewest` if it always is."""
+
+    what: str
+    tokens: float | None
+    fewest: int
+    most: int
+
+    def __str__(self) -> str:
+        if self.tokens is None:
+            return f"{self.what}: not up to {self.most:,} tokens"
+        if self.tokens <= self.fewest:
+            return f"{self.what}: at {self.fewest:,} tokens already, the fewest measured"
+        return f"{self.what}: from about {self.tokens:,.0f} tokens on"
+
+
+def crossovers(rows: Sequence[Row]) -> Iterator[Crossover]:
+    """The number of tokens from which a linear candidate is faster per image than SDPA, on shapes of one width.
+
+    Between two shapes the ratio of the times is interpolated as a power of the number of tokens.
+    """
+    series: dict[tuple[object, ...], dict[int, dict[str, float]]] = {}
+    for row in rows:
+        if row.kind == "op" and row.ms and row.tokens:
+            key = (row.heads, row.dim, row.mode, row.dtype, row.device)
+            series.setdefault(key, {}).setdefault(row.tokens, {})[row.candidate] = row.ms / row.batch
+    for (heads, dim, mode, dtype, _), points in series.items():
+        names = {name for times in points.values() for name in times} - {SDPA, MOVE}
+        for name in sorted(name for name in names if not name.startswith("softmax")):
+            ratios = [(n, points[n][name] / points[n][SDPA]) for n in sorted(points) if {name, SDPA} <= set(points[n])]
+            if len(ratios) > 1:
+                what = f"{name}, {heads} heads of {dim}, {mode}, {dtype}"
+                yield Crossover(what, _crossing(ratios), ratios[0][0], ratios[-1][0])
+
+
+def _crossing(ratios: Sequence[tuple[int, float]]) -> float | None:
+    """Where a ratio, given at increasing numbers of tokens, falls to one for good."""
+    slow = [i for i, (_, ratio) in enumerate(ratios) if ratio > 1]
+    if not slow:
+        return float(ratios[0][0])
+    if slow[-1] == len(ratios) - 1:
+        return None
+    (n, above), (m, below) = ratios[slow[-1]], ratios[slow[-1] + 1]
+    part = math.log(above) / (math.log(above) - math.log(below))
+    return n * (m / n) ** part

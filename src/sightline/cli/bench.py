@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, Progress, show
 from sightline.util.errors import InputError
-from sightline.util.names import parse_model_args
 
 if TYPE_CHECKING:
-    from sightline.bench import Network, Report
+    from sightline.bench import Report
     from sightline.bench.tables import Table
 
 FOOTNOTE = (
@@ -77,14 +76,8 @@ def run(options: Options) -> int:
 
     try:
         with _option_names(options):
-            report = benchmark(
-                options.what, preset=options.preset, mechanism=options.mechanism, shape=options.shape,
-                backend=options.backend, model=[_model(text) for text in options.model], attention=options.attention,
-                img_size=options.img_size, batch_size=options.batch_size, window=options.window,
-                baselines=options.baselines, mode=options.mode, dtype=options.dtype, compile=options.compile,
-                device=options.device, budget=options.budget, jobs=options.jobs, out=options.out, force=options.force,
-                plot=options.plot, progress=Progress,
-            )  # fmt: skip
+            given = {name: value for name, value in vars(options).items() if name != "json"}
+            report = benchmark(**given, progress=Progress)
     except KeyboardInterrupt as stop:
         if stop.args:
             print(f"sightline: measured so far: {' and '.join(map(str, stop.args))}", file=sys.stderr)
@@ -98,14 +91,6 @@ def run(options: Options) -> int:
         print(f"sightline: {line}", file=sys.stderr)
     print(f"wrote {', '.join(map(str, report.files))}", file=sys.stderr if options.json else sys.stdout)
     return 1 if failures else 0
-
-
-def _model(text: str) -> "Network":
-    """`NAME` or `NAME:key=value:key=value`."""
-    from sightline.bench import Network
-
-    name, *parts = text.split(":")
-    return Network(text, name, parse_model_args(parts))
 
 
 @contextmanager
@@ -123,13 +108,12 @@ def _print(report: "Report", goals: bool) -> None:
     from sightline.bench import tables
     from sightline.bench.goals import evaluate
     from sightline.bench.published import public_figure
-    from sightline.bench.run_ops import crossovers
 
     for kind, title, make in (("op", "Operators", tables.op_table), ("model", "Models", tables.model_table)):
         rows = [row for row in report if row.kind == kind]
         for dtype in dict.fromkeys(row.dtype for row in rows):
             _show(f"{title}, {dtype}", make([row for row in rows if row.dtype == dtype]))
-    if lines := [f"  {found}" for found in crossovers(report.rows)]:
+    if lines := [f"  {found}" for found in tables.crossovers(report.rows)]:
         print("\nWhere linear overtakes SDPA:", *lines, sep="\n")
     if any(map(public_figure, report)):
         print(f"\n{FOOTNOTE}")
