@@ -1,6 +1,6 @@
 """What all models share: the classifier, positions that follow the input, and loading weights of any origin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from sightline.util.errors import InputError
 Size = int | tuple[int, int]
 Arguments = dict[str, Any]  # keyword arguments of a model, as timm and JSON have them
 LoadResult = tuple[list[str], list[str]]  # keys that were missing and unexpected
+Tokens = tuple[Tensor, Grid, int]  # (B, prefix + h * w, C), (h, w) and prefix
 Feature = Tensor | tuple[Tensor, Tensor]  # a map, with its class token if asked for
 LayerGroups = dict[str, str | list[tuple[str, tuple[int, ...] | None]]]  # patterns of timm's group_matcher
 
@@ -43,6 +44,7 @@ class VisionModel(nn.Module):
     norm: nn.Module
     num_prefix_tokens = 0  # leading tokens of the last features that are not on the grid
     pools: tuple[str, ...] = ("avg", "max", "")
+    formats: tuple[str, ...] = ("NCHW", "NHWC")  # of forward_intermediates
 
     def __init__(
         self,
@@ -82,7 +84,59 @@ class VisionModel(nn.Module):
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
+        """Images -> normed features, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""
+        output, _ = self.run_layers(x, len(getattr(self, self.body)))
+        return self._finish(output)
+
+    def run_layers(self, x: Tensor, count: int, take: Collection[int] = ()) -> tuple[Tokens, dict[int, Tokens]]:
+        """Run the first `count` stages or blocks on images: the tokens after the last, and after those in `take`."""
         raise NotImplementedError
+
+    def _finish(self, output: Tokens) -> Tensor:
+        tokens, grid, _ = output
+        x = self.norm(tokens)
+        return x if self.num_prefix_tokens else x.reshape(x.shape[0], grid[0], grid[1], x.shape[2])
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        *,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        return_prefix_tokens: bool = False,
+    ) -> list[Feature] | tuple[Tensor, list[Feature]]:
+        """The features of chosen stages, or blocks of DeiT, preceded by the final ones unless `intermediates_only`.
+
+        Args:
+            x: images.
+            indices: stages or blocks to take: the last n for a number, all for None.
+            norm: apply the final norm, to the last stage's map or to every block.
+            stop_early: skip the stages or blocks after the last one taken.
+            output_fmt: "NCHW" or "NHWC", and "NLC" of DeiT.
+            return_prefix_tokens: return (map, class token) pairs, the token (B, 1, C): zeros for a stage without one,
+                in a family whose last stage has one.
+        """
+        check_choice("output_fmt", output_fmt, self.formats)
+        count = len(getattr(self, self.body))
+        take, last = feature_take_indices(count, indices)
+        final, outputs = self.run_layers(x, last + 1 if stop_early else count, take)
+        features: list[Feature] = []
+        for i in take:
+            tokens, grid, prefix = outputs[i]
+            if norm and (self.num_stages == 1 or i == len(self.feature_info) - 1):
+                tokens = self.norm(tokens)
+            patches = as_features(tokens[:, prefix:], grid, output_fmt)
+            features.append((patches, self._prefix_tokens(tokens, prefix)) if return_prefix_tokens else patches)
+        return features if intermediates_only else (self._finish(final), features)
+
+    def _prefix_tokens(self, tokens: Tensor, prefix: int) -> Tensor:
+        """The same number for every stage, for decoders that read one from each: a zero adds nothing."""
+        if prefix:
+            return tokens[:, :prefix]
+        return tokens.new_zeros(tokens.shape[0], self.num_prefix_tokens, tokens.shape[2])
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool, drop and classify; `pre_logits` stops before the classifier."""
@@ -128,6 +182,10 @@ class VisionModel(nn.Module):
             trunc_normal_(head.weight, std=0.02)
             nn.init.zeros_(head.bias)
         self.head = head.train(self.training)
+
+    @property
+    def save_memory(self) -> bool:
+        return self.grad_checkpointing and not torch.jit.is_scripting()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trade time for memory in training: keep only the input of each block."""
@@ -182,7 +240,9 @@ def _adapt_hook(model: VisionModel, state: State, prefix: str, *_: object) -> No
 
 
 def as_features(tokens: Tensor, grid: Grid, output_fmt: str) -> Tensor:
-    """(B, h * w, C) -> a map in "NCHW" or "NHWC" order."""
+    """(B, h * w, C) -> a map in "NCHW" or "NHWC" order, or the tokens themselves for "NLC"."""
+    if output_fmt == "NLC":
+        return tokens
     image = to_map(tokens, grid)
     return (image if output_fmt == "NCHW" else image.permute(0, 2, 3, 1)).contiguous()
 

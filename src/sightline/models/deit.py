@@ -4,12 +4,11 @@ Published: Bridging the Divide: Reconsidering Softmax and Linear Attention (Neur
 it is DeiT (2021).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from timm.layers import trunc_normal_
 from timm.models import checkpoint
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
@@ -18,7 +17,7 @@ from sightline.layers.core import Grid
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
-from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features, check_choice
+from sightline.models.base import LayerGroups, Size, Tokens, VisionModel
 from sightline.models.pyramid import drop_path_rates, stage_grid, stage_values
 
 
@@ -40,6 +39,7 @@ class DeiT(VisionModel):
     body = "blocks"
     default_features = 3
     pools = ("token", "avg", "max", "")
+    formats = ("NCHW", "NHWC", "NLC")
 
     def __init__(
         self,
@@ -87,54 +87,16 @@ class DeiT(VisionModel):
         self.feature_info = [{"num_chs": dim, "reduction": patch_size, "module": f"blocks.{i}"} for i in range(depth)]
         self.init_weights()
 
-    def _embed(self, x: Tensor) -> tuple[Tensor, Grid]:
+    def run_layers(self, x: Tensor, count: int, take: Collection[int] = ()) -> tuple[Tokens, dict[int, Tokens]]:
         x, grid = self.patch_embed(x)
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
-        return self.pos_drop(x + self.pos_embed(grid)), grid
-
-    def _block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            return checkpoint(block, x, grid, 1)
-        return block(x, grid, 1)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images -> normed tokens (B, 1 + h * w, C), the class token first."""
-        x, grid = self._embed(x)
-        for block in self.blocks:
-            x = self._block(block, x, grid)
-        return self.norm(x)
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Feature] | tuple[Tensor, list[Feature]]:
-        """The features after chosen blocks, preceded by the final features unless `intermediates_only`.
-
-        Args:
-            x: images.
-            indices: blocks to take: the last n for a number, all for None.
-            return_prefix_tokens: return (features, class token) pairs.
-            norm: apply the final norm to every one of them.
-            stop_early: skip the blocks after the last one taken.
-            output_fmt: "NCHW", "NHWC" or "NLC".
-        """
-        check_choice("output_fmt", output_fmt, ("NCHW", "NHWC", "NLC"))
-        take, last = feature_take_indices(len(self.blocks), indices)
-        x, grid = self._embed(x)
-        features: list[Feature] = []
-        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = self._block(block, x, grid)
+        x = self.pos_drop(x + self.pos_embed(grid))
+        outputs: dict[int, Tokens] = {}
+        for i in range(count):
+            x = checkpoint(self.blocks[i], x, grid, 1) if self.save_memory else self.blocks[i](x, grid, 1)
             if i in take:
-                tokens = self.norm(x) if norm else x
-                patches = tokens[:, 1:] if output_fmt == "NLC" else as_features(tokens[:, 1:], grid, output_fmt)
-                features.append((patches, tokens[:, :1]) if return_prefix_tokens else patches)
-        return features if intermediates_only else (self.norm(x), features)
+                outputs[i] = (x, grid, 1)
+        return (x, grid, 1), outputs
 
     def grid_of(self, name: str) -> Grid:
         return stage_grid(self.img_size, self.stem_stride)

@@ -1,12 +1,11 @@
 """Models in stages, each on a coarser map than the previous one: PVT, Swin, CSwin and SOFT."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 import torch
 from timm.layers import trunc_normal_
 from timm.models import checkpoint
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from sightline.layers.blocks import PreNormBlock
@@ -15,7 +14,7 @@ from sightline.layers.patch import to_map
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
 from sightline.layers.spec import Spec
-from sightline.models.base import Feature, LayerGroups, Size, VisionModel, as_features, check_choice, to_pair
+from sightline.models.base import LayerGroups, Size, Tokens, VisionModel, to_pair
 from sightline.util.errors import InputError
 
 Number = TypeVar("Number", int, float)
@@ -72,8 +71,8 @@ class Stage(nn.Module):
         self.pos_drop = nn.Dropout(pos_drop)
         self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, x: Tensor, save_memory: bool = False) -> tuple[Tensor, Grid]:
-        """(B, C, H, W) -> tokens (B, prefix + h * w, dim) and (h, w)."""
+    def forward(self, x: Tensor, save_memory: bool = False) -> Tokens:
+        """(B, C, H, W) -> tokens (B, prefix + h * w, dim), (h, w) and prefix."""
         x, grid = self.embed(x)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
@@ -82,7 +81,7 @@ class Stage(nn.Module):
         x = self.pos_drop(x)
         for block in self.blocks:
             x = checkpoint(block, x, grid, self.prefix) if save_memory else block(x, grid, self.prefix)
-        return x, grid
+        return x, grid, self.prefix
 
 
 class Pyramid(VisionModel):
@@ -166,66 +165,15 @@ class Pyramid(VisionModel):
         """A block around its attention."""
         return PreNormBlock(dim, attn, mlp_ratio, self.norm_eps, raw_context=self.raw_context, **drops)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images -> normed features of the last stage, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""
-        tokens, grid = self._stages(x, len(self.stages), None)
-        return self._finish(tokens, grid)
-
-    def _stages(self, x: Tensor, count: int, outputs: list[tuple[Tensor, Grid]] | None) -> tuple[Tensor, Grid]:
-        """Run the first `count` stages and append the tokens and grid of each to `outputs`."""
-        save_memory = self.grad_checkpointing and not torch.jit.is_scripting()
+    def run_layers(self, x: Tensor, count: int, take: Collection[int] = ()) -> tuple[Tokens, dict[int, Tokens]]:
+        outputs: dict[int, Tokens] = {}
         for i in range(count):
-            tokens, grid = self.stages[i](x, save_memory)
-            if outputs is not None:
-                outputs.append((tokens, grid))
+            output = self.stages[i](x, self.save_memory)
+            if i in take:
+                outputs[i] = output
             if i + 1 < count:
-                x = to_map(tokens, grid)
-        return tokens, grid
-
-    def _finish(self, tokens: Tensor, grid: Grid) -> Tensor:
-        x = self.norm(tokens)
-        return x if self.num_prefix_tokens else x.reshape(x.shape[0], grid[0], grid[1], x.shape[2])
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-        return_prefix_tokens: bool = False,
-    ) -> list[Feature] | tuple[Tensor, list[Feature]]:
-        """The features of chosen stages as maps, preceded by the final features unless `intermediates_only`.
-
-        Args:
-            x: images.
-            indices: stages to take: the last n for a number, all for None.
-            norm: apply the final norm to the last stage's map.
-            stop_early: skip the stages after the last one taken.
-            output_fmt: "NCHW" or "NHWC".
-            return_prefix_tokens: return (map, class token) pairs, the token (B, 1, C): zeros for a stage without one,
-                in a family whose last stage has one.
-        """
-        check_choice("output_fmt", output_fmt, ("NCHW", "NHWC"))
-        take, last = feature_take_indices(len(self.stages), indices)
-        outputs: list[tuple[Tensor, Grid]] = []
-        self._stages(x, last + 1 if stop_early else len(self.stages), outputs)
-        maps: list[Feature] = []
-        for i in take:
-            tokens, grid = outputs[i]
-            if norm and i == len(self.feature_info) - 1:
-                tokens = self.norm(tokens)
-            prefix = self.stages[i].prefix
-            patches = as_features(tokens[:, prefix:], grid, output_fmt)
-            maps.append((patches, self._prefix_tokens(tokens, prefix)) if return_prefix_tokens else patches)
-        return maps if intermediates_only else (self._finish(*outputs[-1]), maps)
-
-    def _prefix_tokens(self, tokens: Tensor, prefix: int) -> Tensor:
-        """The same number for every stage, for decoders that read one from each: a zero adds nothing."""
-        return (
-            tokens[:, :prefix] if prefix else tokens.new_zeros(tokens.shape[0], self.num_prefix_tokens, tokens.shape[2])
-        )
+                x = to_map(output[0], output[1])
+        return output, outputs
 
     def grid_of(self, name: str) -> Grid:
         stride = self.stem_stride * 2 ** int(name.split(".")[1])
