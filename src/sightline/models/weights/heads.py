@@ -48,12 +48,14 @@ def recorded_heads(weights: Weights) -> RecordedHeads | None:
         given = args.get("num_heads") if isinstance(args, dict) else None
         usual = arguments(name)["num_heads"] if name in VARIANTS else SEQUENCE_HEADS
         return _counts(given or usual, "its metadata")
-    found = _named(metadata, "its metadata") or _named(config, CONFIG)
-    if found is not None:
-        return found
     model_args = config.get("model_args")
-    if isinstance(model_args, dict) and (found := _named(model_args, CONFIG)):
-        return found
+    records: list[tuple[Mapping[str, object], str]] = [(metadata, "its metadata"), (config, CONFIG)]
+    if isinstance(model_args, dict):
+        records.append((model_args, CONFIG))
+    for values, source in records:
+        for value in (values.get(key) for key in KEYS):  # metadata keeps numbers as text
+            if found := _counts(_json(value) if isinstance(value, str) else value, source):
+                return found
     for architecture in (config.get("architecture"), metadata.get("architecture"), weights.architecture):
         if isinstance(architecture, str) and (heads := _timm_heads(architecture)):
             return RecordedHeads((heads,), f"the architecture {architecture}")
@@ -108,15 +110,6 @@ def _json(text: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _named(values: Mapping[str, object], source: str) -> RecordedHeads | None:
-    """Heads under one of their usual names; metadata keeps numbers as text."""
-    for key in KEYS:
-        value = values.get(key)
-        if found := _counts(_json(value) if isinstance(value, str) else value, source):
-            return found
-    return None
 
 
 def _counts(value: object, source: str) -> RecordedHeads | None:

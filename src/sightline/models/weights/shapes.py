@@ -65,8 +65,8 @@ def observe(state: State, cls: type[Family]) -> Layout:
     """
     shapes: Block = {key: tuple(value.shape) for key, value in state.items()}
     stages = _stages(shapes, cls.num_stages)
-    dims = tuple(_first(blocks, ("norm1.weight", "norm2.weight", "attn.proj.bias"), 0) for blocks in stages)
-    hidden = [_first(blocks, ("mlp.fc1.weight", "mlp.fc1.bias"), 0) for blocks in stages]
+    dims = tuple(_width(blocks, ("norm1.weight", "norm2.weight", "attn.proj.bias")) for blocks in stages)
+    hidden = [_width(blocks, ("mlp.fc1.weight", "mlp.fc1.bias")) for blocks in stages]
     conv = f"{cls.first_conv}.weight"
     patch = _axis(shapes, conv, 2)
     return Layout(
@@ -175,12 +175,12 @@ def _axis(shapes: Mapping[str, Shape], key: str, axis: int) -> int:
     return shape[axis]
 
 
-def _first(blocks: Sequence[Block], keys: Sequence[str], axis: int) -> int:
-    """The size along an axis of the first of `keys` that a block has."""
+def _width(blocks: Sequence[Block], keys: Sequence[str]) -> int:
+    """The channels of the first of `keys` that a block has."""
     for key in keys:
         for block in blocks:
             if key in block:
-                return _axis(block, key, axis)
+                return _axis(block, key, 0)
     raise FileError(f"no block has any of {some(keys)}; the checkpoint is incomplete")
 
 
