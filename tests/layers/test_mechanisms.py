@@ -246,15 +246,35 @@ def test_attention_takes_the_name_of_a_mechanism(kind: Callable[..., nn.Module])
         kind(12, 2, "inlin")
 
 
+COMPILED = {
+    "softmax": Attention,
+    "inline": Attention,
+    "soft(ratio=2,iterations=2)": Attention,
+    "soft_norm(ratio=2,iterations=2)": Attention,
+    "enhanced": Attention,
+    "performer": Attention,
+    "nystromformer(landmarks=4,iterations=1)": Attention,
+    "softmax in windows": partial(WindowAttention, window=2, shift=True),
+    "inline in windows": partial(WindowAttention, window=2, shift=True),
+    "softmax in stripes": partial(StripeAttention, stripe=2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", ["softmax", "inline", "soft(ratio=2)", "enhanced"])
-def test_attention_compiles_and_exports_whole(mechanism: str) -> None:
-    layer, x = attention(mechanism).eval(), tokens(prefix=1)
-    want = layer(x, GRID, 1)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(x, GRID, 1), want)
-    exported = torch.export.export(layer, (x, GRID, 1))
-    assert_close(exported.module()(x, GRID, 1), want)
+@pytest.mark.parametrize("case", COMPILED)
+def test_attention_compiles_and_exports_whole(case: str) -> None:
+    torch.compiler.reset()
+    layer, prefix = COMPILED[case](12, 2, case.partition(" ")[0]).eval(), int(" " not in case)
+    x = tokens(prefix=prefix)
+    parameters = list(layer.parameters())
+    want = layer(x, GRID, prefix)
+    got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, GRID, prefix)
+    assert_close(got, want)
+    wanted, found = (torch.autograd.grad(out.square().sum(), parameters) for out in (want, got))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * (1 + b.abs().max().item()))
+    exported = torch.export.export(layer, (x, GRID, prefix))
+    assert_close(exported.module()(x, GRID, prefix), want)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from timm.models import get_notrace_functions, get_notrace_modules
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-from .tiny import CLASSES, assert_close, every_family, fresh, gradients, image, tiny
+from .tiny import CLASSES, FAMILIES, assert_close, every_family, fresh, gradients, image, tiny
 
 
 @every_family
@@ -70,22 +70,26 @@ def test_device_and_dtype_of_creation(family: str) -> None:
         assert all(p.is_meta for p in fresh(family).parameters())
 
 
+# SOFT++ has the modules of SOFT; tests/layers/test_mechanisms.py compiles and exports its attention.
+DISTINCT = pytest.mark.parametrize("family", [family for family in FAMILIES if family != "soft_norm"])
+FEW_STEPS = {"soft": {"attention": "soft(iterations=2),soft(iterations=2),soft(iterations=2),softmax"}}  # to trace
+
+
 @pytest.mark.slow
-@every_family
+@DISTINCT
 def test_compiled_in_one_graph(family: str) -> None:
+    """Captured whole, with the same results; every kind of attention goes through AOTAutograd in tests/layers."""
     torch.compiler.reset()
-    few = {"soft": "soft(iterations=2)", "soft_norm": "soft_norm(iterations=2)"}  # steps to trace
-    attention = f"{','.join([few[family]] * 3)},softmax" if family in few else None
-    model, x = tiny(family, attention=attention), image(97, 64)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    model, x = tiny(family, **FEW_STEPS.get(family, {})), image(97, 64)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     for got, want in zip(gradients(compiled, x), gradients(model, x), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * (1 + want.abs().max().item()))
 
 
 @pytest.mark.slow
-@every_family
+@DISTINCT
 def test_exported(family: str) -> None:
-    model, x = tiny(family), image(97, 64, batch=1)
+    model, x = tiny(family, **FEW_STEPS.get(family, {})), image(97, 64, batch=1)
     program = torch.export.export(model, (x,))
     assert_close(program.module()(x), model(x))
 

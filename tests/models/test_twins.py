@@ -106,13 +106,14 @@ def test_nothing_else_may_differ() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "arguments"),
     [
-        ("inline_deit_tiny", "deit_tiny_patch16_224", {"num_heads": 3, "depths": 12}),
-        ("inline_swin_tiny", "swin_tiny_patch4_window7_224", {}),
+        ("inline_deit_tiny", "deit_tiny_patch16_224", {"num_heads": 3, "depths": 2}),
+        ("inline_swin_tiny", "swin_tiny_patch4_window7_224", {"depths": (2, 1, 1, 1)}),
     ],
 )
 def test_models_of_timm(ours: str, theirs: str, arguments: dict) -> None:
     """The softmax twin is their model; another mechanism takes what is left of it."""
-    source = timm.create_model(theirs).eval()
+    depths = arguments["depths"]
+    source = timm.create_model(theirs, **({"depth": depths} if isinstance(depths, int) else {"depths": depths})).eval()
     twin = timm.create_model(ours, attention="softmax", **arguments).eval()
     twin.load_state_dict(source.state_dict())
     x = torch.randn(1, 3, 224, 224)
@@ -123,5 +124,5 @@ def test_models_of_timm(ours: str, theirs: str, arguments: dict) -> None:
         warnings.simplefilter("ignore")
         other.load_state_dict(source.state_dict())
     qkv = [key for key in twin.state_dict() if key.endswith("attn.qkv.weight")]
-    assert len(qkv) == 12
+    assert len(qkv) == (depths if isinstance(depths, int) else sum(depths))
     assert all(torch.equal(other.state_dict()[key], twin.state_dict()[key]) for key in qkv)
