@@ -4,8 +4,8 @@ A task adds its own sections (data, model, loss, ...) in its `config.Config`. No
 """
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from sightline.tasks.options import entry
 from sightline.util.errors import InputError
@@ -107,52 +107,31 @@ class ModelSection(Protocol):
     def compile_mode(self) -> str | None: ...
 
 
-class RunConfig(Protocol):
-    """The configuration of a whole run, of any task."""
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of a whole run; a task narrows `task`, `data` and `model`, and adds its own sections."""
 
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def task(self) -> str: ...
-
-    @property
-    def data(self) -> object:
-        """The section `data`, the task's own."""
-
-    @property
-    def model(self) -> ModelSection: ...
-
-    @property
-    def batch(self) -> Batch: ...
-
-    @property
-    def optim(self) -> Optim: ...
-
-    @property
-    def schedule(self) -> Schedule: ...
-
-    @property
-    def ema(self) -> Ema: ...
-
-    @property
-    def run(self) -> Run: ...
+    task: str
+    data: object
+    model: ModelSection
+    batch: Batch = field(default_factory=Batch)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    ema: Ema = field(default_factory=Ema)
+    run: Run = field(default_factory=Run)
 
     def check(self) -> None:
         """Raise InputError if values that are valid by themselves contradict each other."""
-
-
-def check_schedule(schedule: Schedule) -> None:
-    """Reject a warm-up that does not fit the schedule."""
-    if schedule.warmup_epochs > schedule.epochs:
-        raise InputError(
-            f"schedule.warmup_epochs: {schedule.warmup_epochs:g} is longer than schedule.epochs={schedule.epochs}; "
-            f"give at most as many"
-        )
-    if schedule.name == "linear" and schedule.warmup_epochs == schedule.epochs:
-        raise InputError(
-            f"schedule.warmup_epochs: the warm-up takes all {schedule.epochs} epochs of schedule.epochs, and a linear "
-            f"schedule falls after it; give the warm-up fewer"
-        )
+        warmup, epochs = self.schedule.warmup_epochs, self.schedule.epochs
+        if warmup > epochs:
+            raise InputError(
+                f"schedule.warmup_epochs: {warmup:g} is longer than schedule.epochs={epochs}; give at most as many"
+            )
+        if self.schedule.name == "linear" and warmup == epochs:
+            raise InputError(
+                f"schedule.warmup_epochs: the warm-up takes all {epochs} epochs of schedule.epochs, and a linear "
+                f"schedule falls after it; give the warm-up fewer"
+            )
 
 
 def check_range(key: str, values: tuple[float, float]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_range, check_schedule
+from sightline.tasks.config import RunConfig, check_range
 from sightline.tasks.options import entry
 from sightline.util.errors import InputError
 
@@ -109,24 +109,19 @@ class Distill:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RunConfig):
     """A classification run. A recipe is this as YAML; `base: NAME` in it starts from another recipe."""
 
     task: Literal["classification"] = entry("classification", "what the model is trained for")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
-    batch: Batch = field(default_factory=Batch)
-    optim: Optim = field(default_factory=Optim)
-    schedule: Schedule = field(default_factory=Schedule)
     augment: Augment = field(default_factory=Augment)
     loss: Loss = field(default_factory=Loss)
     distill: Distill = field(default_factory=Distill)
-    ema: Ema = field(default_factory=Ema)
-    run: Run = field(default_factory=Run)
 
     def check(self) -> None:
         """Raise InputError if values contradict each other."""
-        check_schedule(self.schedule)
+        super().check()
         check_range("augment.scale", self.augment.scale)
         check_range("augment.ratio", self.augment.ratio)
         distill = self.distill

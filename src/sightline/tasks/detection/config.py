@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_range, check_schedule
+from sightline.tasks.config import RunConfig, check_range
 from sightline.tasks.dense.config import DenseData, DenseModel, check_dense
 from sightline.tasks.options import entry
 from sightline.util.errors import InputError
@@ -65,24 +65,19 @@ class Inference:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RunConfig):
     """A detection run."""
 
     task: Literal["detection"] = entry("detection", "what the model is trained for")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
-    batch: Batch = field(default_factory=Batch)
-    optim: Optim = field(default_factory=Optim)
-    schedule: Schedule = field(default_factory=Schedule)
     augment: Augment = field(default_factory=Augment)
     loss: Loss = field(default_factory=Loss)
     test: Inference = field(default_factory=Inference)
-    ema: Ema = field(default_factory=Ema)
-    run: Run = field(default_factory=Run)
 
     def check(self) -> None:
         """Raise InputError if values contradict each other."""
-        check_schedule(self.schedule)
+        super().check()
         check_range("augment.scale", self.augment.scale)
         check_dense(self.model)
         if not self.augment.sizes:

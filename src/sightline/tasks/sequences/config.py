@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sightline.tasks.config import Batch, Ema, Optim, Run, Schedule, check_schedule
+from sightline.tasks.config import RunConfig
 from sightline.tasks.options import entry
 from sightline.util.errors import InputError
 
@@ -55,22 +55,17 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RunConfig):
     """A run on sequences."""
 
     task: Literal["sequences"] = entry("sequences", "what the model is trained for")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
-    batch: Batch = field(default_factory=Batch)
-    optim: Optim = field(default_factory=Optim)
-    schedule: Schedule = field(default_factory=Schedule)
     loss: Loss = field(default_factory=Loss)
-    ema: Ema = field(default_factory=Ema)
-    run: Run = field(default_factory=Run)
 
     def check(self) -> None:
         """Raise InputError if values contradict each other."""
-        check_schedule(self.schedule)
+        super().check()
         for key in ("train", "val", "test"):
             if self.data.path is not None and getattr(self.data, key) is not None:
                 raise InputError(f"data.{key}: only for generated data; leave out either this or --data")
