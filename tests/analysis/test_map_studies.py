@@ -60,8 +60,9 @@ def test_no_class_token() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("animate", "frames"), [("layers", 3), ("queries", 16)])
-def test_animations(animate: str, frames: int) -> None:
+@pytest.mark.parametrize(("animate", "frames"), [("layers", 3), ("queries", 4)])
+def test_animations(animate: str, frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.analysis.map_study.SIDE", 2)
     study = study_maps([subject()], SHOWN, "a.png", Choice(animate=animate))
     with Image.open(io.BytesIO(study.animations[f"maps-{animate}"])) as picture:
         assert (picture.format, getattr(picture, "n_frames", 1)) == ("GIF", frames)

@@ -174,7 +174,8 @@ def test_live_bytes_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_counting_without_data_equals_counting_with_it() -> None:
+def test_counting_without_data_equals_counting_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.analysis.memory.BLOCKS", 2)
     for mechanism in ("softmax", "soft(landmarks=49)"):
         counted = measure_peak("a method", mechanism, 1, "forward")
         stack, x = Stack("a method", mechanism), torch.zeros(1, 784, 384)
@@ -186,7 +187,8 @@ def test_counting_without_data_equals_counting_with_it() -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_a_matrix_grows_with_the_square() -> None:
+def test_memory_of_a_matrix_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.analysis.memory.BLOCKS", 2)
     study = study_memory((1, 2), {"softmax, matrix in memory": "softmax", "inline": "inline"})
     peaks = {(p["method"], p["mode"], p["tokens"]): p["peak"] - p["weights"] for p in study.facts["peaks"]}
     matrix = [peaks["softmax, matrix in memory", "forward", n] for n in (784, 1568)]

@@ -2,14 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from sightline.cli.analyze import COMMAND
 from sightline.cli.main import main
+from sightline.engine.paper import PAPERS
 
 from .checkpoints import public, save, small
 from .classifiers import classifier, pictures, run_folder
@@ -160,7 +163,8 @@ def test_newton_and_json(tmp_path: Path, capsys: CAPTURE, data: Path) -> None:
     assert_pictures(tmp_path / "out", "newton")
 
 
-def test_memory(tmp_path: Path, capsys: CAPTURE) -> None:
+def test_memory(tmp_path: Path, capsys: CAPTURE, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.analysis.memory.BLOCKS", 1)
     shown = analyze(capsys, tmp_path / "out", "memory", "--attention", "inline", "--longest", "1")
     assert "Counted" in shown
     assert [peak["mode"] for peak in read(tmp_path / "out", "memory")["result"]["peaks"]] == [
@@ -200,20 +204,25 @@ def test_pages_say_what_is_missing(tmp_path: Path, capsys: CAPTURE, monkeypatch:
 def test_pages_without_labels_or_soft_layers(
     tmp_path: Path, capsys: CAPTURE, data: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sightline.analysis.memory.BLOCKS", 1)
+    for which, title in (("inline", "Table: masking"), ("soft", "Fig. 5: Newton convergence")):
+        section = [item for item in PAPERS[which].studies if item[0] == title]
+        monkeypatch.setitem(PAPERS, which, replace(PAPERS[which], studies=section))
     flat = tmp_path / "flat"
     flat.mkdir()
     (flat / "a.png").write_bytes((data / "red" / "00.png").read_bytes())
     given = ["--checkpoint", weights, "--data", str(flat)]
     shown = analyze(capsys, tmp_path / "inline", "paper", "inline", *given)
     assert re.search(r"^missing  Table: masking: .*needs labels", shown, re.MULTILINE)
-    shown = analyze(capsys, tmp_path / "soft", "paper", "soft", *given, "--longest", "1")
+    shown = analyze(capsys, tmp_path / "soft", "paper", "soft", *given)
     assert re.search(r"^missing  Fig. 5: Newton convergence: model has no SOFT blocks", shown, re.MULTILINE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["pvt", "swin", "cswin", "soft"])
-def test_every_family(tmp_path: Path, capsys: CAPTURE, data: Path, family: str) -> None:
+def test_every_family(
+    tmp_path: Path, capsys: CAPTURE, data: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Figure, "savefig", lambda _, path, **__: Path(path).touch())  # the tests above write figures
     classifier(tmp_path / "model.safetensors", family=family)
     given = ["--checkpoint", str(tmp_path / "model.safetensors"), "--data", str(data), "--limit", "2"]
     for name in ("injectivity", "locality", "rank", "masking"):

@@ -7,7 +7,7 @@ Shape letters: H heads, D head dim, N tokens of a map, M keys of a window, Q cho
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -164,16 +164,63 @@ class BlockCall:
 
 
 @dataclass
-class CallRecord:
-    """What an attention module and its cores were called with."""
+class Tokens:
+    """The tokens of an attention module in its last call.
 
-    x: Tensor = field(default_factory=lambda: torch.empty(0))
+    Args:
+        grid, prefix: as it was called.
+        positions: for every core (windows, N), the number of each token on the map from 1 on, 0 for padding.
+    """
+
     grid: Grid = (0, 0)
     prefix: int = 0
-    cores: list[tuple[Core, Tensor, Tensor, Tensor, Place]] = field(default_factory=list)
+    positions: dict[Core, Tensor] = field(default_factory=dict)
 
 
-def call_arguments(
+Arguments = tuple[Tensor, Tensor, Tensor, Place]  # of a core: q, k, v and where the tokens lie
+AfterCore = Callable[[Core, Arguments, Tensor, Tokens], Tensor | None]
+
+
+@contextmanager
+def watched(module: nn.Module, after: AfterCore) -> Iterator[Tokens]:
+    """Call `after` with the arguments and the output of every core of an attention module, whenever it runs.
+
+    What it returns replaces the output, unless it is None.
+    """
+    tokens, tracing = Tokens(), False
+
+    def before_module(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        nonlocal tracing
+        if tracing:
+            return
+        x, tokens.grid, tokens.prefix = _arguments(*args, **kwargs)  # type: ignore[arg-type]
+        numbers = torch.arange(1.0, x.shape[1] + 1, device=x.device)[None]
+        if type(module) is Attention:  # one window, in the order of the map
+            tokens.positions = {module.core: numbers.long()}
+            return
+        tracing = True
+        try:
+            with torch.no_grad():
+                module(numbers[..., None].repeat(1, 1, x.shape[2]), tokens.grid, tokens.prefix)
+        finally:
+            tracing = False
+
+    def after_core(core: Core, args: Arguments, out: Tensor) -> Tensor | None:
+        if tracing:  # the context of a core is made of the tokens
+            tokens.positions[core] = args[3].context[..., 0].round().long()
+            return None
+        return after(core, args, out, tokens)
+
+    handles = [module.register_forward_pre_hook(before_module, with_kwargs=True)]
+    handles += [core.register_forward_hook(after_core) for core in module.modules() if isinstance(core, Core)]
+    try:
+        yield tokens
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _arguments(
     x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None, context: Tensor | None = None
 ) -> tuple[Tensor, Grid, int]:
     """Tokens, grid and prefix among the arguments of an attention module."""
@@ -192,57 +239,28 @@ def capture(model: nn.Module, image: Tensor, blocks: Sequence[str] | None = None
     Raises:
         InputError: the model has no such block.
     """
-    names = attention_blocks(model) if blocks is None else list(blocks)
-    modules = dict(model.named_modules())
+    known, modules = attention_blocks(model), dict(model.named_modules())
+    names = known if blocks is None else list(blocks)
     for name in names:
-        if not isinstance(modules.get(name), Attention | StripeAttention):
-            raise InputError(f"no attention block {name!r}; there are {', '.join(attention_blocks(model)) or 'none'}")
+        if name not in known:
+            raise InputError(f"no attention block {name!r}; there are {', '.join(known) or 'none'}")
+    calls: dict[Core, CoreCall] = {}
+
+    def record(core: Core, args: Arguments, _: Tensor, tokens: Tokens) -> None:
+        calls[core] = CoreCall(core, *args, tokens.positions[core])
+
     with ExitStack() as stack:
-        records = {name: stack.enter_context(recorded(modules[name])) for name in names}
+        found = {name: stack.enter_context(watched(modules[name], record)) for name in names}
         model(image.unsqueeze(0))
-    return [_block(name, modules[name], records[name]) for name in names]
-
-
-@contextmanager
-def recorded(module: nn.Module) -> Iterator[CallRecord]:
-    """Record what an attention module and its cores are called with."""
-    record = CallRecord()
-
-    def record_module(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        record.x, record.grid, record.prefix = call_arguments(*args, **kwargs)  # type: ignore[arg-type]
-        record.cores.clear()
-
-    def record_core(core: Core, args: tuple[Tensor, Tensor, Tensor, Place]) -> None:
-        record.cores.append((core, *args))
-
-    cores = [part for part in module.modules() if isinstance(part, Core)]
-    handles = [module.register_forward_pre_hook(record_module, with_kwargs=True)]
-    handles += [core.register_forward_pre_hook(record_core) for core in cores]
-    try:
-        yield record
-    finally:
-        for handle in handles:
-            handle.remove()
+    captured = []
+    for name, tokens in found.items():
+        parts = tuple(calls[core] for core in tokens.positions)
+        key_grid, mechanism = parts[0].place.key_grid or tokens.grid, str(modules[name].mechanism)
+        captured.append(BlockCall(name, mechanism, tokens.grid, tokens.prefix, key_grid, parts))
+    return captured
 
 
 def spread(items: Sequence[T], limit: int) -> list[T]:
     """At most `limit` of the items, evenly spread from the first on."""
     count = min(limit, len(items))
     return [items[i * len(items) // count] for i in range(count)]
-
-
-def _block(name: str, module: nn.Module, record: CallRecord) -> BlockCall:
-    grid, prefix = record.grid, record.prefix
-    positions = token_positions(module, record.x, grid, prefix)
-    parts = tuple(CoreCall(*call, where) for call, where in zip(record.cores, positions, strict=True))
-    return BlockCall(name, str(module.mechanism), grid, prefix, parts[0].place.key_grid or grid, parts)
-
-
-def token_positions(module: nn.Module, x: Tensor, grid: Grid, prefix: int) -> list[Tensor]:
-    """For every core, (windows, N): the number of each token of the map from 1 on, 0 for padding."""
-    if type(module) is Attention:  # one window, in the order of the map
-        return [torch.arange(1, x.shape[1] + 1, device=x.device)[None]]
-    numbers = torch.arange(1.0, x.shape[1] + 1, device=x.device)[None, :, None].expand(1, -1, x.shape[2])
-    with recorded(module) as record, torch.no_grad():
-        module(numbers.contiguous(), grid, prefix, context=None)
-    return [place.context[..., 0].round().long() for *_, place in record.cores]

@@ -10,18 +10,18 @@ tokens stay.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from sightline.analysis.capture import attention_blocks, call_arguments, token_positions
+from sightline.analysis.capture import Arguments, Tokens, attention_blocks, watched
 from sightline.analysis.charts import WIDE, bars_figure
 from sightline.analysis.locality import near_keys
 from sightline.analysis.study import Facts, Study, Tick, no_tick
-from sightline.layers.core import Core, Grid, Place
+from sightline.layers.core import Core, Grid
 from sightline.util.errors import InputError
 
 CHUNK = 1 << 24  # weights in memory at a time
@@ -54,63 +54,31 @@ class Mask:
 @contextmanager
 def masked(model: nn.Module, mask: Mask) -> Iterator[None]:
     """Hide keys in every attention block of a model."""
-    handles: list[RemovableHandle] = []
     modules = dict(model.named_modules())
-    try:
+    with ExitStack() as stack:
         for name in attention_blocks(model):
-            handles += MaskedBlock(modules[name], mask).attach()
+            stack.enter_context(watched(modules[name], partial(_without_hidden, mask)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-class MaskedBlock:
-    """An attention module whose cores are corrected after each call."""
-
-    def __init__(self, module: nn.Module, mask: Mask) -> None:
-        self.module, self.mask = module, mask
-        self.cores = [part for part in module.modules() if isinstance(part, Core)]
-        self.tracing = False
-        self.positions: list[Tensor] = []
-        self.grid: Grid = (0, 0)
-        self.prefix = 0
-
-    def attach(self) -> list[RemovableHandle]:
-        before = self.module.register_forward_pre_hook(self._begin, with_kwargs=True)
-        return [before, *(core.register_forward_hook(self._correct) for core in self.cores)]
-
-    def _begin(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Find out where the tokens of each core lie."""
-        if self.tracing:
-            return
-        x, self.grid, self.prefix = call_arguments(*args, **kwargs)  # type: ignore[arg-type]
-        self.tracing = True
-        try:
-            self.positions = token_positions(self.module, x[:1], self.grid, self.prefix)
-        finally:
-            self.tracing = False
-
-    @torch.no_grad()
-    def _correct(self, core: Core, args: tuple[Tensor, Tensor, Tensor, Place], out: Tensor) -> Tensor | None:
-        """The output (B, N, H, D) of a core with its weights replaced by those of the keys that are left."""
-        if self.tracing:
-            return None
-        (q, k, v, place), prefix = args, self.prefix
-        positions = self.positions[self.cores.index(core)]
-        out = out.clone()
-        for number, window in enumerate(positions):
-            which = torch.arange(number, q.shape[0], len(positions), device=q.device)  # this window of every image
-            own, tokens = place.select(which), window - 1 - prefix
-            keys = torch.arange(k.shape[1], device=k.device) if k.shape[1] != len(window) else tokens
-            size = max(1, CHUNK // (len(which) * k.shape[1] * q.shape[2]))
-            for chunk in torch.arange(q.shape[1], device=q.device).split(size):
-                weights = core.rows(q[which], k[which], chunk, own)  # b H Q M
-                hidden = self.mask.hidden(tokens[chunk], self.grid, keys, place.key_grid or self.grid, len(which))
-                hidden = hidden & (window[chunk] > prefix)[:, None]
-                change = left_over(core, weights, hidden, own.key_mask) - weights
-                out[which[:, None], chunk] += apply_weights(change, v[which]).to(out.dtype)
-        return out
+@torch.no_grad()
+def _without_hidden(mask: Mask, core: Core, args: Arguments, out: Tensor, tokens: Tokens) -> Tensor:
+    """The output (B, N, H, D) of a core with its weights replaced by those of the keys that are left."""
+    (q, k, v, place), grid, prefix = args, tokens.grid, tokens.prefix
+    positions = tokens.positions[core]
+    out = out.clone()
+    for number, window in enumerate(positions):
+        which = torch.arange(number, q.shape[0], len(positions), device=q.device)  # this window of every image
+        own, on_grid = place.select(which), window - 1 - prefix
+        keys = torch.arange(k.shape[1], device=k.device) if k.shape[1] != len(window) else on_grid
+        size = max(1, CHUNK // (len(which) * k.shape[1] * q.shape[2]))
+        for chunk in torch.arange(q.shape[1], device=q.device).split(size):
+            weights = core.rows(q[which], k[which], chunk, own)  # b H Q M
+            hidden = mask.hidden(on_grid[chunk], grid, keys, place.key_grid or grid, len(which))
+            hidden = hidden & (window[chunk] > prefix)[:, None]
+            change = left_over(core, weights, hidden, own.key_mask) - weights
+            out[which[:, None], chunk] += apply_weights(change, v[which]).to(out.dtype)
+    return out
 
 
 def left_over(core: Core, weights: Tensor, hidden: Tensor, key_mask: Tensor | None = None) -> Tensor:
@@ -127,15 +95,10 @@ def left_over(core: Core, weights: Tensor, hidden: Tensor, key_mask: Tensor | No
         # w = (s (a - mean a) + 1) / N, so the weights of fewer keys follow from w alone.
         centred = (kept - kept.sum(-1, keepdim=True) / after) * (before / after) + 1 / after
         return (centred * counts).masked_fill(gone, 0)
-    if divides(weights):
+    if bool(((weights.sum(-1) - 1).abs() < TOLERANCE).all()):
         total = kept.sum(-1, keepdim=True)
         return torch.where(total.abs() > 1e-12, kept / total, 0.0)
     return kept
-
-
-def divides(weights: Tensor) -> bool:
-    """Whether rows sum to one, so that the rest is divided by its sum."""
-    return bool(((weights.sum(-1) - 1).abs() < TOLERANCE).all())
 
 
 def apply_weights(weights: Tensor, v: Tensor) -> Tensor:

@@ -322,8 +322,7 @@ def run_paper(options: Paper) -> None:
             sections.append(make_section(title, study, material))
             steps.done("made" if sections[-1].study else f"not made: {sections[-1].missing}")
     sections += [Section(title, missing=why) for title, why in paper.elsewhere]
-    head = session.describe(f"paper {options.which}")
-    page = write_paper(Path(options.out), options.which, sections, head, session.warnings)
+    page = write_paper(Path(options.out), options.which, sections, session)
     for line in session.warnings:
         print(escaped(line))
     for section in sections:

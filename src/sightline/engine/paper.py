@@ -1,9 +1,8 @@
 """Papers as lists of studies: every figure and table that models and images allow, on one HTML page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sightline.analysis.certificate import study_certificates
 from sightline.analysis.confusions import study_confusions
@@ -127,23 +126,16 @@ def make_section(title: str, study: Callable[[Material], Study], material: Mater
         return Section(title, missing=" ".join(str(error).split()))
 
 
-def write_paper(
-    folder: Path, which: str, sections: Sequence[Section], head: Mapping[str, Any], warnings: Sequence[str]
-) -> Path:
-    """Write a paper's page, `WHICH.html`, with the files of its studies next to it; returns its path.
-
-    Args:
-        which: a key of `PAPERS`.
-        head: what `Session.describe` returns.
-        warnings: lines that a reader must not miss.
-    """
+def write_paper(folder: Path, which: str, sections: Sequence[Section], session: Session) -> Path:
+    """Write the page of a paper, `WHICH.html`, and the files of its studies next to it; returns its path."""
     studies = [section.study for section in sections if section.study]
-    write_studies(folder, head, studies)
+    what = f"paper {which}"
+    write_studies(folder, session.describe(what), studies)
     made = [html.Section(item.title, _blocks(item), "" if item.study else " (missing)") for item in sections]
-    made.append(html.Section("Made by", [_about(head)]))
+    made.append(html.Section("Made by", [_about(what, session)]))
     subtitle = f"{len(studies)} of {len(sections)} figures and tables could be made from the input"
-    path = folder / f"{which}.html"
-    write_text(path, html.render(PAPERS[which].title, made, subtitle=subtitle, warnings=warnings, contents=True))
+    path, title = folder / f"{which}.html", PAPERS[which].title
+    write_text(path, html.render(title, made, subtitle=subtitle, warnings=session.warnings, contents=True))
     return path
 
 
@@ -161,12 +153,12 @@ def _blocks(section: Section) -> list[html.Block]:
     return [*blocks, *(html.Text(note) for note in study.notes)]
 
 
-def _about(head: Mapping[str, Any]) -> html.Table:
-    rows = [(key, str(head[key])) for key in ("instrument", "sightline", "torch", "device")]
-    for i, item in enumerate(head["models"], 1):
-        weights = "random weights" if item["random"] else f"weights of {item['checkpoint']}"
-        size = format_size(item["input_size"][1:])
-        rows.append((f"model {i}", f"{item['title']}: {item['model']}, {weights}, images of {size}"))
-    if head["images"] is not None:
-        rows.append(("images", f"{len(head['images'])}, first {head['images'][0]}"))
+def _about(what: str, session: Session) -> html.Table:
+    rows = [(key, str(session.describe(what)[key])) for key in ("instrument", "sightline", "torch", "device")]
+    for i, item in enumerate(session.models, 1):
+        weights = "random weights" if item.checkpoint is None else f"weights of {item.checkpoint}"
+        size = format_size(item.card.input_size[1:])
+        rows.append((f"model {i}", f"{item.title}: {item.name}, {weights}, images of {size}"))
+    if session.names:
+        rows.append(("images", f"{len(session.names)}, first {session.names[0]}"))
     return html.Table(rows)
