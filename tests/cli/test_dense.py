@@ -32,7 +32,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     tiny.make_data(root / "data")
     recipe = {**tiny.RECIPE, "run": {**tiny.RECIPE["run"], "report": True}, "test": {}}
     if request.param == "detection":
-        recipe["test"] = {"score": 0.0}
+        recipe["test"] = {"score": 0.0, "detections": 20}
     (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     arguments = ["--config", str(root / "recipe.yaml"), "--data", str(root / "data"), "--out", str(root / "run")]
     with (root / "printed").open("w") as file, redirect_stdout(file):

@@ -83,7 +83,9 @@ def test_without_a_score_the_last_weights_are_the_best(
     tmp_path: Path, tiny: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = without_truth(tiny, tmp_path / "data")
-    folder = train(tiny.config(data, tmp_path / "run", test={"score": 0.0} if tiny is detection else {}))
+    folder = train(
+        tiny.config(data, tmp_path / "run", test={"score": 0.0, "detections": 20} if tiny is detection else {})
+    )
     assert folder is not None
     done = json.loads((folder / "done.json").read_text())
     assert done["miou" if tiny is segmentation else "box_ap"] is None
@@ -227,7 +229,10 @@ def test_a_cascade_from_training_to_pictures(tmp_path: Path, capsys: pytest.Capt
 
     for split in ("train2017", "val2017"):
         detection.change(data, split, annotations=thin)
-    sections = {"data": {**detection.RECIPE["data"], "empty": "keep"}, "test": {"score": 0.0}, **more_of(detection)}
+    sections = {
+        "data": {**detection.RECIPE["data"], "empty": "keep"}, "schedule": {"epochs": 1},
+        "test": {"score": 0.0, "detections": 20}, **more_of(detection),
+    }  # fmt: skip
     folder = train(detection.config(data, tmp_path / "run", **sections))
     assert folder is not None
     capsys.readouterr()
@@ -245,7 +250,7 @@ def test_a_cascade_from_training_to_pictures(tmp_path: Path, capsys: pytest.Capt
 def test_a_backbone_of_another_run(
     tmp_path: Path, source: Any, target: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = train(source.config(source.make_data(tmp_path / "source"), tmp_path / "first"))
+    first = train(source.config(source.make_data(tmp_path / "source"), tmp_path / "first", schedule={"epochs": 1}))
     assert first is not None
     weights_of = load_file(first / "checkpoints/best/model.safetensors")
     trained = {key.partition("body.model.")[2]: value for key, value in weights_of.items() if "body.model." in key}

@@ -1,14 +1,16 @@
 """Evaluation of a segmenter or detector, after every epoch of training and by `sightline eval`."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sightline.tasks.base import Advance, Row
+from sightline.tasks.dense.card import DenseCard, H
 from sightline.util.device import autocast
 
 Item = TypeVar("Item")
@@ -42,47 +44,54 @@ class DenseResult:
         return [{"class": name, **{key: columns[key][i] for key in columns}} for i, name in enumerate(names)]
 
 
-class Scorer(Protocol[Item]):
-    """Compares what a model finds with the truth, batch by batch."""
+class Scorer(ABC, Generic[H, Item]):
+    """Compares what a model finds in images with the truth, batch by batch.
 
+    Args:
+        card: of the model: classes, mean, standard deviation, and how images are evaluated.
+        device: of the model.
+    """
+
+    def __init__(self, card: DenseCard[H], device: torch.device) -> None:
+        self.card, self.device = card, device
+
+    @abstractmethod
     def add(self, model: nn.Module, items: list[Item]) -> None:
         """Score the items of a batch, which may be empty."""
 
+    @abstractmethod
     def result(self, reduce: Reduce, gather: Gather, seconds: float) -> DenseResult:
         """The scores; `reduce` sums a tensor over processes, `gather` joins their lists."""
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        model: nn.Module,
+        batches: Iterable[list[Item]],
+        precision: str,
+        reduce: Reduce | None = None,
+        gather: Gather | None = None,
+        on_batch: Advance | None = None,
+    ) -> DenseResult:
+        """One pass over images; the mode of the model is restored afterwards.
+
+        Args:
+            precision: "no", "fp16" or "bf16" for autocast.
+            reduce, gather: over processes; every process must then call this.
+            on_batch: called with the number of images after every batch.
+        """
+        training, start = model.training, time.perf_counter()
+        model.eval()
+        try:
+            for batch in batches:
+                with autocast(self.device, precision):
+                    self.add(model, batch)
+                if on_batch is not None:
+                    on_batch(len(batch))
+        finally:
+            model.train(training)
+        return self.result(reduce or _alone, gather or _alone, time.perf_counter() - start)
 
 
 def _alone(value: Item) -> Item:
     return value
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    batches: Iterable[list[Item]],
-    scorer: Scorer[Item],
-    *,
-    device: torch.device,
-    precision: str = "no",
-    reduce: Reduce | None = None,
-    gather: Gather | None = None,
-    on_batch: Advance | None = None,
-) -> DenseResult:
-    """One pass over images; the mode of the model is restored afterwards.
-
-    Args:
-        precision: "no", "fp16" or "bf16" for autocast.
-        reduce, gather: over processes; every process must then call this.
-        on_batch: called with the number of images after every batch.
-    """
-    training, start = model.training, time.perf_counter()
-    model.eval()
-    try:
-        for batch in batches:
-            with autocast(device, precision):
-                scorer.add(model, batch)
-            if on_batch is not None:
-                on_batch(len(batch))
-    finally:
-        model.train(training)
-    return scorer.result(reduce or _alone, gather or _alone, time.perf_counter() - start)

@@ -28,7 +28,7 @@ from sightline.tasks.create import restore
 from sightline.tasks.dense.card import DenseCard, H
 from sightline.tasks.dense.config import DenseData
 from sightline.tasks.dense.data import Split
-from sightline.tasks.dense.evaluation import Scorer, evaluate
+from sightline.tasks.dense.evaluation import Scorer
 from sightline.tasks.dense.task import eval_loader
 from sightline.tasks.dense.transforms import InferenceTransform
 from sightline.util.errors import InputError
@@ -71,24 +71,17 @@ def eval_section(kind: type[D], task: str, data: str | None, section: object, op
 
 
 def evaluate_split(
-    loaded: Loaded,
-    card: DenseCard[H],
-    split: Split[Any, Truth],
-    scorer: Scorer[tuple[Tensor, Truth]],
-    options: EvalOptions,
+    loaded: Loaded, split: Split[Any, Truth], scorer: Scorer[H, tuple[Tensor, Truth]], options: EvalOptions
 ) -> dict[str, Scores]:
     """The result of `sightline.evaluate`, under the one set of labels that these tasks have."""
     if split.classes != loaded.classes:
         raise InputError(f"--data: the classes of {split.title} are not those of {loaded.path}; give the same classes")
     broken = BrokenImages(options.on_error, SKIP)
-    loader = eval_loader(split, card, options.workers, broken)
+    loader = eval_loader(split, scorer.card, options.workers, broken)
     batches = loader.batches(partial(chunks, len(split), options.batch_size))
     bar = nullcontext() if options.progress is None else options.progress(len(split), "images")
     with closing(loader), bar as advance:
-        result = evaluate(
-            loaded.model.to(options.device), batches, scorer, device=options.device, precision=options.precision,
-            on_batch=advance,
-        )  # fmt: skip
+        result = scorer.evaluate(loaded.model.to(options.device), batches, options.precision, on_batch=advance)
     scores = Scores(
         dict(result), result.per_class(loaded.classes), result.confusion, result.images, result.seconds, split.title,
         broken=tuple(broken.messages), notes=split.notes,

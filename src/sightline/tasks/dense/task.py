@@ -16,7 +16,7 @@ from sightline.tasks.base import Advance
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.config import DenseData
 from sightline.tasks.dense.data import Split
-from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce, Scorer, evaluate
+from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce, Scorer
 from sightline.tasks.dense.transforms import EvalTransform
 
 Target = TypeVar("Target")  # annotations as read
@@ -66,7 +66,7 @@ class DenseTask(ABC, Generic[Target, Item, Truth]):
         return self.train_loader.batches(partial(self.order.keys, epoch, start))
 
     @abstractmethod
-    def scorer(self, device: torch.device) -> Scorer[tuple[Tensor, Truth]]:
+    def scorer(self, device: torch.device) -> Scorer[Any, tuple[Tensor, Truth]]:
         """Scores the evaluation images."""
 
     def evaluate(
@@ -81,10 +81,7 @@ class DenseTask(ABC, Generic[Target, Item, Truth]):
     ) -> DenseResult:
         """Score the evaluation images, each once over all processes; those that cannot be used are left out."""
         batches = self.eval_loader.batches(partial(self.placement.evaluation_keys, self.images))
-        return evaluate(
-            model, batches, self.scorer(device), device=device, precision=precision, reduce=reduce, gather=gather,
-            on_batch=on_batch,
-        )  # fmt: skip
+        return self.scorer(device).evaluate(model, batches, precision, reduce, gather, on_batch)
 
     def close(self) -> None:
         """End the loader processes."""

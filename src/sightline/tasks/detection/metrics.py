@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce
+from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce, Scorer
 from sightline.tasks.dense.transforms import normalize
 from sightline.tasks.detection.coco import Json, to_coco
 from sightline.tasks.detection.data import Split
-from sightline.tasks.detection.model import Card, in_original
+from sightline.tasks.detection.model import Card, Head, in_original
 
 KINDS = {"box": "bbox", "mask": "segm"}
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
@@ -54,17 +54,12 @@ def _evaluate(truth: Json, found: list[Json], kind: str) -> tuple[list[float], l
     return figures.tolist(), by_class.tolist()
 
 
-class ObjectScorer:
-    """Collects what is found in images, which may differ in size; images that are left out do not count.
+class ObjectScorer(Scorer[Head, Item]):
+    """Collects what is found in the images of a split, which may differ in size; those left out do not count."""
 
-    Args:
-        split: the truth.
-        card: mean and standard deviation.
-        device: of the model.
-    """
-
-    def __init__(self, split: Split, card: Card, device: torch.device) -> None:
-        self.split, self.card, self.device = split, card, device
+    def __init__(self, card: Card, device: torch.device, split: Split) -> None:
+        super().__init__(card, device)
+        self.split = split
         self.rows: list[Json] = []
         self.seen: list[int] = []
 

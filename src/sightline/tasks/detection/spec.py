@@ -74,7 +74,7 @@ class Detection(DenseTask[Target, tuple[Tensor, Target], int]):
         return self.weights.boxes if "box" in name else self.weights.classes
 
     def scorer(self, device: torch.device) -> ObjectScorer:
-        return ObjectScorer(self.val, self.card, device)
+        return ObjectScorer(self.card, device, self.val)
 
 
 def make(config: Config, placement: Placement, note: Note) -> Detection:
@@ -95,7 +95,7 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
     card = cast(Card, loaded.card)
     chosen = eval_section(Data, card.task, data, section, options)
     split = open_split(chosen, "val", masks=has_masks(card.head.name), skip=SKIP)
-    return evaluate_split(loaded, card, split, ObjectScorer(split, card, options.device), options)
+    return evaluate_split(loaded, split, ObjectScorer(card, options.device, split), options)
 
 
 @dataclass(frozen=True, kw_only=True)

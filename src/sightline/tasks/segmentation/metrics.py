@@ -5,12 +5,12 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce
+from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce, Scorer
 from sightline.tasks.dense.transforms import normalize
 from sightline.tasks.segmentation.config import Inference
 from sightline.tasks.segmentation.data import IGNORE
 from sightline.tasks.segmentation.infer import probabilities
-from sightline.tasks.segmentation.model import Card
+from sightline.tasks.segmentation.model import Card, Head
 
 Item = tuple[Tensor, Tensor]  # uint8 image (3, h, w), mask (H, W)
 
@@ -41,17 +41,12 @@ def score(counts: Tensor, images: int, seconds: float = 0.0) -> DenseResult:
     return DenseResult({name: float(value) for name, value in values.items()}, by_class, images, seconds, counts)
 
 
-class PixelScorer:
-    """Counts the pixels of images, which may differ in size.
+class PixelScorer(Scorer[Head, Item]):
+    """Counts the pixels of images, which may differ in size; `test` is how, by default as the card says."""
 
-    Args:
-        card: classes, window size, mean and standard deviation.
-        test: how images are evaluated.
-        device: of the model.
-    """
-
-    def __init__(self, card: Card, test: Inference, device: torch.device) -> None:
-        self.card, self.test, self.device = card, test, device
+    def __init__(self, card: Card, device: torch.device, test: Inference | None = None) -> None:
+        super().__init__(card, device)
+        self.test = test or card.head.test
         self.counts = torch.zeros(len(card.classes), len(card.classes), dtype=torch.long, device=device)
         self.images = torch.zeros((), dtype=torch.long, device=device)
 

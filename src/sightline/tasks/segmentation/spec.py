@@ -84,7 +84,7 @@ class Segmentation(DenseTask[Tensor, Item, Tensor]):
         return summed / (masks != IGNORE).sum().clamp(min=1)
 
     def scorer(self, device: torch.device) -> PixelScorer:
-        return PixelScorer(self.card, self.card.head.test, device)
+        return PixelScorer(self.card, device)
 
 
 def make(config: Config, placement: Placement, note: Note) -> Segmentation:
@@ -106,7 +106,7 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
         usual, mode="slide" if options.slide else usual.mode, scales=options.scales or usual.scales,
         flip=options.flip or usual.flip,
     )  # fmt: skip
-    return evaluate_split(loaded, card, split, PixelScorer(card, test, options.device), options)
+    return evaluate_split(loaded, split, PixelScorer(card, options.device, test), options)
 
 
 @dataclass(frozen=True, kw_only=True)
