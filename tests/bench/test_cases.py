@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sightline.bench.cases import CPU_CASES, MODEL_CASES, OP_CASES, TIMM_BASELINES, parse_shape
-from sightline.bench.published import PUBLIC_MODELS, PUBLIC_OPS, public_figure, public_images, public_ms
+from sightline.bench.published import PUBLIC_MODELS, PUBLIC_OPS, public_figure, recorded
 from sightline.bench.results import Row
 from sightline.models.zoo import VARIANTS
 
@@ -46,13 +46,13 @@ def test_the_table_is_that_of_the_published_figures() -> None:
 
 
 def test_public_figures_are_only_given_for_what_was_measured() -> None:
-    assert public_ms("deit_tiny_224", "forward", False) == 0.644
-    assert public_ms("deit_tiny_224", "forward", True) == 0.242
-    assert public_ms("deit_tiny_224", "forward+backward", True) is None
-    assert public_ms("2,6,32,9", "forward", False) is None
-    assert public_images("inline_deit_tiny 224", "train", False) == 2015
-    assert public_images("inline_deit_tiny 224", "train", True) is None
-    assert public_images("soft_tiny 224", "forward+backward", False) is None
+    assert recorded("op", "deit_tiny_224", "forward", False) == 0.644
+    assert recorded("op", "deit_tiny_224", "forward", True) == 0.242
+    assert recorded("op", "deit_tiny_224", "forward+backward", True) is None
+    assert recorded("op", "2,6,32,9", "forward", False) is None
+    assert recorded("model", "inline_deit_tiny 224", "train", False) == 2015
+    assert recorded("model", "inline_deit_tiny 224", "train", True) is None
+    assert recorded("model", "soft_tiny 224", "forward+backward", False) is None
 
 
 def test_public_figures_are_shown_next_to_the_same_kind_of_run_only() -> None:

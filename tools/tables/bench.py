@@ -45,11 +45,9 @@ def _section(name: str, report: Report, folder: Path) -> str:
     for dtype, best in about.get("ceilings", {}).items():
         copy, product = best["copy"] / 1e12, best["product"] / 1e12
         parts.append(f"Ceilings in this run, {dtype}: copy {copy:.3g} TB/s, matrix product {product:.3g} TFLOP/s.")
-    for kind, title, make in (("op", "Operators", tables.op_table), ("model", "Models", tables.model_table)):
-        rows = [row for row in report if row.kind == kind]
-        for dtype in dict.fromkeys(row.dtype for row in rows):
-            parts += [f"### {title}, {dtype}", _markdown(make([row for row in rows if row.dtype == dtype]))]
-    if lines := [f"- {found}." for found in crossovers(report.rows)]:
+    for title, found in tables.row_tables(report.rows):
+        parts += [f"### {title}", _markdown(found)]
+    if lines := [f"- {sentence}." for sentence in crossovers(report.rows)]:
         parts.append("Where linear overtakes SDPA:\n\n" + "\n".join(lines))
     if report.findings:
         parts += ["### First calls, new sizes, batches", _markdown(tables.finding_table(report.findings))]

@@ -1,6 +1,6 @@
 """What a model is and what it costs at a given size."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, cast
 
 import torch
@@ -173,10 +173,4 @@ def _table_note(name: str, given: Arguments, params: int) -> list[str]:
 
 def _input(model: nn.Module) -> InputInfo:
     config = resolve_model_data_config(model)
-    return InputInfo(
-        tuple(config["input_size"]),
-        config["interpolation"],
-        config["crop_pct"],
-        tuple(config["mean"]),
-        tuple(config["std"]),
-    )
+    return InputInfo(**{item.name: config[item.name] for item in fields(InputInfo)})

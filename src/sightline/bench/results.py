@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import platform
 import re
@@ -83,11 +84,8 @@ class Row:
 
     def like(self, other: "Row") -> bool:
         """Whether both were measured in turns: the same case, mode, dtype and device."""
-        return _case(self) == _case(other)
-
-
-def _case(row: Row) -> tuple[object, ...]:
-    return row.kind, row.case, row.mode, row.compiled, row.dtype, row.device
+        names = ("kind", "case", "mode", "compiled", "dtype", "device")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 @dataclass
@@ -161,13 +159,9 @@ class Writer:
 
     def __init__(self, folder: Path, stem: str, replace: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while True:
-            name = stem if number == 1 else f"{stem}-{number}"
-            self.json, self.csv = folder / f"{name}.json", folder / f"{name}.csv"
-            if replace or not (self.json.exists() or self.csv.exists()):
-                return
-            number += 1
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        pairs = ((folder / f"{name}.json", folder / f"{name}.csv") for name in names)
+        self.json, self.csv = next(pair for pair in pairs if replace or not any(path.exists() for path in pair))
 
     def write(self, report: Report) -> None:
         for path, text in ((self.json, report.to_json()), (self.csv, report.to_csv())):

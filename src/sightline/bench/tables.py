@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from sightline.bench.goals import Goal, limit_of
@@ -18,6 +17,14 @@ class Table(NamedTuple):
     rows: list[list[str]]
     text: int = 1
     extra: tuple[str, ...] = ()
+
+
+def row_tables(rows: Sequence[Row]) -> Iterator[tuple[str, Table]]:
+    """Operators and models, one table per dtype, with their titles."""
+    for kind, title, make in (("op", "Operators", op_table), ("model", "Models", model_table)):
+        own = [row for row in rows if row.kind == kind]
+        for dtype in dict.fromkeys(row.dtype for row in own):
+            yield f"{title}, {dtype}", make([row for row in own if row.dtype == dtype])
 
 
 def op_table(rows: Sequence[Row]) -> Table:
@@ -88,25 +95,8 @@ def _error(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
 
 
-@dataclass(frozen=True)
-class Crossover:
-    """`tokens` is None if the candidate is never faster up to `most` tokens, and `fewest` if it always is."""
-
-    what: str
-    tokens: float | None
-    fewest: int
-    most: int
-
-    def __str__(self) -> str:
-        if self.tokens is None:
-            return f"{self.what}: not up to {self.most:,} tokens"
-        if self.tokens <= self.fewest:
-            return f"{self.what}: at {self.fewest:,} tokens already, the fewest measured"
-        return f"{self.what}: from about {self.tokens:,.0f} tokens on"
-
-
-def crossovers(rows: Sequence[Row]) -> Iterator[Crossover]:
-    """The number of tokens from which a linear candidate is faster per image than SDPA, on shapes of one width.
+def crossovers(rows: Sequence[Row]) -> Iterator[str]:
+    """Sentences on the number of tokens from which a linear candidate is faster per image than SDPA, by width.
 
     Between two shapes the ratio of the times is interpolated as a power of the number of tokens.
     """
@@ -120,17 +110,16 @@ def crossovers(rows: Sequence[Row]) -> Iterator[Crossover]:
         for name in sorted(name for name in names if not name.startswith("softmax")):
             ratios = [(n, points[n][name] / points[n][SDPA]) for n in sorted(points) if {name, SDPA} <= set(points[n])]
             if len(ratios) > 1:
-                what = f"{name}, {heads} heads of {dim}, {mode}, {dtype}"
-                yield Crossover(what, _crossing(ratios), ratios[0][0], ratios[-1][0])
+                yield f"{name}, {heads} heads of {dim}, {mode}, {dtype}: {_crossing(ratios)}"
 
 
-def _crossing(ratios: Sequence[tuple[int, float]]) -> float | None:
+def _crossing(ratios: Sequence[tuple[int, float]]) -> str:
     """Where a ratio, given at increasing numbers of tokens, falls to one for good."""
     slow = [i for i, (_, ratio) in enumerate(ratios) if ratio > 1]
     if not slow:
-        return float(ratios[0][0])
+        return f"at {ratios[0][0]:,} tokens already, the fewest measured"
     if slow[-1] == len(ratios) - 1:
-        return None
+        return f"not up to {ratios[-1][0]:,} tokens"
     (n, above), (m, below) = ratios[slow[-1]], ratios[slow[-1] + 1]
     part = math.log(above) / (math.log(above) - math.log(below))
-    return n * (m / n) ** part
+    return f"from about {n * (m / n) ** part:,.0f} tokens on"

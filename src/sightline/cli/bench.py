@@ -109,10 +109,8 @@ def _print(report: "Report", goals: bool) -> None:
     from sightline.bench.goals import evaluate
     from sightline.bench.published import public_figure
 
-    for kind, title, make in (("op", "Operators", tables.op_table), ("model", "Models", tables.model_table)):
-        rows = [row for row in report if row.kind == kind]
-        for dtype in dict.fromkeys(row.dtype for row in rows):
-            _show(f"{title}, {dtype}", make([row for row in rows if row.dtype == dtype]))
+    for title, table in tables.row_tables(report.rows):
+        _show(title, table)
     if lines := [f"  {found}" for found in tables.crossovers(report.rows)]:
         print("\nWhere linear overtakes SDPA:", *lines, sep="\n")
     if any(map(public_figure, report)):
