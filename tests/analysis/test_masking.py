@@ -128,7 +128,7 @@ def test_a_model_that_only_sees_its_neighbours_loses_them() -> None:
     assert (hidden - whole).norm() > 1.2 * (drawn - whole).norm()
 
 
-def test_heads_of_another_kind_are_refused() -> None:
+def test_heads_of_another_kind_are_rejected() -> None:
     model, x = tiny("deit", attention="enhanced"), image(64, 80, batch=1)
     with masked(model, Mask(3)), pytest.raises(ValueError, match="cannot be masked"):
         model(x)

@@ -36,13 +36,13 @@ def test_sixteen_bits_are_scaled(kind: str) -> None:
     assert np.asarray(image)[0].tolist() == [[0] * 3, [1] * 3, [128] * 3, [255] * 3]
 
 
-def test_thirty_two_bits_are_refused() -> None:
+def test_thirty_two_bits_are_rejected() -> None:
     data = encode(Image.fromarray(np.array([[0, 1 << 20]], np.int32)), "TIFF")
     with pytest.raises(ImageError, match=r"^big\.tif: .*32 bits"):
         load_image(data, name="big.tif")
 
 
-def test_floating_point_is_refused() -> None:
+def test_floating_point_is_rejected() -> None:
     with pytest.raises(ImageError, match="floating-point"):
         load_image(encode(Image.fromarray(np.ones((2, 2), np.float32)), "TIFF"))
 
@@ -125,7 +125,7 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
             load_image(path)
 
 
-def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(Image.new("1", (100, 100)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(ImageError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""A recipe names its task; keys of another task are refused."""
+"""A recipe names its task; keys of another task are rejected."""
 
 from pathlib import Path
 

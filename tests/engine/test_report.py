@@ -126,7 +126,7 @@ def test_an_early_end_has_a_report_too(tmp_path: Path) -> None:
     assert Page(page.read_text(encoding="utf-8")).tags.count("img") == 0
 
 
-def test_no_run_is_refused(tmp_path: Path) -> None:
+def test_no_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
         write_report(tmp_path)
 

@@ -323,7 +323,7 @@ def test_no_checkpoint_can_be_read(images: Path, tmp_path: Path) -> None:
     assert len(metrics(out)) == 2
 
 
-def test_other_data_are_refused(images: Path, tmp_path: Path) -> None:
+def test_other_data_are_rejected(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     unfinished(images, out)
     fewer = make_images(tmp_path / "fewer", train=24)

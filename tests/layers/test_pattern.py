@@ -1,4 +1,4 @@
-"""The notation of attention patterns: every documented form, and what is refused."""
+"""The notation of attention patterns: every documented form, and what is rejected."""
 
 from collections.abc import Sequence
 

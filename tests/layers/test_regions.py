@@ -190,7 +190,7 @@ def test_a_token_does_not_see_past_its_region(mechanism: str, shift: bool) -> No
 
 
 @pytest.mark.parametrize("layer", ["window", "stripe"])
-def test_refuses_what_it_cannot_place(layer: str) -> None:
+def test_rejects_what_it_cannot_place(layer: str) -> None:
     spec = Spec.parse("softmax")
     module = (
         WindowAttention(DIM, HEADS, spec, window=2, shift=False)

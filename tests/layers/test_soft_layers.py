@@ -74,7 +74,7 @@ def test_padding_of_a_map_changes_nothing(kind: str, ratio: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["random", "first"])
-def test_more_landmarks_than_tokens_are_refused(kind: str) -> None:
+def test_more_landmarks_than_tokens_are_rejected(kind: str) -> None:
     with pytest.raises(ValueError, match="landmark=pool"):
         Landmarks(8, 1, side=5, kind=kind)(_tokens(), GRID)
 

@@ -1,4 +1,4 @@
-"""The encoder of sequences: sizes, padding, towers, and what it refuses."""
+"""The encoder of sequences: sizes, padding, towers, and what it rejects."""
 
 import pytest
 import torch

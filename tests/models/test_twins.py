@@ -82,7 +82,7 @@ def test_a_file_for_timm_for_features_and_for_training(tmp_path: Path, capsys: p
     assert "keep their initial values (blocks.0.attn.core.neighbours.conv.weight" in capsys.readouterr().out
 
 
-def test_a_part_of_a_mechanism_is_refused() -> None:
+def test_a_part_of_a_mechanism_is_rejected() -> None:
     state = tiny("deit", attention="linformer").state_dict()
     del state["blocks.1.attn.core.value_table"]
     with pytest.raises(MismatchError, match=r"1 missing: blocks\.1\.attn\.core\.value_table"):

@@ -1,4 +1,4 @@
-"""The rivals by their papers: a full N x M matrix of weights for every head, in float64, and what is added to it.
+"""The baselines by their papers: a full N x M matrix of weights for every head, in float64, and what is added to it.
 
 Nothing here is shared with the library, and nothing is fast. Masked keys are left out by the definition itself: what
 they hold is never touched. Shape letters: B batch, N query tokens, M key tokens, H heads, D head dim, C = H * D.

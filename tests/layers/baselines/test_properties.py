@@ -1,4 +1,4 @@
-"""The property that defines each rival."""
+"""The property that defines each baseline."""
 
 import math
 from typing import Any
@@ -256,7 +256,7 @@ def test_focused_attention_is_sharper_than_relu_attention() -> None:
         ("focussed", "did you mean 'focused'?"),
     ],
 )
-def test_refused_in_one_line(text: str, message: str) -> None:
+def test_rejected_in_one_line(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as caught:
         build(text)
     assert message in str(caught.value)

@@ -166,7 +166,7 @@ def test_classes_by_number(tmp_path: Path) -> None:
         assert open_split(Data(path=str(tmp_path)), "train").classes == tuple(numbered.values())
 
 
-def test_a_line_without_a_name_is_refused(tmp_path: Path) -> None:
+def test_a_line_without_a_name_is_rejected(tmp_path: Path) -> None:
     (make_data(tmp_path) / "classes.json").unlink()
     path = tmp_path / "classes.txt"
     path.write_text("\ufeffground\nsquare\ndisc\n\n")  # with the mark that some editors begin a file with

@@ -175,7 +175,7 @@ def test_damaged_cifar(tmp_path: Path) -> None:
         files.read_cifar(tmp_path, "test")
 
 
-def test_pickled_cifar_is_refused(tmp_path: Path) -> None:
+def test_pickled_cifar_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"\x80\x04.")
     with pytest.raises(FileError, match="cifar-10-batches-bin"):
         open_splits(Data(name="image", path=str(tmp_path)))
