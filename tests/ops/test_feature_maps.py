@@ -68,16 +68,16 @@ def test_hidden_tokens_are_zero_whatever_they_hold() -> None:
 @pytest.mark.parametrize("phi", KNOWN)
 def test_a_plain_map_takes_no_affine(phi: str) -> None:
     check_feature_map("op", phi, None, 3, 8)
-    with pytest.raises(ValueError, match=rf"op: phi='{phi}' with affine=given"):
+    with pytest.raises(ValueError, match=rf"^op: phi='{phi}'.*affine"):
         check_feature_map("op", phi, affine(3, 8), 3, 8)
 
 
 def test_relu_affine_needs_its_matrix() -> None:
     check_feature_map("op", "relu_affine", affine(3, 8), 3, 8)
-    with pytest.raises(ValueError, match=r"op: phi='relu_affine' with affine=None"):
+    with pytest.raises(ValueError, match=r"^op: phi='relu_affine'.*affine=None"):
         check_feature_map("op", "relu_affine", None, 3, 8)
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ValueError, match=r"op: phi='cosine' is not a feature map; use one of identity, relu"):
+    with pytest.raises(ValueError, match=r"^op: phi='cosine'.*identity"):
         check_feature_map("op", "cosine", None, 3, 8)

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sightline.cli.options import Command, option, positional
-from sightline.util.names import parse_classes, parse_img_size, parse_model_args
+from sightline.util.names import format_size, parse_classes, parse_img_size, parse_model_args
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sightline.hub import Conversion
     from sightline.models.weights.fit import MismatchError
 
@@ -46,41 +48,36 @@ def run(options: Options) -> None:
     except MismatchError as error:
         _print_mismatch(error)
         raise
-    _print_model(done)
-    _print_keys(done)
-    identity = done.choice.identity
-    arguments = "".join(f", {key}={value!r}" for key, value in identity.kwargs.items())
-    _print("use it as", f"timm.create_model({identity.name!r}{arguments}, checkpoint_path={str(done.target)!r})")
-    _print("wrote", f"{done.target} ({done.target.stat().st_size / 1e6:.1f} MB)")
+    for what, text in _lines(done):
+        _print(what, text)
 
 
 def _print(what: str, text: str) -> None:
     print(f"{what:<12} {text}", flush=True)
 
 
-def _print_model(done: "Conversion") -> None:
-    """The model, and what had to be guessed about it."""
-    layout = "sightline" if done.file.native else "public"
-    _print("read", f"{done.file.weights.path}: {len(done.file.weights.state)} tensors, {layout} layout")
-    _print("family", done.file.family)
-    _print("model", str(done.choice.identity))
+def _lines(done: "Conversion") -> "Iterator[tuple[str, str]]":
+    """The model, what had to be guessed about it, every key that changed on the way, and how to use the file."""
+    state, identity = done.file.weights.state, done.choice.identity
+    yield (
+        "read",
+        f"{done.file.weights.path}: {len(state)} tensors, {'sightline' if done.file.native else 'public'} layout",
+    )
+    yield "family", done.file.family
+    yield "model", str(identity)
     for guess in done.guesses:
-        _print("note", guess)
-
-
-def _print_keys(done: "Conversion") -> None:
-    """Every key that changed on the way."""
-    count = len(done.file.weights.state)
-    _print("renamed", f"{len(done.renamed)} of {count} keys to sightline's names" if done.renamed else "no keys")
+        yield "note", guess
+    yield "renamed", f"{len(done.renamed)} of {len(state)} keys to sightline's names" if done.renamed else "no keys"
     for key, (before, after) in done.resampled.items():
-        _print("resampled", f"{key} from {_shape(before)} to {_shape(after)}")
-    _print("dropped", ", ".join(done.dropped) or "nothing")
-    _print("missing", ", ".join(done.missing) or "nothing")
-    _print("unexpected", ", ".join(done.unexpected) or "nothing")
-    _print("wrong shape", "nothing")  # `convert` raises otherwise
+        yield "resampled", f"{key} from {format_size(before)} to {format_size(after)}"
+    for what in ("dropped", "missing", "unexpected"):
+        yield what, ", ".join(getattr(done, what)) or "nothing"
     if "head.weight" in done.missing:
-        _print("note", "the classifier is new and random: train it")
-    _print("tensors", f"{done.tensors}, {done.parameters:,} parameters")
+        yield "note", "the classifier is new and random: train it"
+    yield "tensors", f"{done.tensors}, {done.parameters:,} parameters"
+    arguments = "".join(f", {key}={value!r}" for key, value in identity.kwargs.items())
+    yield "use it as", f"timm.create_model({identity.name!r}{arguments}, checkpoint_path={str(done.target)!r})"
+    yield "wrote", f"{done.target} ({done.target.stat().st_size / 1e6:.1f} MB)"
 
 
 def _print_mismatch(error: "MismatchError") -> None:
@@ -89,10 +86,6 @@ def _print_mismatch(error: "MismatchError") -> None:
         for key in keys:
             origin = error.origins.get(key.split(" ")[0], key)
             _print(what.removeprefix("of the "), key if origin in key else f"{key} ({origin} in the file)")
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
 
 
 COMMAND = Command(

@@ -83,7 +83,7 @@ def test_same_bits_in_any_batch() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "reason"),
-    [((3, 1, 3, 3), r"weight has shape \(3, 1, 3, 3\)"), ((2, 1, 4, 4), "4 wide"), ((2, 1, 3, 5), "weight has shape")],
+    [((3, 1, 3, 3), r"weight.*\(3, 1, 3, 3\)"), ((2, 1, 4, 4), r"\b4\b"), ((2, 1, 3, 5), r"weight.*\(2, 1, 3, 5\)")],
 )
 def test_rejects(shape: tuple[int, ...], reason: str) -> None:
     with pytest.raises(ValueError, match=f"headwise_conv: .*{reason}"):
@@ -92,7 +92,7 @@ def test_rejects(shape: tuple[int, ...], reason: str) -> None:
 
 def test_other_sizes_fall_back_on_the_reference() -> None:
     x, weight = torch.randn(1, 12, 2, 16, device=DEVICE), torch.randn(2, 1, 11, 11, device=DEVICE)
-    with pytest.raises(ValueError, match="the filter is 11 wide"):
+    with pytest.raises(ValueError, match=r"^headwise_conv: backend='triton'.* 11 "):
         headwise_conv(x, weight, (3, 4), backend="triton")
     assert headwise_conv(x, weight, (3, 4)).shape == x.shape
 

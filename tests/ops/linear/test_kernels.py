@@ -24,12 +24,13 @@ from ..cases import (
     on_gpu,
     tokens,
     weights,
+    with_dtypes,
 )
 
 __all__ = ["cut"]
 
 PHIS = ["identity", "relu", "leaky_relu", "elu1", "exp"]
-SMALL = [(1, (1, 1), 0), (27, (4, 6), 3)]
+SMALL = [(27, (4, 6), 3), (1, (1, 1), 0)]
 LARGE = [
     (49, (7, 7), 0),
     (63, (6, 10), 3),
@@ -54,12 +55,10 @@ def _poison() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "dtype"), with_dtypes(SIZES))
 @pytest.mark.parametrize(("heads", "dim"), HEADS)
-@pytest.mark.parametrize(("count", "grid", "prefix"), SIZES)
-def test_inline_with_residual(
-    count: int, grid: tuple[int, int], prefix: int, heads: int, dim: int, dtype: torch.dtype
-) -> None:
+def test_inline_with_residual(size: tuple[int, tuple[int, int], int], heads: int, dim: int, dtype: torch.dtype) -> None:
+    count, grid, prefix = size
     inputs = [*tokens(2, count, heads, dim, dtype), weights(2, heads * dim, dtype)]
     compare(inline, inputs, TOLERANCE[dtype], grid=grid, prefix=prefix)
 
@@ -98,8 +97,7 @@ def test_weights_of_any_strides() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("phi", PHIS)
+@pytest.mark.parametrize(("phi", "dtype"), with_dtypes(PHIS))
 def test_inline_without_residual(phi: str, dtype: torch.dtype, cut: str) -> None:
     compare(inline, tokens(2, 50, 2, 16, dtype), TOLERANCE[dtype], residual=False, phi=phi)
 
@@ -112,8 +110,7 @@ def test_feature_maps_with_residual(phi: str, cut: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("phi", ["relu", "elu1", "exp"])
+@pytest.mark.parametrize(("phi", "dtype"), with_dtypes(["relu", "elu1", "exp"]))
 def test_linear(phi: str, dtype: torch.dtype, cut: str) -> None:
     compare(linear, tokens(1, 63, 3, 24, dtype), TOLERANCE[dtype], phi=phi)
 

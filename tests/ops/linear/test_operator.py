@@ -123,23 +123,23 @@ def _require(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("dim", "value_dim", "dtype", "reason"),
     [
-        (4, 4, torch.float32, "head dim is 4 "),
-        (129, 129, torch.float32, "head dim is 129 "),
-        (16, 8, torch.float32, "v has head dim 8 but q has 16"),
-        (16, 16, torch.float64, "dtypes are torch.float64"),
+        (4, 4, torch.float32, "head dim .*4"),
+        (129, 129, torch.float32, "head dim .*129"),
+        (16, 8, torch.float32, "v .*8.*16"),
+        (16, 16, torch.float64, "torch.float64"),
     ],
 )
 def test_what_the_kernels_do_not_take(dim: int, value_dim: int, dtype: torch.dtype, reason: str) -> None:
     q = k = torch.randn(1, 5, 2, dim, device=DEVICE, dtype=dtype)
     v = torch.randn(1, 5, 2, value_dim, device=DEVICE, dtype=dtype)
-    with pytest.raises(ValueError, match=rf"inline_attention: backend='triton' but {reason}.*use 'auto' or 'torch'"):
+    with pytest.raises(ValueError, match=rf"^inline_attention: backend='triton'.*{reason}.*'auto'"):
         inline_attention(q, k, v, backend="triton")
     assert inline_attention(q, k, v).shape == (1, 5, 2, value_dim)  # auto falls back on the reference
 
 
 def test_no_tokens() -> None:
     q = torch.randn(1, 0, 2, 16, device=DEVICE)
-    with pytest.raises(ValueError, match="there are no tokens"):
+    with pytest.raises(ValueError, match=r"^inline_attention: backend='triton'.*no tokens"):
         inline_attention(q, q, q, backend="triton")
     assert inline_attention(q, q, q).shape == (1, 0, 2, 16)
 

@@ -101,10 +101,10 @@ def test_no_gradient_nothing_kept() -> None:
 @pytest.mark.parametrize(
     ("dim", "value_dim", "m", "dtype", "reason"),
     [
-        (4, 4, 2, torch.float32, "head dim is 4 "),
-        (16, 8, 2, torch.float32, "v has head dim 8 but q has 16"),
-        (16, 16, 2, torch.float64, "dtypes are torch.float64"),
-        (8, 8, 65, torch.float32, "there are 65 landmarks"),
+        (4, 4, 2, torch.float32, "head dim .*4"),
+        (16, 8, 2, torch.float32, "v .*8.*16"),
+        (16, 16, 2, torch.float64, "torch.float64"),
+        (8, 8, 65, torch.float32, "65 landmarks"),
     ],
 )
 def test_what_the_kernels_do_not_take(
@@ -112,7 +112,7 @@ def test_what_the_kernels_do_not_take(
 ) -> None:
     monkeypatch.setattr("sightline.backend.LANDMARKS", 64)  # instead of 4,096
     q, v, marks = (torch.randn(1, n, 1, d, device=DEVICE, dtype=dtype) for n, d in ((5, dim), (5, value_dim), (m, dim)))
-    with pytest.raises(ValueError, match=rf"soft_attention: backend='triton' but {reason}.*use 'auto' or 'torch'"):
+    with pytest.raises(ValueError, match=rf"^soft_attention: backend='triton'.*{reason}.*'auto'"):
         soft_attention(q, v, marks, normalized=True, backend="triton")
     out = soft_attention(q, v, marks, normalized=True, iterations=1)  # auto falls back on the reference
     assert out.shape == (1, 5, 1, value_dim)
