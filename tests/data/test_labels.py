@@ -50,7 +50,6 @@ def test_by_place() -> None:
         (["2"], ["a", "b"], "v2", "0 to 1"),
         (["x"], ["a", "b"], "v2", "'x'"),
         (["a", "b", "c"], ["a", "b"], "order", "3 classes"),
-        (["a"], ["a"], "magic", "magic"),
     ],
 )
 def test_what_does_not_fit_is_named(found: list[str], known: list[str], way: str, message: str) -> None:

@@ -44,6 +44,27 @@ def test_repeated_augmentation() -> None:
     assert len({seed for _, seed in keys}) == 12
 
 
+def test_epochs_are_stretches_of_passes() -> None:
+    order = Order(50, 8, seed=1, length=4)  # 6 updates in a pass
+    assert order.steps == 4
+    taken = torch.cat([order.sequence(epoch) for epoch in range(3)]).view(12, 8)
+    passes = [taken[:6].flatten().tolist(), taken[6:].flatten().tolist()]
+    for each in passes:
+        assert len(set(each)) == 48
+    assert passes[0] != passes[1]
+    whole = Order(50, 8, seed=1)
+    assert whole.steps == 6
+    assert whole.sequence(1)[:48].tolist() == passes[1]
+    assert [len(places) for places in order.positions(1)] == [8, 8, 8]
+
+
+def test_processes_share_an_epoch() -> None:
+    alone = Order(50, 8, seed=1, length=4)
+    ranks = [Order(50, 8, ranks=2, rank=rank, seed=1, length=4) for rank in range(2)]
+    for one, *both in zip(alone.positions(), *(rank.positions() for rank in ranks), strict=True):
+        assert sorted(torch.cat(both).tolist()) == one.tolist()
+
+
 @pytest.mark.parametrize(("images", "batch", "message"), [(100, 6, "multiple of 4"), (3, 4, "more than the 3")])
 def test_impossible_batches(images: int, batch: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -4,15 +4,16 @@ ImageNet's classes are known by their WordNet numbers (n01440764), which the fol
 index in the sorted list of those, which the folders of ImageNet-V2 carry, and by name (tench).
 """
 
-import json
-import pkgutil
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from sightline.util.errors import FileError
@@ -20,6 +21,8 @@ from sightline.util.errors import FileError
 WORDNET = re.compile(r"n\d{8}")
 VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
 WAYS = ("names", "order", "v2")
+Labels = list[Annotated[int, Field(strict=True, ge=0, lt=1000)]]
+LABEL_SETS: TypeAdapter[list[Labels] | dict[str, Labels]] = TypeAdapter(list[Labels] | dict[str, Labels])
 
 
 @cache
@@ -52,8 +55,6 @@ def match(found: Sequence[str], known: Sequence[str], way: str = "names") -> lis
     Raises:
         FileError: a class of the data has no output.
     """
-    if way not in WAYS:
-        raise FileError(f"labels: {way!r} is not a way to match classes; expected one of {', '.join(WAYS)}")
     if way == "v2":
         return [_index(name, len(known)) for name in found]
     if way == "order":
@@ -100,11 +101,11 @@ def _by_words(name: str, words: dict[str, list[int]], known: Sequence[str]) -> i
     )
 
 
-def real_labels(files: Sequence[str], classes: Sequence[str], path: str | Path | None = None) -> Tensor:
+def real_labels(names: Sequence[str], classes: Sequence[str], path: str | Path | None = None) -> Tensor:
     """ImageNet-ReaL: for every image the set of outputs that are right, (images, outputs) booleans.
 
     Args:
-        files: names of the images; ILSVRC2012_val_00000293.JPEG is the 293rd.
+        names: of the image files; ILSVRC2012_val_00000293.JPEG is the 293rd.
         classes: of the model; they must be ImageNet's.
         path: a JSON file of the sets, a list in the order of the validation images, or an object by file name; by
             default the published one, which timm carries.
@@ -117,35 +118,25 @@ def real_labels(files: Sequence[str], classes: Sequence[str], path: str | Path |
         raise FileError("labels: the ReaL labels are those of ImageNet-1K's 1000 classes; this model has others")
     order = [outputs[name] for name in imagenet_classes()]
     sets = _read_sets(path)
-    table = torch.zeros(len(files), len(classes), dtype=torch.bool)
-    for row, file in zip(table, files, strict=True):
-        row[[order[label] for label in _set_of(file, sets)]] = True
+    table = torch.zeros(len(names), len(classes), dtype=torch.bool)
+    for row, name in zip(table, names, strict=True):
+        numbered = VALIDATION.search(name)
+        stem = numbered[0] if numbered else Path(name).stem
+        if stem not in sets:
+            raise FileError(f"labels: no set of labels for {name}; images are ILSVRC2012_val_00000001.JPEG and on")
+        row[[order[label] for label in sets[stem]]] = True
     return table
 
 
 def _read_sets(path: str | Path | None) -> dict[str, list[int]]:
     try:
         if path is None:
-            text = (pkgutil.get_data("timm.data", "_info/imagenet_real_labels.json") or b"").decode()
+            text = (files("timm.data") / "_info" / "imagenet_real_labels.json").read_bytes()
         else:
-            text = Path(path).read_text(encoding="utf-8")
-        sets = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"labels: {path or 'the ReaL labels of timm'} cannot be read as JSON") from error
+            text = Path(path).read_bytes()
+        sets = LABEL_SETS.validate_json(text)
+    except (OSError, ValidationError) as error:
+        raise FileError(f"labels: {path} does not hold lists of labels 0 to 999, one list per image") from error
     if isinstance(sets, list):
-        sets = {f"ILSVRC2012_val_{i:08d}": labels for i, labels in enumerate(sets, 1)}
-    if not isinstance(sets, dict) or not all(_is_set(labels) for labels in sets.values()):
-        raise FileError(f"labels: {path} does not hold lists of labels 0 to 999, one list per image")
+        return {f"ILSVRC2012_val_{i:08d}": labels for i, labels in enumerate(sets, 1)}
     return {Path(name).stem: labels for name, labels in sets.items()}
-
-
-def _is_set(labels: object) -> bool:
-    return isinstance(labels, list) and all(type(label) is int and 0 <= label < 1000 for label in labels)
-
-
-def _set_of(file: str, sets: dict[str, list[int]]) -> list[int]:
-    numbered = VALIDATION.search(file)
-    stem = numbered[0] if numbered else Path(file).stem
-    if stem not in sets:
-        raise FileError(f"labels: no set of labels for {file}; the images must be ILSVRC2012_val_00000001.JPEG and on")
-    return sets[stem]

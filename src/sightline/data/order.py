@@ -32,7 +32,9 @@ class Order:
         accumulate: micro-batches per update, one after the other.
         ranks, rank: number of processes, and which of them this is.
         seed: of the run.
-        repeats: how often an image comes in a row (repeated augmentation); an epoch keeps its length.
+        repeats: how often an image comes in a row (repeated augmentation); a pass keeps its length.
+        length: updates per epoch; epochs are cut from consecutive passes. By default an epoch is a pass, and images
+            that do not fill a batch are left to the order of another one.
     """
 
     images: int
@@ -42,6 +44,7 @@ class Order:
     rank: int = 0
     seed: int = 0
     repeats: int = 1
+    length: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch % (self.accumulate * self.ranks):
@@ -56,8 +59,8 @@ class Order:
 
     @property
     def steps(self) -> int:
-        """Updates per epoch; images that do not fill a batch are left to the order of another epoch."""
-        return self.images // self.batch
+        """Updates per epoch."""
+        return self.length or self.images // self.batch
 
     @property
     def micro_batch(self) -> int:
@@ -82,10 +85,20 @@ class Order:
         return torch.cat([front, self.micro_batch - 1 - front.flip(0)])
 
     def sequence(self, epoch: int) -> torch.Tensor:
-        """The images of an epoch in their order, (images,)."""
-        generator = torch.Generator().manual_seed(derive(self.seed, epoch))
+        """The images of an epoch in their order, (steps * batch,)."""
+        whole = self.images // self.batch  # updates of a pass
+        first, last = epoch * self.steps, (epoch + 1) * self.steps
+        pieces = []
+        for number in range(first // whole, -(-last // whole)):
+            start, stop = max(first - number * whole, 0), min(last - number * whole, whole)
+            pieces.append(self._pass(number)[start * self.batch : stop * self.batch])
+        return torch.cat(pieces)
+
+    def _pass(self, number: int) -> torch.Tensor:
+        """All images in the order of a pass, (images,)."""
+        generator = torch.Generator().manual_seed(derive(self.seed, number))
         order = torch.randperm(self.images, generator=generator)
-        return order.repeat_interleave(self.repeats)[: self.images] if self.repeats > 1 else order
+        return order.repeat_interleave(self.repeats)[: self.images]
 
     def positions(self, start: int = 0) -> Iterator[torch.Tensor]:
         """The local positions in the sequence, one tensor per micro-batch of an epoch, from update `start` on."""
@@ -123,9 +136,9 @@ class Placement:
     rank: int = 0
     seed: int = 0
 
-    def order(self, images: int, repeats: int = 1) -> Order:
+    def order(self, images: int, repeats: int = 1, length: int | None = None) -> Order:
         """The batches of a dataset of `images` images."""
-        return Order(images, self.batch, self.accumulate, self.ranks, self.rank, self.seed, repeats)
+        return Order(images, self.batch, self.accumulate, self.ranks, self.rank, self.seed, repeats, length)
 
     def evaluation(self, images: int) -> Iterator[range]:
         """The local images of every evaluation step; every process has as many steps, some perhaps empty."""

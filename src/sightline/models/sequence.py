@@ -97,9 +97,6 @@ class SequenceEncoder(nn.Module):
         self.num_features = embed_dim * (1 if towers == 1 else 4)
         hidden = int(embed_dim * mlp_ratio)
         self.head = nn.Sequential(nn.Linear(self.num_features, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
-        self._init_weights()
-
-    def _init_weights(self) -> None:
         for table in (self.embed.weight, self.pos_embed, self.cls_token):
             if table is not None:
                 trunc_normal_(table, std=0.02)

@@ -1,10 +1,9 @@
 """Devices by name, and mixed precision on them."""
 
-from difflib import get_close_matches
-
 import torch
 
 from sightline.util.errors import InputError
+from sightline.util.names import nearest
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -36,9 +35,8 @@ def check_device(name: str, key: str) -> None:
     """Raise InputError unless `name` is a device that exists here; the message names `key` and the remedy."""
     kind, _, number = name.partition(":")
     if kind not in DEVICES or (number and not number.isdecimal()):
-        close = ["cuda"] if kind == "gpu" else get_close_matches(name, DEVICES, 1, cutoff=0.5)
-        near = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"{key}: expected one of {', '.join(DEVICES)}; got {name!r}{near}")
+        remedy = nearest("cuda" if kind == "gpu" else name, DEVICES, "give cpu or auto")
+        raise InputError(f"{key}: expected one of {', '.join(DEVICES)}; got {name!r}; {remedy}")
     if kind == "cuda" and not torch.cuda.is_available():
         built = torch.version.cuda is not None or torch.version.hip is not None
         why = "finds no GPU" if built else "is built without CUDA"

@@ -1,6 +1,7 @@
 """Files that are complete or absent: written under a temporary name in the same folder, flushed, and renamed."""
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -33,7 +34,8 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         mode = temporary.stat().st_mode  # some writers replace the file with one that only its owner can read
         write(temporary)
         temporary.chmod(mode)
-        flush(temporary)
+        with temporary.open("r+b") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
         flush_folder(path.parent)
     finally:
@@ -112,12 +114,6 @@ def write_result(path: Path, write: Callable[[Path], object], option: str = "--o
         raise InputError(f"{path}: cannot be written ({why}); free some space, or give another {option}") from error
 
 
-def flush(path: Path) -> None:
-    """Force the contents of a file to the disk."""
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
-
-
 def flush_folder(path: Path) -> None:
     """Force renames in a folder to the disk, on systems that can open folders."""
     try:
@@ -147,11 +143,7 @@ def reason(error: BaseException) -> str:
 
 def _remove_stale(path: Path) -> None:
     """Remove temporary files that killed processes left next to `path`."""
-    for left in path.parent.glob(f".{_escaped(path.name)}.*.tmp*"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
         with contextlib.suppress(OSError):  # another process may do the same
             if time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)

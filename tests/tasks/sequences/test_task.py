@@ -20,7 +20,7 @@ from sightline.tasks.sequences import arena
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.data import SEQUENCE_TASKS
 from sightline.tasks.sequences.model import build
-from sightline.tasks.sequences.task import Sequences, StepEpochs
+from sightline.tasks.sequences.task import Sequences
 from sightline.util.errors import InputError
 from tests.engine.tiny import train
 
@@ -61,27 +61,6 @@ def weights(out: Path) -> dict[str, bytes]:
     """Every tensor of the last checkpoint, to the last bit."""
     state = load_file(out / "checkpoints" / "last" / "model.safetensors")
     return {key: value.numpy().tobytes() for key, value in state.items()}
-
-
-def test_epochs_are_stretches_of_passes() -> None:
-    order = StepEpochs(50, 8, seed=1, length=4)  # 6 updates in a pass
-    assert order.steps == 4
-    taken = torch.cat([order.sequence(epoch) for epoch in range(3)]).view(12, 8)
-    passes = [taken[:6].flatten().tolist(), taken[6:].flatten().tolist()]
-    for each in passes:
-        assert len(set(each)) == 48
-    assert passes[0] != passes[1]
-    whole = StepEpochs(50, 8, seed=1)
-    assert whole.steps == 6
-    assert whole.sequence(1)[:48].tolist() == passes[1]
-    assert [len(places) for places in order.positions(1)] == [8, 8, 8]
-
-
-def test_processes_share_an_epoch() -> None:
-    alone = StepEpochs(50, 8, seed=1, length=4)
-    ranks = [StepEpochs(50, 8, ranks=2, rank=rank, seed=1, length=4) for rank in range(2)]
-    for one, *both in zip(alone.positions(), *(rank.positions() for rank in ranks), strict=True):
-        assert sorted(torch.cat(both).tolist()) == one.tolist()
 
 
 def test_every_example_is_evaluated_once(cache: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from sightline.models.sequence import SEQUENCE_MODELS, SequenceEncoder, create_s
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.heads import check_recorded
 from sightline.models.weights.reader import read_weights
-from sightline.tasks.base import Metadata, StateReader
+from sightline.tasks.base import Loaded, Metadata, StateReader
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
 from sightline.tasks.sequences.data import SEQUENCE_TASKS
@@ -50,7 +50,7 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     return model, SequenceCard(config.name, arguments, task.classes, data.name, length)
 
 
-def open_model(path: Path, metadata: Metadata, read: StateReader) -> tuple[SequenceEncoder, SequenceCard]:
+def open_model(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
     """The model in a file that `sightline train` wrote, in evaluation mode.
 
     Raises:
@@ -65,7 +65,7 @@ def open_model(path: Path, metadata: Metadata, read: StateReader) -> tuple[Seque
         _check(path, create_sequence_model(card.name, **card.arguments), state)
     model = create_sequence_model(card.name, **card.arguments)
     model.load_state_dict(state)
-    return model.eval(), card
+    return Loaded(model.eval(), card, None, card.classes, path, "sequences")
 
 
 def _check(path: str | Path, model: nn.Module, state: dict[str, Tensor]) -> None:

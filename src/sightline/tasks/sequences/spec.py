@@ -3,40 +3,25 @@
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from sightline.data.order import Placement
-from sightline.tasks.base import (
-    EvalOptions,
-    ImageSource,
-    Loaded,
-    Metadata,
-    Note,
-    Prediction,
-    PredictOptions,
-    Scores,
-    StateReader,
-)
+from sightline.tasks.base import EvalOptions, ImageSource, Loaded, Note, Prediction, PredictOptions, Scores
 from sightline.tasks.evaluation import evaluate as evaluate_batches
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Config, Data
 from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
-from sightline.tasks.sequences.model import open_model
+from sightline.tasks.sequences.model import open_model as open
 from sightline.tasks.sequences.task import Sequences
 from sightline.util.errors import InputError
+
+__all__ = ["evaluate", "make", "open", "predict"]
 
 
 def make(config: Config, placement: Placement, note: Note) -> Sequences:
     """The task of a run."""
     return Sequences(config.data, config.model, config.loss, placement)
-
-
-def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
-    """The model in a file with a card."""
-    model, card = open_model(path, metadata, read)
-    return Loaded(model, card, None, card.classes, path, "sequences")
 
 
 def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOptions) -> dict[str, Scores]:

@@ -1,14 +1,13 @@
 """Sequences as the engine trains them: data, model and loss put together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.data.order import Order, Placement
+from sightline.data.order import Placement
 from sightline.tasks.evaluation import ScoresLabels
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Loss, Model
@@ -16,35 +15,7 @@ from sightline.tasks.sequences.data import ProgressPrinter, cut, open_splits
 from sightline.tasks.sequences.model import build
 from sightline.tasks.sequences.tokens import TokenSet, quiet
 
-
-@dataclass(frozen=True)
-class StepEpochs(Order):
-    """Epochs of `length` updates, cut from consecutive passes over the examples, each in its own order."""
-
-    length: int | None = None
-
-    @property
-    def steps(self) -> int:
-        return self.length or self.images // self.batch
-
-    def sequence(self, epoch: int) -> Tensor:
-        """The examples of an epoch in their order, (steps * batch,)."""
-        whole = self.images // self.batch  # updates of a pass
-        first, last = epoch * self.steps, (epoch + 1) * self.steps
-        pieces = []
-        for number in range(first // whole, -(-last // whole)):
-            start, stop = max(first, number * whole), min(last, (number + 1) * whole)
-            order = super().sequence(number)
-            pieces.append(order[(start - number * whole) * self.batch : (stop - number * whole) * self.batch])
-        return torch.cat(pieces)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Ids (B, N) or (B, 2, N), and labels (B,)."""
-
-    ids: Tensor
-    labels: Tensor
+Batch = tuple[Tensor, Tensor]  # ids (B, N) or (B, 2, N), and labels (B,)
 
 
 class Sequences(ScoresLabels):
@@ -71,15 +42,7 @@ class Sequences(ScoresLabels):
         self.train, self.val = splits["train"], splits["val"]
         self.model: nn.Module = built.to(placement.device)
         self.placement, self.smoothing = placement, loss.smoothing
-        self.order = StepEpochs(
-            len(self.train),
-            placement.batch,
-            placement.accumulate,
-            placement.ranks,
-            placement.rank,
-            placement.seed,
-            length=data.epoch_steps,
-        )
+        self.order = placement.order(len(self.train), length=data.epoch_steps)
         self.notes = [
             f"{name}: {count:,} of {len(tokens.ends) - 1:,} sequences cut to {self.card.length:,} tokens"
             for name, tokens in splits.items()
@@ -95,13 +58,14 @@ class Sequences(ScoresLabels):
         """The micro-batches of an epoch from update `start` on, ready for the model."""
         sequence = self.order.sequence(epoch).numpy()
         for positions in self.order.positions(start):
-            yield Batch(*self._batch(self.train, sequence[positions.numpy()]))
+            yield self._batch(self.train, sequence[positions.numpy()])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a micro-batch."""
-        return F.cross_entropy(model(batch.ids).float(), batch.labels, label_smoothing=self.smoothing)
+        ids, labels = batch
+        return F.cross_entropy(model(ids).float(), labels, label_smoothing=self.smoothing)
 
-    def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def evaluation(self) -> Iterator[Batch]:
         """This process's share of the examples to evaluate, every one once over all processes."""
         for share in self.placement.evaluation(len(self.val)):
             yield self._batch(self.val, np.arange(share.start, share.stop))
@@ -109,7 +73,7 @@ class Sequences(ScoresLabels):
     def close(self) -> None:
         """Nothing was started that would have to end."""
 
-    def _batch(self, tokens: TokenSet, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _batch(self, tokens: TokenSet, indices: np.ndarray) -> Batch:
         ids, labels = tokens.batch(indices, self.card.length)
         device = self.placement.device
         if device.type == "cuda":
