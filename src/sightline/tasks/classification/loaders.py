@@ -21,9 +21,10 @@ from sightline.data.splits import Split
 from sightline.tasks.base import Note
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.augment import COLUMNS, BatchAugment
-from sightline.tasks.classification.config import Augment, Data
+from sightline.tasks.classification.config import Config
 from sightline.tasks.classification.transforms import Transform, eval_transform, train_transform
 from sightline.tasks.metrics import NO_LABEL
+from sightline.tasks.preprocess import at_size
 from sightline.util.errors import FileError
 
 AHEAD = 256  # images augmented at a time, in whole micro-batches: few images would take their time to launch kernels
@@ -68,10 +69,14 @@ class Normalize:
         return (images - self.mean) / self.std
 
 
-def read_pixels(
-    split: Split, transform: Transform, channels: int, index: int, rng: random.Random
-) -> tuple[Tensor, int]:
-    """An image of a split as uint8 (C, H, W), and its class."""
+def pixel_items(
+    split: Split, transform: Transform, card: ModelCard, replace: bool = False
+) -> Items[tuple[Tensor, int]]:
+    """The images of a split as uint8 (C, H, W), each with its class; `replace` as of `Items`."""
+    return Items(len(split), partial(_read, split, transform, card.input_size[0]), replace)
+
+
+def _read(split: Split, transform: Transform, channels: int, index: int, rng: random.Random) -> tuple[Tensor, int]:
     image = split.image(index, channels)
     seed = rng.getrandbits(32)  # timm's transforms draw from the global generators
     random.seed(seed)
@@ -84,29 +89,18 @@ class WorkerLoader(Loader):
     """Images decoded and augmented by loader processes, normalized on the device."""
 
     def __init__(
-        self,
-        data: Data,
-        augment: Augment,
-        card: ModelCard,
-        splits: tuple[Split, Split],
-        placement: Placement,
-        broken: BrokenImages,
+        self, config: Config, card: ModelCard, splits: tuple[Split, Split], placement: Placement, broken: BrokenImages
     ) -> None:
         train, val = splits
-        self.order = placement.order(len(train), augment.repeats)
+        self.order = placement.order(len(train), config.augment.repeats)
         self.placement, self.card, self.images = placement, card, len(val)
         self.normalize = Normalize(card, placement.device)
+        items = (
+            pixel_items(train, train_transform(card, config.augment), card, config.data.on_error == "skip"),
+            pixel_items(val, eval_transform(card), card),
+        )
         pin = placement.device.type == "cuda"
-        self.train, self.val = (
-            ItemLoader(
-                Items(len(split), partial(read_pixels, split, transform, card.input_size[0]), whole),
-                data.workers, broken.add, stack, pin,
-            )
-            for split, transform, whole in (
-                (train, train_transform(card, augment), data.on_error == "skip"),
-                (val, eval_transform(card), False),
-            )
-        )  # fmt: skip
+        self.train, self.val = (ItemLoader(each, config.data.workers, broken.add, stack, pin) for each in items)
 
     def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         for batch in self.train.batches(partial(self.order.keys, epoch, start)):
@@ -130,31 +124,21 @@ class DeviceLoader(Loader):
     """Images kept as uint8 on the device and augmented there in batches."""
 
     def __init__(
-        self,
-        data: Data,
-        augment: Augment,
-        card: ModelCard,
-        splits: tuple[Split, Split],
-        placement: Placement,
-        broken: BrokenImages,
+        self, config: Config, card: ModelCard, splits: tuple[Split, Split], placement: Placement, broken: BrokenImages,
         note: Note,
-        compiled: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.placement, self.card = placement, card
         self.normalize = Normalize(card, placement.device)
-        change = BatchAugment(augment, card.input_size[1:], card.mean, placement.device)
+        change = BatchAugment(config.augment, card.input_size[1:], card.mean, placement.device)
         self.augment: Callable[[Tensor, Tensor], Tensor] = change
-        if compiled and placement.device.type == "cuda":
+        if config.model.compile and placement.device.type == "cuda":
             self.augment = torch.compile(change.__call__, dynamic=False)
-        size = data.preload_size or card.input_size[1:]
-        height, width = (size, size) if isinstance(size, int) else size
-        kept = replace(card, input_size=(card.input_size[0], height, width), crop_pct=1.0)
+        kept = replace(at_size(card, config.data.preload_size or card.input_size[1:]), crop_pct=1.0)
         self.train, self.val = (
-            preload(split, eval_transform(input), card.input_size[0], data.workers, placement.device, broken,
-                    partial(note, what))
-            for split, input, what in zip(splits, (kept, card), ("training images", "test images"), strict=True)
-        )  # fmt: skip
-        self.order = placement.order(len(self.train.targets), augment.repeats)
+            preload(split, seen, config.data.workers, placement.device, broken, partial(note, what))
+            for split, seen, what in zip(splits, (kept, card), ("training images", "test images"), strict=True)
+        )
+        self.order = placement.order(len(self.train.targets), config.augment.repeats)
 
     def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         order, first = self.order, start * self.order.accumulate
@@ -186,18 +170,12 @@ class DeviceLoader(Loader):
 
 
 def preload(
-    split: Split,
-    transform: Transform,
-    channels: int,
-    workers: int,
-    device: torch.device,
-    broken: BrokenImages,
+    split: Split, card: ModelCard, workers: int, device: torch.device, broken: BrokenImages,
     note: Callable[[int, int], None],
-) -> Batch:
+) -> Batch:  # fmt: skip
     """All readable images of a split as uint8 on the device; `note` gets the number done and the total."""
-    items = Items(len(split), partial(read_pixels, split, transform, channels), replace=False)
     parts: list[list[Tensor]] = []
-    with closing(ItemLoader(items, workers, broken.add, stack)) as loader:
+    with closing(ItemLoader(pixel_items(split, eval_transform(card), card), workers, broken.add, stack)) as loader:
         for number, batch in enumerate(loader.batches(partial(chunks, len(split), CHUNK)), 1):
             parts += [[tensor.to(device) for tensor in batch]] if batch else []
             note(min(number * CHUNK, len(split)), len(split))

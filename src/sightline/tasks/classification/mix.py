@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline.data.order import Order
 from sightline.tasks.classification.config import Augment
 
 ERASED_AREA = (0.02, 1 / 3)
@@ -23,13 +24,7 @@ def mixes(augment: Augment, epoch: int) -> bool:
 
 
 def mix(
-    images: Tensor,
-    targets: Tensor,
-    classes: int,
-    augment: Augment,
-    rng: np.random.Generator,
-    slots: Tensor,
-    size: int,
+    images: Tensor, targets: Tensor, classes: int, augment: Augment, rng: np.random.Generator, order: Order
 ) -> tuple[Tensor, Tensor]:
     """Mix every image with the one at the mirrored position of its batch.
 
@@ -38,13 +33,13 @@ def mix(
         targets: (B,) classes.
         classes: their number.
         rng: for this micro-batch, the same in every process.
-        slots: (B,) positions of these images among the `size` images of the micro-batch.
+        order: has the positions of these images in the micro-batch.
 
     Returns:
         Mixed images, and probabilities (B, K).
     """
     height, width = images.shape[-2:]
-    ratio, cut, down, across = _columns(_draw(augment, rng, size), slots, images.device)
+    ratio, cut, down, across = _columns(_draw(augment, rng, order.micro_batch), order, images.device)
     row, column = (down * height).floor(), (across * width).floor()
     tall, wide = ((1 - ratio).sqrt() * side / 2 for side in (height, width))
     outside = ~_box(row - tall.floor(), row + tall.floor(), column - wide.floor(), column + wide.floor(), images)
@@ -66,16 +61,16 @@ def _draw(augment: Augment, rng: np.random.Generator, size: int) -> np.ndarray:
     return np.column_stack([ratio, cut, rng.random((count, 2))])[which]
 
 
-def erase(images: Tensor, augment: Augment, rng: np.random.Generator, slots: Tensor, size: int, noise: int) -> Tensor:
+def erase(images: Tensor, augment: Augment, rng: np.random.Generator, order: Order, noise: int) -> Tensor:
     """Replace a rectangle of some images by noise, by one random color, or by the mean.
 
     Args:
         images: (B, C, H, W), normalized.
-        rng, slots, size: as of `mix`.
+        rng, order: as of `mix`.
         noise: seed of the noise.
     """
     height, width = images.shape[-2:]
-    chosen, area, ratio, down, across = _columns(rng.random((size, 5)), slots, images.device)
+    chosen, area, ratio, down, across = _columns(rng.random((order.micro_batch, 5)), order, images.device)
     area = (ERASED_AREA[0] + area * (ERASED_AREA[1] - ERASED_AREA[0])) * height * width
     low, high = (math.log(limit) for limit in ERASED_RATIO)
     ratio = torch.exp(low + ratio * (high - low))
@@ -91,9 +86,9 @@ def erase(images: Tensor, augment: Augment, rng: np.random.Generator, slots: Ten
     return torch.where(erased, fill, images)
 
 
-def _columns(drawn: np.ndarray, slots: Tensor, device: torch.device) -> tuple[Tensor, ...]:
+def _columns(drawn: np.ndarray, order: Order, device: torch.device) -> tuple[Tensor, ...]:
     """The columns of the local rows, each (B,), by one copy to the device."""
-    return torch.from_numpy(drawn[slots.numpy()]).float().to(device, non_blocking=True).unbind(1)
+    return torch.from_numpy(drawn[order.slots().numpy()]).float().to(device, non_blocking=True).unbind(1)
 
 
 def _box(top: Tensor, bottom: Tensor, left: Tensor, right: Tensor, images: Tensor) -> Tensor:

@@ -3,12 +3,10 @@
 from functools import partial
 from pathlib import Path
 
-from sightline.data.order import Placement
 from sightline.models.weights.identify import Identity, arguments
 from sightline.models.zoo import VARIANTS
-from sightline.tasks.base import Loaded, Metadata, Note, StateReader
+from sightline.tasks.base import Loaded, Metadata, StateReader
 from sightline.tasks.card import CardError, ModelCard
-from sightline.tasks.classification.config import Config
 from sightline.tasks.classification.data import images
 from sightline.tasks.classification.evaluate import evaluate
 from sightline.tasks.classification.predict import examples, predict
@@ -19,10 +17,7 @@ from sightline.util.errors import FileError
 
 __all__ = ["evaluate", "examples", "images", "make", "open", "predict"]
 
-
-def make(config: Config, placement: Placement, note: Note) -> Classification:
-    """The task of a run."""
-    return Classification(config.data, config.model, config.augment, config.loss, config.distill, placement, note)
+make = Classification  # the task of a run
 
 
 def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sightline.data.loader import BrokenImages
 from sightline.data.order import Placement, derive
 from sightline.tasks.base import Note
-from sightline.tasks.classification.config import Augment, Data, Distill, Loss, Model
+from sightline.tasks.classification.config import Config
 from sightline.tasks.classification.data import open_split
 from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, SyntheticLoader, WorkerLoader
 from sightline.tasks.classification.loss import Criterion
@@ -25,7 +25,7 @@ class Classification(ScoresLabels):
     """A model, its training batches, their loss, and the images it is evaluated on.
 
     Args:
-        data, model, augment, loss, distill: sections of the configuration.
+        config: of the run.
         placement: device and share of the work.
         note: reports the progress of preloading.
 
@@ -37,11 +37,9 @@ class Classification(ScoresLabels):
         notes: what a user should know about the data, one line each.
     """
 
-    def __init__(
-        self, data: Data, model: Model, augment: Augment, loss: Loss, distill: Distill, placement: Placement, note: Note
-    ) -> None:
-        self.augment = augment
-        self.channels_last = model.channels_last
+    def __init__(self, config: Config, placement: Placement, note: Note) -> None:
+        data, model, distill = config.data, config.model, config.distill
+        self.augment, self.channels_last = config.augment, model.channels_last
         splits = None
         classes: tuple[str, ...] = tuple(f"class {i}" for i in range(SYNTHETIC_CLASSES))
         if data.source != "synthetic":
@@ -52,9 +50,8 @@ class Classification(ScoresLabels):
         self.model: nn.Module = built.to(placement.device)
         if model.channels_last:
             self.model.to(memory_format=torch.channels_last)
-        self.criterion = Criterion(
-            loss, distill, build_teacher(distill, len(classes), self.card.input_size[0], placement.device)
-        )
+        teacher = build_teacher(distill, len(classes), self.card.input_size[0], placement.device)
+        self.criterion = Criterion(config.loss, distill, teacher)
         broken = BrokenImages(data.on_error)
         self.broken = broken.messages
         self.notes = tuple(note for split in splits or () for note in split.notes)
@@ -62,12 +59,12 @@ class Classification(ScoresLabels):
         if splits is None:
             self.loader = SyntheticLoader(self.card, placement)
         elif data.preload:
-            self.loader = DeviceLoader(data, augment, self.card, splits, placement, broken, note, model.compile)
+            self.loader = DeviceLoader(config, self.card, splits, placement, broken, note)
         else:
-            self.loader = WorkerLoader(data, augment, self.card, splits, placement, broken)
+            self.loader = WorkerLoader(config, self.card, splits, placement, broken)
         self.order = self.loader.order
         self.images = len(splits[1]) if splits else self.order.local * placement.ranks
-        if self.order.ranks > 1 and self.order.local % 2 and mixes(augment, 0):
+        if self.order.ranks > 1 and self.order.local % 2 and mixes(self.augment, 0):
             raise InputError(
                 f"batch.size={placement.batch} gives {self.order.local} images per process and micro-batch, but mixing "
                 f"needs an even number; give a multiple of {2 * placement.ranks * placement.accumulate}"
@@ -79,17 +76,15 @@ class Classification(ScoresLabels):
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The micro-batches of an epoch from update `start` on, ready for the model."""
-        order, slots = self.order, self.order.slots()
+        order = self.order
         mixing = mixes(self.augment, epoch)
         for number, (images, targets) in enumerate(self.loader.micro_batches(epoch, start), start * order.accumulate):
             rng = np.random.default_rng(derive(order.seed, epoch, number, 1))
             if mixing:
-                images, targets = mix(
-                    images, targets, len(self.card.classes), self.augment, rng, slots, order.micro_batch
-                )
+                images, targets = mix(images, targets, len(self.card.classes), self.augment, rng, order)
             if self.augment.erase:
                 noise = derive(order.seed, epoch, number, 3, order.rank)
-                images = erase(images, self.augment, rng, slots, order.micro_batch, noise)
+                images = erase(images, self.augment, rng, order, noise)
             yield Batch(self._layout(images), targets)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
