@@ -7,6 +7,7 @@ from sightline.layers.pattern import format_pattern, parse_pattern
 from sightline.models.base import Arguments
 from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
+from sightline.util.files import jsonable
 
 TASK = ("img_size", "num_classes", "in_chans", "attention")  # shown elsewhere
 
@@ -20,7 +21,9 @@ def describe(name: str, args: Mapping[str, Any] | None) -> str:
     """
     given = dict(args or {})
     own = arguments(name) if name in VARIANTS else {}
-    changed = {key: value for key, value in given.items() if key not in TASK and _list(own.get(key)) != _list(value)}
+    changed = {
+        key: value for key, value in given.items() if key not in TASK and jsonable(own.get(key)) != jsonable(value)
+    }
     listed = ", ".join(f"{key} {_short(value)}" for key, value in changed.items())
     title = name
     if attention := _other_attention(own, given):
@@ -43,10 +46,6 @@ def _other_attention(own: Arguments, given: Arguments) -> str | None:
         return None
     kinds = {spec.name for stage in patterns[0] for spec in stage}
     return next(iter(kinds)) if len(kinds) == 1 else format_pattern(patterns[0])
-
-
-def _list(value: object) -> object:
-    return list(value) if isinstance(value, list | tuple) else value
 
 
 def _short(value: object) -> str:

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from sightline.tasks.classification.config import Data, Distill, Model
 from sightline.tasks.create import create
 from sightline.tasks.preprocess import card_of, per_channel
 from sightline.util.errors import FileError, InputError
+from sightline.util.files import jsonable
 
 
 def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Module, ModelCard]:
@@ -35,7 +36,7 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
         load_weights(model, config.checkpoint)
     if config.grad_checkpointing:
         model.set_grad_checkpointing()  # type: ignore[operator]
-    arguments = {key: _list(value) for key, value in kwargs.items()}
+    arguments = cast(dict[str, object], jsonable(kwargs))
     size: Any = data.size or kwargs.get("img_size")
     card = card_of(config.name, arguments, model, classes, kwargs.get("in_chans"), size)
     mean, std = _channels("mean", data.mean, card.mean), _channels("std", data.std, card.std)
@@ -110,7 +111,3 @@ def build_teacher(config: Distill, classes: int, channels: int, device: torch.de
 
 def _pair(size: object) -> tuple[object, ...]:
     return tuple(size) if isinstance(size, list | tuple) else (size, size)
-
-
-def _list(value: object) -> object:
-    return [_list(v) for v in value] if isinstance(value, list | tuple) else value
