@@ -7,17 +7,11 @@ import pytest
 
 from sightline import bench
 from sightline.bench import Network, benchmark, plots
-from sightline.bench import run as bench_run
 from sightline.bench.run import Silent
 from sightline.util import provenance
 from sightline.util.errors import InputError
 
 TINY = Network("tiny", "inline_deit_tiny", {"depths": 1, "embed_dims": 24, "num_heads": 2})
-
-
-@pytest.fixture(autouse=True)
-def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench_run.CEILING_SIZES, "cpu", (2**16, 32))
 
 
 @pytest.mark.parametrize("module", [bench, plots, provenance])

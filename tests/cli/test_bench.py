@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from sightline import backend
-from sightline.bench import cases, cold_start, request
+from sightline.bench import cases, clock, cold_start, request
 from sightline.bench import run as bench_run
 from sightline.bench.results import Report
 from sightline.cli.main import main
@@ -20,7 +20,8 @@ MODELS = ["bench", "models", "--device", "cpu", "--budget", "1", "--model", MODE
 
 
 @pytest.fixture(autouse=True)
-def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "WARM_UP_MS", 1.0)
     monkeypatch.setitem(bench_run.CEILING_SIZES, "cpu", (2**16, 32))
 
 

@@ -78,12 +78,7 @@ def benchmark(
         >>> [(row.candidate, row.status) for row in report]
         [('inline reference', 'ok'), ('sdpa', 'ok'), ('move', 'ok')]
     """
-    given = given_arguments(
-        {"what": what, "preset": preset, "mechanism": mechanism, "shape": shape, "backend": backend, "model": model,
-         "attention": attention, "img_size": img_size, "batch_size": batch_size, "window": window,
-         "baselines": baselines, "mode": mode, "dtype": dtype, "compile": compile, "device": device, "budget": budget,
-         "jobs": jobs}
-    )  # fmt: skip
+    given = given_arguments(locals())
     request = read_request(given)
     if plot:
         from sightline.bench.plots import require_matplotlib

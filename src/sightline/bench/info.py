@@ -1,20 +1,17 @@
 """What a model is and what it costs at a given size."""
 
 from dataclasses import dataclass, fields
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from sightline.bench.cost import measure_cost
-from sightline.layers.attention import Attention
 from sightline.layers.pattern import format_pattern, parse_pattern
 from sightline.layers.spec import MECHANISMS
-from sightline.layers.stripe_attention import StripeAttention
 from sightline.models.base import Arguments, Size, VisionModel, to_pair
 from sightline.models.factory import variant_name
-from sightline.models.weights.fit import heads_of
 from sightline.models.weights.identify import arguments, build_empty
 from sightline.models.zoo import VARIANTS
 from sightline.util.errors import InputError
@@ -103,11 +100,14 @@ def describe_model(
     size = to_pair(variant.size if img_size is None else img_size)
     try:
         cost = measure_cost(model, (model.in_chans, *size))
-        stages = describe_stages(model, size)
+        image = torch.empty(1, model.in_chans, *size, device="meta")
+        maps = cast(list[Tensor], model.forward_intermediates(image, intermediates_only=True))
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"img_size={format_size(size)}: {name} cannot take it ({reason})") from error
     published = parse_pattern(own["attention"], own["depths"])
+    pattern = parse_pattern(attention or own["attention"], own["depths"])
+    of_stages = zip(maps[-len(pattern) :], own["embed_dims"], own["num_heads"], own["depths"], pattern, strict=True)
     notes = [NEWTON_NOTE] if variant.cls.family == "soft" else []
     return ModelInfo(
         name=name,
@@ -115,46 +115,18 @@ def describe_model(
         paper=MECHANISMS[published[0][0].name].paper,
         img_size=size,
         num_classes=model.num_classes,
-        attention=format_pattern(parse_pattern(attention or own["attention"], own["depths"])),
+        attention=format_pattern(pattern),
         params=cost.params,
         macs=cost.macs,
         activations=cost.activations,
         published=PublishedInfo(variant.size, variant.params, variant.flops, variant.top1),
-        stages=stages,
+        stages=tuple(
+            StageInfo((found.shape[-2], found.shape[-1]), dim, heads, depth, format_pattern([blocks]))
+            for found, dim, heads, depth, blocks in of_stages
+        ),
         input=_input(model),
         notes=(*notes, *_table_note(name, given, cost.params)),
     )
-
-
-class _Maps(Protocol):
-    def forward_intermediates(self, x: Tensor, *, intermediates_only: bool) -> list[Tensor]: ...
-
-
-def describe_stages(model: VisionModel, size: tuple[int, int]) -> tuple[StageInfo, ...]:
-    """The stages of a model for images of `size`."""
-    image = torch.empty(1, model.in_chans, *size, device="meta")
-    maps = cast(_Maps, model).forward_intermediates(image, intermediates_only=True)
-    heads, stages = heads_of(model), _stages(model)
-    return tuple(
-        StageInfo(
-            grid=(found.shape[-2], found.shape[-1]),
-            dim=found.shape[1],
-            heads=heads[next(iter(blocks))],
-            depth=len(blocks),
-            attention=format_pattern([[attn.mechanism for attn in blocks.values()]]),
-        )
-        for found, blocks in zip(maps[-len(stages) :], stages, strict=True)
-    )
-
-
-def _stages(model: nn.Module) -> list[dict[str, Attention | StripeAttention]]:
-    """The attention of every block by the name of the block, stage by stage."""
-    stages: dict[str, dict[str, Attention | StripeAttention]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Attention | StripeAttention):
-            block = name.removesuffix(".attn")
-            stages.setdefault(block.partition("blocks.")[0], {})[block] = module
-    return list(stages.values())
 
 
 def _table_note(name: str, given: Arguments, params: int) -> list[str]:

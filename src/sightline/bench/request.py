@@ -170,11 +170,12 @@ def read_request(given: Mapping[str, object]) -> Request:
 
 
 def given_arguments(values: Mapping[str, object]) -> dict[str, object]:
-    """Arguments that differ from their defaults; an empty list is a default too, except for baselines."""
+    """Arguments of a request that differ from their defaults; an empty list is a default too, except for baselines."""
+    defaults = {name: item.default for name, item in Request.model_fields.items()}
     return {
-        name: value
-        for name, value in values.items()
-        if value is not None and value != Request.model_fields[name].default and (value != [] or name == "baselines")
+        name: values[name]
+        for name, default in defaults.items()
+        if values.get(name) not in (None, default, [] if name != "baselines" else None)
     }
 
 
