@@ -74,7 +74,7 @@ class VisionModel(nn.Module):
     def init_weights(self) -> None:
         """Truncated normal linear layers; the rest as torch initializes it."""
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and not module.weight.is_meta:  # where it would take most of the time
                 trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
