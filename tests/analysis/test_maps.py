@@ -13,8 +13,8 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
 import sightline.analysis
-from sightline.analysis.capture import CoreCall, attention_blocks
-from sightline.analysis.maps import AttentionMap, Patch, attention_maps
+from sightline.analysis.capture import CoreCall, attention_blocks, capture
+from sightline.analysis.maps import AttentionMap, Patch, attention_maps, maps_of
 from sightline.layers import MECHANISMS as TABLE
 from sightline.layers import Place, Spec
 from sightline.layers.attention import project
@@ -104,8 +104,9 @@ def test_weights_times_values_are_the_output(family: str, mechanism: str) -> Non
     model = bare(tiny(family, attention=mechanism))
     x = image(64, 80, batch=1)
     seen = inputs_and_outputs(model, x)
+    blocks = capture(model, x[0])
     for query in QUERIES:
-        maps = attention_maps(model, x[0], query)
+        maps = maps_of(blocks, query)
         assert [found.block for found in maps] == list(seen)
         for found in maps:
             check(model, found, seen[found.block])

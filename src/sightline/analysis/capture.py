@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import TypeVar
 
 import torch
@@ -193,7 +194,8 @@ def watched(module: nn.Module, after: AfterCore) -> Iterator[Tokens]:
         nonlocal tracing
         if tracing:
             return
-        x, tokens.grid, tokens.prefix = _arguments(*args, **kwargs)  # type: ignore[arg-type]
+        call = signature(module.forward).bind(*args, **kwargs).arguments
+        x, tokens.grid, tokens.prefix = call["x"], call["grid"], call.get("prefix", 0)
         numbers = torch.arange(1.0, x.shape[1] + 1, device=x.device)[None]
         if type(module) is Attention:  # one window, in the order of the map
             tokens.positions = {module.core: numbers.long()}
@@ -218,13 +220,6 @@ def watched(module: nn.Module, after: AfterCore) -> Iterator[Tokens]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _arguments(
-    x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None, context: Tensor | None = None
-) -> tuple[Tensor, Grid, int]:
-    """Tokens, grid and prefix among the arguments of an attention module."""
-    return x, grid, prefix
 
 
 def attention_blocks(model: nn.Module) -> list[str]:

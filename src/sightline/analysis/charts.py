@@ -11,7 +11,6 @@ from sightline.analysis.study import Range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 MARKERS = "os^Dvp*X"
@@ -30,21 +29,13 @@ def finish(axis: "Axes", title: str, x: str, y: str, legend: int = 1) -> None:
         axis.legend(ncols=legend, fontsize=8, frameon=False)
 
 
-def _whole_numbers(axis: "Axis") -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    locator = axis.get_major_locator()
-    assert isinstance(locator, MaxNLocator)
-    locator.set_params(integer=True)
-
-
 def draw_lines(axis: "Axes", lines: Mapping[str, Pair], bands: Mapping[str, Pair] | None = None) -> None:
     """Lines of (x, y), with bands from least to most."""
     for (label, (x, y)), marker in zip(lines.items(), cycle(MARKERS), strict=False):
         (line,) = axis.plot(x, y, marker=marker, ms=4, lw=1.5, label=label)
         if bands and label in bands:
             axis.fill_between(x, *bands[label], color=line.get_color(), alpha=0.15, lw=0)
-    _whole_numbers(axis.xaxis)
+    axis.locator_params(axis="x", integer=True)
 
 
 def layer_figure(
@@ -76,7 +67,7 @@ def histogram_figure(title: str, x: str, series: Mapping[str, Sequence[float]]) 
         if wide:
             axis.set_xscale("symlog", linthresh=1)
             axis.set_xlim(-0.1, high * 1.5)
-        _whole_numbers(axis.yaxis)
+        axis.locator_params(axis="y", integer=True)
         finish(axis, title if i == 0 else "", x if i == len(series) - 1 else "", "images")
     return figure
 

@@ -82,12 +82,11 @@ def study_newton(subjects: Sequence[Subject], iterations: int = 20, tick: Tick =
             errors = torch.stack([item.errors.mean(0) for item in items])  # images, k + 1
             conditions = torch.cat([item.conditions for item in items])
             at, least, most = errors.mean(0), errors.amin(0), errors.amax(0)
-            median, lowest, highest = (
-                float(each) for each in (conditions.median(), conditions.min(), conditions.max())
-            )
+            median, highest = float(conditions.median()), float(conditions.max())
             layers.append({
                 "block": block, "landmarks": landmarks, "mean": at.tolist(), "least": least.tolist(),
-                "most": most.tolist(), "condition": {"median": median, "least": lowest, "most": highest},
+                "most": most.tolist(),
+                "condition": {"median": median, "least": float(conditions.min()), "most": highest},
             })  # fmt: skip
             shown = (at[0], at[iterations // 2], at[-1], most[-1], median, highest)
             rows.append([subject.title, short(block), str(landmarks), *(f"{value:.3g}" for value in shown)])

@@ -30,7 +30,7 @@ class Subject:
 
     title: str
     model: nn.Module
-    images: Sequence[Tensor] = ()
+    images: Sequence[Tensor]
 
 
 @dataclass
@@ -103,7 +103,7 @@ def over_images(subject: Subject, measure: Callable[[list[BlockCall]], list[T]],
 
 @dataclass(frozen=True)
 class Range:
-    """A number that every head of a layer has, over images: mean, least and most of all heads, and means by head."""
+    """A number that every head of a layer has: mean, least and most over images of its mean over heads, and by head."""
 
     mean: float
     least: float

@@ -19,8 +19,7 @@ from sightline.data.images import find_images, load_image
 from sightline.data.labels import match
 from sightline.data.splits import HF, Split
 from sightline.engine.evaluate import run_data
-from sightline.engine.study_models import ModelChoice, StudyModel, make_models, open_checkpoints
-from sightline.tasks.base import Loaded
+from sightline.engine.study_models import ModelChoice, StudyModel, make_models
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import make_transform, one_pass, shown
 from sightline.tasks.registry import LABELLED
@@ -49,14 +48,9 @@ class Session:
         self.names: Sequence[str] = ()  # of the images that were opened
 
     @cached_property
-    def opened(self) -> list[Loaded]:
-        """The checkpoints."""
-        return open_checkpoints(self.choice)
-
-    @cached_property
     def run_data(self) -> object | None:
         """The section `data` of the run that the first checkpoint is from."""
-        return run_data(Path(self.choice.checkpoints[0]), LABELLED.name) if self.opened else None
+        return run_data(Path(self.choice.checkpoints[0]), LABELLED.name) if self.choice.checkpoints else None
 
     @property
     def has_images(self) -> bool:
@@ -65,7 +59,7 @@ class Session:
     def load(self, classes: int | None = None) -> list[StudyModel]:
         """Make the models; `classes` is the number of outputs of random weights."""
         if not self.models:
-            self.models = make_models(self.choice, self.opened, self.device, classes)
+            self.models = make_models(self.choice, self.device, classes)
         return self.models
 
     def split(self) -> Split:
@@ -103,6 +97,8 @@ class Session:
             InputError: the images have no labels.
             LabelError: a class of the data has no output.
         """
+        if self.choice.checkpoints:  # their faults come first
+            self.load()
         try:
             split = self.split()
         except FileError as error:

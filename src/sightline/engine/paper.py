@@ -74,7 +74,7 @@ def _maps(material: Material) -> Study:
 
 def _masking(material: Material) -> Study:
     session = material.session
-    if not session.opened:
+    if not session.choice.checkpoints:
         raise InputError("random weights have no accuracy to lose; give --checkpoint")
     return study_masking(session.labelled(material.labelled), (3, 5, 7), session.choice.seed)
 

@@ -14,7 +14,6 @@ from sightline.hub import load
 from sightline.models.base import Arguments, VisionModel
 from sightline.models.factory import create_model, variant_name
 from sightline.models.weights.fit import fit_mechanism
-from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import at_size
 from sightline.tasks.registry import LABELLED
@@ -84,47 +83,31 @@ class StudyModel:
         }  # fmt: skip
 
 
-def open_checkpoints(choice: ModelChoice) -> list[Loaded]:
-    """Open the checkpoints of a choice.
+def make_models(choice: ModelChoice, device: torch.device, classes: int | None = None) -> list[StudyModel]:
+    """The models of a choice, in evaluation mode on a device.
+
+    Args:
+        classes: outputs of models with random weights.
 
     Raises:
         FileError: a file cannot be read, or is not a classifier.
-        InputError: a model has no attention blocks of sightline.
+        InputError: there is no such model, argument or mechanism, or a model has no attention blocks of sightline.
     """
-    found = []
+    found: list[StudyModel] = []
     for source in choice.checkpoints:
-        loaded = load(source, model=choice.name, model_args=dict(choice.args))
+        loaded = load(source, model=choice.name, model_args=choice.args)
         if loaded.task != LABELLED.name or not isinstance(loaded.card, ModelCard):
             raise FileError(f"{loaded.path}: expected a classifier, got a model for {loaded.task}")
         if not attention_blocks(loaded.model):
             raise InputError(f"{loaded.title} has no attention blocks of sightline; choose a model of `sightline list`")
-        found.append(loaded)
-    return found
-
-
-def make_models(
-    choice: ModelChoice, opened: Sequence[Loaded], device: torch.device, classes: int | None = None
-) -> list[StudyModel]:
-    """The models of a choice, in evaluation mode on a device.
-
-    Args:
-        opened: the checkpoints, from `open_checkpoints`.
-        classes: outputs of models with random weights.
-
-    Raises:
-        InputError: there is no such model, argument or mechanism.
-    """
-    found: list[StudyModel] = []
-    for source, loaded in zip(choice.checkpoints, opened, strict=True):
-        assert isinstance(loaded.card, ModelCard)
         card = loaded.card if choice.size is None else at_size(loaded.card, choice.size)
         base = StudyModel(loaded.title, loaded.title, loaded.model, card, source, None, choice.seed)
         found += [_with_attention(base, name) for name in choice.attention] or [base]
-    if not opened:
+    if not choice.checkpoints:
         found = [_random(choice, classes, name) for name in choice.attention or (None,)]
     for item in found:
         item.model.to(device)
-    return _titled(found, len(opened), len(choice.attention))
+    return _titled(found, len(choice.checkpoints), len(choice.attention))
 
 
 def _random(choice: ModelChoice, classes: int | None, attention: str | None) -> StudyModel:
