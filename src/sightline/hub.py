@@ -16,10 +16,10 @@ from sightline.models.weights.checkpoint import Checkpoint, Choice, build, choos
 from sightline.models.weights.fit import MismatchError
 from sightline.models.weights.identify import Identity, identify
 from sightline.models.weights.layouts import IGNORED, rename
-from sightline.models.weights.reader import Weights, find_weights, read_weights
+from sightline.models.weights.reader import Weights, read_weights
 from sightline.tasks.base import Loaded
 from sightline.tasks.public import open_public
-from sightline.tasks.registry import task_of
+from sightline.tasks.registry import LABELLED, task_of
 from sightline.util.device import choose_device
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import file_digest, write_atomic
@@ -61,9 +61,9 @@ def load(
         True
     """
     if not str(path).strip():
-        raise InputError("--checkpoint: the path is empty; give a run folder, or a file of weights")
+        raise InputError("checkpoint: the path is empty; give a run folder, or a file of weights")
     target = choose_device(device, "device") if isinstance(device, str) else device
-    weights = read_weights(find_weights(Path(path)) if Path(path).is_dir() else path)
+    weights = read_weights(path)
     spec = task_of(weights.metadata)
     if spec is None or model is not None or model_args:
         loaded = open_public(_classifier_weights(weights), model, model_args)
@@ -191,11 +191,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 def _classifier_weights(weights: Weights) -> Weights:
     """Reject weights of another task."""
-    what = {"segmentation": "a segmenter", "detection": "a detector"}.get(weights.metadata.get("task", ""))
-    if "sequences" in weights.metadata:
-        what = "a model of sequences"
-    if what is not None:
-        raise FileError(f"{weights.path}: {what}, not a classifier; `sightline eval` takes it as it is")
+    spec = task_of(weights.metadata)
+    if spec is not None and spec is not LABELLED:
+        raise FileError(f"{weights.path}: a model for {spec.name}, not a classifier; `sightline eval` takes it")
     return weights
 
 

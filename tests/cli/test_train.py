@@ -10,7 +10,8 @@ import yaml
 
 from sightline.cli.main import main
 from sightline.data.images import ImageError, load_image
-from sightline.engine.settings import all_keys, load_recipe, recipe_names, resolve, to_yaml
+from sightline.engine.settings import all_keys, load_recipe, recipe_names, to_yaml
+from sightline.engine.settings import configure as resolve
 from sightline.models.weights.reader import read_state
 from sightline.util.errors import FileError
 from tests.engine import warm

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sightline.engine.run_folder import differences
-from sightline.engine.settings import all_keys, load_recipe, resolve, to_yaml
+from sightline.engine.settings import all_keys, load_recipe, to_yaml
+from sightline.engine.settings import configure as resolve
 from sightline.tasks.classification.config import Config
 from sightline.tasks.detection.config import Config as DetectionConfig
 from sightline.tasks.registry import TASKS

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from sightline.cli.main import main
 from sightline.data.images import ImageError
 from sightline.data.order import Placement
-from sightline.engine.train import with_weights
 from sightline.tasks.registry import TASKS
 from sightline.util.errors import InputError, RunError
 from tests.engine.tiny import metrics, train, weights
@@ -258,7 +257,7 @@ def test_a_backbone_of_another_run(
     task = "segmentation" if target is segmentation else "detection"
     for checkpoint in (first, first / "checkpoints/best/model.safetensors"):
         config = target.config(data, tmp_path / "second", model={"checkpoint": str(checkpoint)})
-        made = TASKS[task].make(with_weights(config), Placement(torch.device("cpu"), 2), lambda *_: None)
+        made = TASKS[task].make(config, Placement(torch.device("cpu"), 2), lambda *_: None)
         (body,) = (module for name, module in made.model.named_modules() if name.endswith("backbone.body.model"))
         started = body.state_dict()
         made.close()
@@ -275,6 +274,6 @@ def test_a_backbone_of_another_run(
     ):
         assert main(["train", *given, "--out", str(tmp_path / "third"), *args]) == 2
         line = capsys.readouterr().err
-        assert line.startswith(f"sightline: error: {first / 'checkpoints/best/model.safetensors'}: ")
+        assert line.startswith(f"sightline: error: {first}: ")
         assert message in line
         assert line.count("\n") == 1

@@ -42,13 +42,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def start(arguments: list[str], processes: int, port: int) -> list[Warm]:
+    """Processes of one group that no launcher looks after."""
+    shared = {**ENVIRONMENT, "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    return [Warm(arguments, environment={**shared, **rank}) for rank in ranks]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "launcher"), [(4, "torchrun"), (2, "accelerate")])
-def test_same_losses_and_every_image_once(place: Path, processes: int, launcher: str) -> None:
+@pytest.mark.parametrize(("processes", "launcher"), [(4, None), (2, "torchrun"), (2, "accelerate")])
+def test_same_losses_and_every_image_once(place: Path, processes: int, launcher: str | None) -> None:
     out = place / f"{launcher}{processes}"
-    port = 29600 + processes + 10 * (launcher == "accelerate")
-    done = run(launched(command(place / "recipe.yaml", place / "images", out), processes, launcher, port))
-    assert done.returncode == 0, done.stderr
+    arguments = command(place / "recipe.yaml", place / "images", out)
+    if launcher is None:
+        for process in start(arguments[3:], processes, 29604):
+            _, errors = process.communicate()
+            assert process.returncode == 0, errors
+    else:
+        done = run(launched(arguments, processes, launcher, 29602 + 10 * (launcher == "accelerate")))
+        assert done.returncode == 0, done.stderr
     for one, many in zip(metrics(place / "one"), metrics(out), strict=True):
         assert many["train_loss"] == pytest.approx(one["train_loss"], rel=1e-5)
         assert many["val_loss"] == pytest.approx(one["val_loss"], rel=1e-4)
@@ -57,14 +69,12 @@ def test_same_losses_and_every_image_once(place: Path, processes: int, launcher:
     assert (out / "confusion.json").read_text() == (place / "one/confusion.json").read_text()
 
 
-def begin(place: Path, name: str) -> tuple[Path, list[Warm]]:
-    """Two processes that no launcher looks after, once they train."""
+def begin(place: Path, name: str, port: int) -> tuple[Path, list[Warm]]:
+    """Two processes, once they train."""
     out = place / name
     long = command(place / "recipe.yaml", place / "images", out, "--schedule.epochs", "2000", "--run.save_steps", "2",
                    "--run.eval_every", "1000", "--run.timeout", "60")[3:]  # fmt: skip
-    port = {"lost": "29641", "stopped": "29642"}[name]
-    shared = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    started = [Warm(long, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    started = start(long, 2, port)
     deadline = time.monotonic() + 120
     while not (out / "checkpoints/previous/manifest.json").exists():
         assert time.monotonic() < deadline
@@ -76,7 +86,7 @@ def begin(place: Path, name: str) -> tuple[Path, list[Warm]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [1])
 def test_a_killed_process_ends_the_others_with_a_message(place: Path, victim: int) -> None:
-    out, started = begin(place, "lost")
+    out, started = begin(place, "lost", 29641)
     os.kill(started[victim].pid, signal.SIGKILL)
     other = started[1 - victim]
     _, errors = other.communicate(timeout=90)
@@ -88,7 +98,7 @@ def test_a_killed_process_ends_the_others_with_a_message(place: Path, victim: in
 
 @pytest.mark.slow
 def test_sigterm_to_one_process_stops_all_and_saves(place: Path) -> None:
-    out, started = begin(place, "stopped")
+    out, started = begin(place, "stopped", 29642)
     started[1].terminate()
     results = [(process.communicate(timeout=90), process.returncode) for process in started]
     assert [code for _, code in results] == [75, 75], results

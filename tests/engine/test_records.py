@@ -17,7 +17,7 @@ from sightline.engine.evaluate import run_data
 from sightline.engine.report import write_report
 from sightline.engine.report.page import run_page
 from sightline.engine.report.record import read_record
-from sightline.engine.settings import resolve
+from sightline.engine.settings import configure as resolve
 from sightline.engine.state import Progress, capture, restore
 from sightline.util.errors import FileError, InputError
 from tests.engine.tiny import RECIPE, make_images, train

@@ -18,7 +18,8 @@ from torch import nn
 from sightline.engine.checkpoint import SaveError
 from sightline.engine.optimize import make_optimizer
 from sightline.engine.run_folder import RunFolder
-from sightline.engine.settings import load_recipe, resolve, to_yaml
+from sightline.engine.settings import configure as resolve
+from sightline.engine.settings import load_recipe, to_yaml
 from sightline.engine.signals import STOPPING, Stopped, StopSignals
 from sightline.engine.train import train as sightline_train
 from sightline.engine.trainer import NonFiniteError, Trainer
@@ -186,14 +187,15 @@ def test_a_compiled_model_is_the_same_model(images: Path, tmp_path: Path, monkey
     """Traced forward and backward and run as a graph; inductor's kernels would take a minute to build here."""
     real = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self, mode: real(self, backend="aot_eager"))
-    plain = {"model__drop_path": 0.0, "schedule__epochs": 1, "optim__name": "sgd"}
+    one = {**RECIPE["model"]["args"], "depths": 1}
+    plain = {"model__args": one, "model__drop_path": 0.0, "schedule__epochs": 1, "optim__name": "sgd", "ema__decay": 0}
     for compiled in (False, True):
         train(configure(images, tmp_path / str(compiled), model__compile=compiled, **plain))
     files = [tmp_path / name / "checkpoints/last/model.safetensors" for name in ("False", "True")]
-    one, other = (load_file(path) for path in files)
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        torch.testing.assert_close(value, other[key], rtol=1e-4, atol=1e-5)
+    eager, graph = (load_file(path) for path in files)
+    assert eager.keys() == graph.keys()
+    for key, value in eager.items():
+        torch.testing.assert_close(value, graph[key], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

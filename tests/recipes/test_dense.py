@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.engine.settings import load_recipe, recipe_names, resolve
+from sightline.engine.settings import configure as resolve
+from sightline.engine.settings import load_recipe, recipe_names
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.detection.model import Detector
 from sightline.tasks.segmentation.model import Segmenter

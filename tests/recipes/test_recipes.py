@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
+from sightline.engine.settings import configure as resolve
+from sightline.engine.settings import load_recipe, recipe_names, to_dict
 from sightline.models.weights.identify import build_empty
 from sightline.models.zoo import VARIANTS
 

@@ -1,14 +1,11 @@
 """`sightline bench`: measure operators and models in time and memory, next to their baselines."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, Progress, show
-from sightline.util.errors import InputError
 
 if TYPE_CHECKING:
     from sightline.bench import Report
@@ -75,9 +72,8 @@ def run(options: Options) -> int:
     from sightline.bench import benchmark
 
     try:
-        with _option_names(options):
-            given = {name: value for name, value in vars(options).items() if name != "json"}
-            report = benchmark(**given, progress=Progress)
+        given = {name: value for name, value in vars(options).items() if name != "json"}
+        report = benchmark(**given, progress=Progress)
     except KeyboardInterrupt as stop:
         if stop.args:
             print(f"sightline: measured so far: {' and '.join(map(str, stop.args))}", file=sys.stderr)
@@ -91,17 +87,6 @@ def run(options: Options) -> int:
         print(f"sightline: {line}", file=sys.stderr)
     print(f"wrote {', '.join(map(str, report.files))}", file=sys.stderr if options.json else sys.stdout)
     return 1 if failures else 0
-
-
-@contextmanager
-def _option_names(options: Options) -> Iterator[None]:
-    """Write the argument that an error names as the option that was typed."""
-    try:
-        yield
-    except InputError as error:
-        name, colon, rest = str(error).partition(":")
-        known = colon and name in vars(options) and name != "what"
-        raise InputError(f"--{name.replace('_', '-')}:{rest}" if known else str(error)) from error
 
 
 def _print(report: "Report", goals: bool) -> None:

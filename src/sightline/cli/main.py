@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sightline.cli import analyze, bench, convert, eval, info, lra, predict, train
 from sightline.cli import list as list_models
-from sightline.cli.options import Command, Group, Parser, parse
+from sightline.cli.options import Command, Group, Parser, name_options, parse
 from sightline.cli.output import one_line, quiet
 from sightline.util.errors import InputError, RunError
 from sightline.util.names import nearest
@@ -96,7 +96,10 @@ def _dispatch(argv: list[str]) -> int:
         options = parse(command, prog, rest)
     except SystemExit as done:  # after --help
         return int(done.code or 0)
-    return command.run(options) or 0
+    try:
+        return command.run(options) or 0
+    except InputError as error:
+        raise InputError(name_options(command, str(error))) from error
 
 
 def _without_command(group: Group, prog: str, argv: Sequence[str]) -> int:

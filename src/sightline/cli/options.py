@@ -108,6 +108,15 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
     return command.options(**given)
 
 
+def name_options(command: Command[T], text: str) -> str:
+    """A message that begins with arguments of a function, for a command line: `img_size: ...` -> `--img-size: ...`."""
+    names, colon, rest = text.partition(": ")
+    own = {item.name for item in fields(command.options) if not item.metadata.get("positional")}
+    if not own.issuperset(names.split(", ")):
+        return text
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names.split(", ")) + colon + rest
+
+
 def _add(parser: Parser, item: "Field[object]", kind: Any) -> None:
     """Add the argument of one field to the parser, or one for each key of a configuration."""
     if "keys" in item.metadata:

@@ -61,7 +61,7 @@ def evaluate(
     """
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     options = EvalOptions(
-        choose_device(device, "--device"), split, limit, size, labels, batch_size, workers, precision, on_error, slide,
+        choose_device(device), split, limit, size, labels, batch_size, workers, precision, on_error, slide,
         scales, flip, progress,
     )  # fmt: skip
     found = evaluate_label_sets(loaded, None if data is None else str(data), options)
@@ -70,12 +70,10 @@ def evaluate(
 
 def evaluate_label_sets(loaded: Loaded, data: str | None, options: EvalOptions) -> dict[str, Scores]:
     """Scores by label set: "usual" always, and "real" if `options.labels` asks for a second set, in one pass."""
-    if options.batch_size < 1:
-        raise InputError(f"--batch-size: expected at least 1 image; got {options.batch_size}")
-    if options.workers < 0:
-        raise InputError(f"--workers: expected 0 processes or more; got {options.workers}")
-    if options.limit is not None and options.limit < 1:
-        raise InputError(f"--limit: expected at least 1 image; got {options.limit}")
+    for name, least in (("batch_size", 1), ("workers", 0), ("limit", 1)):
+        given = getattr(options, name)
+        if given is not None and given < least:
+            raise InputError(f"{name}: expected at least {least}; got {given}")
     return TASKS[loaded.task].evaluate(loaded, data, run_data(loaded.path, loaded.task), options)
 
 

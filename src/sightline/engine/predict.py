@@ -49,11 +49,11 @@ def predict(
         photo.png True
     """
     if top < 1:
-        raise InputError(f"--top: expected at least 1 class; got {top}")
+        raise InputError(f"top: expected at least 1 class; got {top}")
     if not 0 <= score <= 1:
-        raise InputError(f"--score: expected 0 to 1; got {score:g}")
+        raise InputError(f"score: expected 0 to 1; got {score:g}")
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
-    options = PredictOptions(choose_device(device, "--device"), top, size, score, on_error)
+    options = PredictOptions(choose_device(device), top, size, score, on_error)
     several: Iterable[ImageSource]
     if isinstance(images, str | Path):
         several = find_images([str(images)])

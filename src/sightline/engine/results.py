@@ -28,40 +28,28 @@ def write_scores(folder: str | Path, facts: Mapping[str, Any]) -> list[Path]:
         InputError: a file cannot be written.
     """
     folder = Path(folder)
-    text = json.dumps(facts, indent=1) + "\n"
     written = [folder / "eval.json"]
-    write_result(written[0], lambda path: path.write_text(text, encoding="utf-8"))
-    if "results" in facts:
-        for result in facts["results"]:
-            ending = f"-{format_size(result['img_size'])}"
-            written += _write_tables(folder, facts["classes"], result["per_class"], result["confusion"], ending)
-        return written
-    classes = facts.get("classes") or [row["class"] for row in facts["per_class"]]
-    return [*written, *_write_tables(folder, classes, facts["per_class"], facts.get("confusion"))]
-
-
-def _write_tables(
-    folder: Path,
-    classes: Sequence[str],
-    rows: Sequence[Mapping[str, object]] | None,
-    confusion: list[list[int]] | None,
-    ending: str = "",
-) -> list[Path]:
-    """Write the rows by class, and the matrix with one row per true class."""
-    written = []
-    if rows:
-        written.append(folder / f"per_class{ending}.csv")
-        _write_csv(written[-1], [list(rows[0]), *(list(row.values()) for row in rows)])
-    if confusion:
-        written.append(folder / f"confusion{ending}.csv")
-        lines = [[name, *counts] for name, counts in zip(classes, confusion, strict=True)]
-        _write_csv(written[-1], [["true class", *classes], *lines])
-        written.append(folder / f"confusion{ending}.png")
-        write_figure(written[-1], confusion_figure(classes, confusion))
+    _write(written[0], json.dumps(facts, indent=1) + "\n")
+    for result in facts.get("results", [facts]):
+        ending = "" if result is facts else f"-{format_size(result['img_size'])}"
+        rows, confusion = result["per_class"], result.get("confusion")
+        classes = facts.get("classes") or [row["class"] for row in rows]
+        if rows:
+            written.append(folder / f"per_class{ending}.csv")
+            _write(written[-1], _csv([list(rows[0]), *(list(row.values()) for row in rows)]))
+        if confusion:
+            written += [folder / f"confusion{ending}.csv", folder / f"confusion{ending}.png"]
+            lines = [[name, *counts] for name, counts in zip(classes, confusion, strict=True)]
+            _write(written[-2], _csv([["true class", *classes], *lines]))
+            write_figure(written[-1], confusion_figure(classes, confusion))
     return written
 
 
-def _write_csv(path: Path, lines: Iterable[Sequence[object]]) -> None:
+def _csv(lines: Iterable[Sequence[object]]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(lines)
-    write_result(path, lambda target: target.write_text(text.getvalue(), encoding="utf-8", newline=""))
+    return text.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    write_result(path, lambda target: target.write_text(text, encoding="utf-8", newline=""))

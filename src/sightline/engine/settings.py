@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from sightline.engine.schema import Key, build, keys, sections
 from sightline.tasks.config import RunConfig
@@ -88,11 +89,6 @@ def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | No
     return config
 
 
-def resolve(recipe: Mapping[str, object], texts: Mapping[str, str] | None = None) -> Any:
-    """`configure` with overrides as on a command line, where values are texts."""
-    return configure(recipe, {key: parse(text) for key, text in (texts or {}).items()})
-
-
 def parse(text: str) -> object:
     """The value of a text on the command line: YAML, or the text itself if it is blank or not YAML."""
     if not text.strip():
@@ -148,10 +144,5 @@ def dump(values: Mapping[str, object]) -> str:
 
 def to_dict(config: RunConfig) -> Recipe:
     """The configuration as nested dictionaries and lists."""
-    return {name: _plain(value) for name, value in asdict(config).items()}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+    plain: Recipe = to_jsonable_python(asdict(config))
+    return plain

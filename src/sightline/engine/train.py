@@ -2,9 +2,9 @@
 
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +17,6 @@ from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.settings import configure, load_recipe, recipe_names, to_dict
 from sightline.engine.signals import StopSignals, listening
 from sightline.engine.trainer import Trainer
-from sightline.models.weights.reader import find_weights
 from sightline.tasks.base import Task
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
@@ -124,7 +123,7 @@ def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerato
     try:
         wait(accelerator.device)
         with signals.at_once():
-            task = TASKS[config.task].make(with_weights(config), _placement(config, accelerator), _note)
+            task = TASKS[config.task].make(config, _placement(config, accelerator), _note)
         trainer = Trainer(config, task, accelerator, folder, signals, _board(config, folder))
         _introduce(trainer, path)
         checkpoints = Checkpoints(path / "checkpoints", trainer.printer.line)
@@ -146,17 +145,6 @@ def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerato
             task.close()
         if folder is not None:
             folder.close()
-
-
-def with_weights(config: Any) -> Any:
-    """The configuration with a file of weights in place of every run folder that a `checkpoint` names."""
-    changed = {}
-    for item in fields(config):
-        section: Any = getattr(config, item.name)
-        checkpoint = getattr(section, "checkpoint", None)
-        if is_dataclass(section) and checkpoint is not None and Path(checkpoint).is_dir():
-            changed[item.name] = replace(section, checkpoint=str(find_weights(Path(checkpoint))))  # type: ignore[type-var]
-    return replace(config, **changed)
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sightline.data.order import Placement
-from sightline.engine.settings import load_recipe, resolve
+from sightline.engine.settings import configure as resolve
+from sightline.engine.settings import load_recipe
 from sightline.tasks.classification import loaders as feeds
 from sightline.tasks.classification.config import Augment, Data
 from sightline.tasks.classification.task import Classification

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sightline.engine.settings import resolve
+from sightline.engine.settings import configure as resolve
 
 COLOURS = {1: (200, 40, 40), 7: (40, 60, 220)}  # by category: square, disc
 BACKBONE = {"depths": [1, 1, 1, 1], "embed_dims": [16, 32, 40, 64], "num_heads": [1, 2, 5, 8]}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sightline.engine.settings import resolve
+from sightline.engine.settings import configure as resolve
 
 CLASSES = ("ground", "square", "disc")
 COLOURS = np.array([[40, 60, 40], [200, 40, 40], [40, 60, 220]])

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from sightline.cli.main import main
 from sightline.data.order import Placement
 from sightline.engine.arena import configure as configure_arena
-from sightline.engine.settings import load_recipe, recipe_names, resolve, to_dict
+from sightline.engine.settings import configure as resolve
+from sightline.engine.settings import load_recipe, recipe_names, to_dict
 from sightline.hub import load
 from sightline.models.sequence import SEQUENCE_MODELS
 from sightline.tasks.sequences import arena

@@ -8,7 +8,7 @@ The template escapes all text: a class may be called `<script>`.
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,6 @@ class Picture:
     data: bytes
     alt: str
     format: str = "png"
-    kind: str = field(default="picture", init=False)
 
     @classmethod
     def read(cls, path: Path, alt: str) -> "Picture":
@@ -55,7 +54,6 @@ class Table:
     columns: Sequence[str] = ()
     numeric: frozenset[int] = frozenset()
     caption: str = ""
-    kind: str = field(default="table", init=False)
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class Cards:
     """Large numbers, each as (label, value)."""
 
     pairs: Sequence[tuple[str, str]]
-    kind: str = field(default="cards", init=False)
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,6 @@ class Text:
 
     text: str
     style: str = "note"
-    kind: str = field(default="text", init=False)
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,6 @@ class Code:
     """Preformatted text."""
 
     text: str
-    kind: str = field(default="code", init=False)
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,6 @@ class Columns:
     """Blocks next to each other, if the page is wide enough."""
 
     blocks: Sequence["Block"]
-    kind: str = field(default="columns", init=False)
 
 
 Block = Picture | Table | Cards | Text | Code | Columns

@@ -63,12 +63,12 @@ def find_weights(folder: Path) -> Path:
 
 
 def read_weights(path: str | Path) -> Weights:
-    """Read a `.safetensors` file or a pickled checkpoint, header and tensors in one pass.
+    """Read a `.safetensors` file or a pickled checkpoint, header and tensors in one pass; of a run folder the best one.
 
     Raises:
         FileError: the file is missing, empty, truncated, not a checkpoint, or would execute code.
     """
-    path = Path(path)
+    path = find_weights(Path(path)) if Path(path).is_dir() else Path(path)
     if not path.is_file():
         raise FileError(f"{path}: no such file; give the path of a checkpoint")
     if not os.access(path, os.R_OK):
