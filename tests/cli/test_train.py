@@ -203,6 +203,13 @@ def test_print_config_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert to_yaml(resolve(load_recipe(str(tmp_path / "again.yaml")))) == shown
 
 
+@pytest.mark.parametrize("path", ["runs/hash #1", "colon: x", "<b>x</b>", "2024", "1e3", "yes", "trailing ", "[a]"])
+def test_paths_are_what_was_typed(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--out", path, "--data", path, "--print_config"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["run"]["folder"], shown["data"]["path"]) == (path, path)
+
+
 def test_every_recipe_resolves() -> None:
     names = recipe_names()
     assert {"quick", "imagenette", "cifar10", "finetune"} <= set(names)

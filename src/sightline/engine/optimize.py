@@ -21,11 +21,8 @@ def scaled_lr(config: RunConfig) -> float:
 def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
     """The optimizer; 1-d parameters and those that the model names are not decayed."""
     optim = config.optim
-    options: dict[str, object] = {**optim.args}
-    if optim.eps is not None:
-        options["eps"] = optim.eps
-    if optim.betas is not None:
-        options["betas"] = optim.betas
+    given = {"eps": optim.eps, "betas": optim.betas}
+    options = {**optim.args, **{key: value for key, value in given.items() if value is not None}}
     if optim.name not in list_optimizers():
         remedy = nearest(optim.name, list_optimizers(), "timm.optim.list_optimizers() shows all")
         raise InputError(f"optim.name: no optimizer {optim.name!r}; {remedy}")

@@ -5,6 +5,7 @@ config = configure(load_recipe("imagenette"), {"optim.lr": 1e-3, "data.path": "p
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,13 @@ def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | No
     return config
 
 
-def parse(text: str) -> object:
-    """The value of a text on the command line: YAML, or the text itself if it is blank or not YAML."""
-    if not text.strip():
+def parse(text: str, key: str = "") -> object:
+    """The value of a text on the command line: YAML, or the text itself if it is blank or not YAML.
+
+    For a `key` that holds text, such as a path, it is what was typed, except `null`.
+    """
+    holds_text = key in all_keys() and all_keys()[key].type in (str, str | None)
+    if not text.strip() or (holds_text and text != "null"):
         return text
     try:
         return yaml.safe_load(text)
@@ -108,6 +113,7 @@ def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Recipe:
     return merged
 
 
+@cache
 def all_keys() -> dict[str, Key]:
     """Every `section.key` of any task with its field; tasks that share a key share its help."""
     found: dict[str, Key] = {}

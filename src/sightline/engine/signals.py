@@ -23,25 +23,27 @@ class Stopped(RunError):
 
 
 class StopSignals:
-    """A context that records the signals of STOPPING in `received`; a second SIGINT interrupts at once."""
+    """A context that records in `received` a signal of STOPPING or a closed standard output.
+
+    A second SIGINT interrupts at once.
+    """
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self._before: dict[int, Any] = {}  # handlers of the signal module
+        self._handlers: dict[int, Any] = {}  # of the signal module
+        self._stdout = sys.stdout
         self._deferred = True  # until the end of an update
 
     def __enter__(self) -> "StopSignals":
-        for name in STOPPING:
-            if hasattr(signal, name):
-                number = getattr(signal, name)
-                try:
-                    self._before[number] = signal.signal(number, self._record)
-                except ValueError:  # only the main thread may set handlers
-                    break
+        sys.stdout = _Output(self._stdout, self)
+        with suppress(ValueError):  # only the main thread may set handlers
+            for number in (getattr(signal, name) for name in STOPPING if hasattr(signal, name)):
+                self._handlers[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        sys.stdout = self._stdout
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     @contextmanager
@@ -88,14 +90,3 @@ class _Output:
         self._signals.received = self._signals.received or gone
         with suppress(OSError, ValueError):  # discard the rest
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
-
-@contextmanager
-def listening(signals: StopSignals) -> Iterator[None]:
-    """A context in which a closed standard output stops a run as a signal does."""
-    before = sys.stdout
-    sys.stdout = _Output(before, signals)
-    try:
-        yield
-    finally:
-        sys.stdout = before

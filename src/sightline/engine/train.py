@@ -15,7 +15,7 @@ from sightline.engine.progress import clock
 from sightline.engine.records import Row
 from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.settings import configure, load_recipe, recipe_names, to_dict
-from sightline.engine.signals import StopSignals, listening
+from sightline.engine.signals import StopSignals
 from sightline.engine.trainer import Trainer
 from sightline.tasks.base import Task
 from sightline.tasks.config import RunConfig
@@ -97,7 +97,7 @@ def train(
         print(f"{path.with_name(name)} holds another run, or a complete one; this is {path}", flush=True)
     accelerator = make_accelerator(config.run)
     try:
-        with StopSignals() as signals, listening(signals), peers():
+        with StopSignals() as signals, peers():
             return _run(config, path, resuming, accelerator, signals)
     except torch.OutOfMemoryError as error:
         raise RunError(f"out of memory; lower batch.size or raise batch.accumulate ({_first_line(error)})") from error
