@@ -25,10 +25,10 @@ def data_section(given: str | None, known: Data | None, split: str | None = None
     """Where the images to evaluate are: as given, else as in the configuration of the run."""
     if given is None:
         if known is None:
-            raise InputError("--data: name the images to evaluate; only a run folder records its own")
+            raise InputError("data: name the images to evaluate; only a run folder records its own")
         return replace(known, val_split=split or known.val_split)
     if not given.strip():
-        raise InputError("--data: the path is empty; give a folder, a tar file or hfds/NAME")
+        raise InputError("data: the path is empty; give a folder, a tar file or hfds/NAME")
     path, columns = Path(given), known or Data()
     data = Data(image_key=columns.image_key, label_key=columns.label_key)
     if split is None and path.is_dir() and _is_split(path):

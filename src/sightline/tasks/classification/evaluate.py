@@ -32,7 +32,7 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
         "usual", and "real" if `options.labels` is real or a JSON file.
     """
     if options.slide or options.scales or options.flip:
-        raise InputError("--slide, --scales, --flip: for segmentation; leave them out for a classifier")
+        raise InputError("slide, scales, flip: for segmentation; leave them out for a classifier")
     assert isinstance(loaded.card, ModelCard)
     assert section is None or isinstance(section, Data)
     chosen = data_section(data, section, options.split)
@@ -111,7 +111,7 @@ def _tables(labels: str, split: Split, positions: Sequence[int], known: Sequence
     tables = {"usual": torch.tensor([positions[target] for target in split.targets])}
     if labels not in WAYS:
         if labels != "real" and not Path(labels).is_file():
-            raise InputError(f"--labels: expected names, order, v2, real or a JSON file; got {labels!r}")
+            raise InputError(f"labels: expected names, order, v2, real or a JSON file; got {labels!r}")
         files = [split.name(i) for i in range(len(split))]
         tables["real"] = real_labels(files, known, None if labels == "real" else labels)
     return tables

@@ -57,11 +57,11 @@ def eval_section(kind: type[D], task: str, data: str | None, section: object, op
     Raises:
         InputError: no data are given, the run is of another task, or an option is not for this task.
     """
-    given = {"--img-size": options.img_size is not None, "--labels": options.labels != "names"}
+    given = {"img_size": options.img_size is not None, "labels": options.labels != "names"}
     if wrong := [name for name, is_given in given.items() if is_given]:
         raise InputError(f"{', '.join(wrong)}: for classifiers; leave it out for {task}")
     if section is None and data is None:
-        raise InputError("--data: missing; give the images to evaluate on (only a run folder records its own)")
+        raise InputError("data: missing; give the images to evaluate on (only a run folder records its own)")
     section = section or kind()
     assert isinstance(section, kind), "a run has the configuration of its task"
     return replace(
@@ -75,7 +75,7 @@ def evaluate_split(
 ) -> dict[str, Scores]:
     """The result of `sightline.evaluate`, under the one set of labels that these tasks have."""
     if split.classes != loaded.classes:
-        raise InputError(f"--data: the classes of {split.title} are not those of {loaded.path}; give the same classes")
+        raise InputError(f"data: the classes of {split.title} are not those of {loaded.path}; give the same classes")
     broken = BrokenImages(options.on_error, SKIP)
     loader = eval_loader(split, scorer.card, options.workers, broken)
     batches = loader.batches(partial(chunks, len(split), options.batch_size))

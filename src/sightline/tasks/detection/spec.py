@@ -89,7 +89,7 @@ def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
 
 def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOptions) -> dict[str, Scores]:
     """COCO's average precision of boxes and masks, overall and per class."""
-    given = {"--slide": options.slide, "--scales": options.scales, "--flip": options.flip}
+    given = {"slide": options.slide, "scales": options.scales, "flip": options.flip}
     if wrong := [name for name, value in given.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for segmentation; leave it out for a detector")
     card = cast(Card, loaded.card)
@@ -119,8 +119,6 @@ class Detected(Prediction):
 
 def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
     """The objects with at least `options.score`; `found` has class, score and box, the most certain first."""
-    if not 0 <= options.score <= 1:
-        raise InputError(f"--score: expected a number from 0 to 1, got {options.score:g}")
     names = loaded.classes
 
     def detect(model: nn.Module, pixels: Tensor, file: str, image: Image.Image) -> Detected:

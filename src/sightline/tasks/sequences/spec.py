@@ -32,15 +32,15 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
         section: the section `data` of the run; by default the data as published.
     """
     given = {
-        "--img-size": options.img_size, "--labels": options.labels != "names", "--limit": options.limit,
-        "--slide": options.slide, "--scales": options.scales, "--flip": options.flip,
+        "img_size": options.img_size, "labels": options.labels != "names", "limit": options.limit,
+        "slide": options.slide, "scales": options.scales, "flip": options.flip,
     }  # fmt: skip
     if names := [name for name, value in given.items() if value]:
         raise InputError(f"{', '.join(names)}: for images; leave it out for sequences")
     card, split = loaded.card, options.split or "test"
     assert isinstance(card, SequenceCard)
     if split not in SPLITS:
-        raise InputError(f"--split: expected one of {', '.join(SPLITS)}; got {split!r}")
+        raise InputError(f"split: expected one of {', '.join(SPLITS)}; got {split!r}")
     chosen = section if isinstance(section, Data) else Data(name=card.task)  # type: ignore[arg-type]
     if card.task != chosen.name:
         raise InputError(f"{loaded.path}: a model of {card.task}, and the data are of {chosen.name}")
