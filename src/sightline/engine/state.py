@@ -40,6 +40,7 @@ class Progress:
         epoch, batch: the next epoch and the next update in it; batch is the number of updates per epoch once only the
             evaluation is left.
         step: updates so far, skipped ones included.
+        logged: epochs with a line in the metrics.
         loss_sum, losses: of the updates of this epoch so far.
         skipped: updates skipped because of non-finite numbers.
         best, best_epoch: the best evaluation.
@@ -50,6 +51,7 @@ class Progress:
     epoch: Count = 0
     batch: Count = 0
     step: Count = 0
+    logged: Count = 0
     loss_sum: FiniteFloat = 0.0
     losses: Count = 0
     skipped: Count = 0
@@ -115,7 +117,8 @@ def restore(
     Raises:
         FileError: it is damaged, or belongs to another model or optimizer.
     """
-    progress = check(TypeAdapter(Progress), saved.record, saved.path)
+    before_logged = {"logged": saved.record.get("epoch")}  # of checkpoints without it
+    progress = check(TypeAdapter(Progress), before_logged | saved.record, saved.path)
     try:
         own = {key.removeprefix("model/"): value for key, value in saved.tensors.items() if key.startswith("model/")}
         weights = dict(own if average is not None else saved.weights)

@@ -136,7 +136,7 @@ def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerato
         if folder is not None:
             if not resumed:
                 folder.describe(config, task.card.classes, _device(accelerator))
-            folder.rewind(trainer.progress.epoch)
+            folder.rewind(trainer.progress.logged)
         trainer.fit()
         history = [] if folder is None else _conclude(trainer, folder)
         return Run(path, trainer.progress.best, trainer.spec.best, history)

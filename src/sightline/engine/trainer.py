@@ -85,6 +85,8 @@ class Trainer:
             return False
         self._check_data(saved)
         self.progress = restore(saved, self.raw, self.average, self.optimizer, self.accelerator.scaler)
+        if not self._complete():
+            self.progress.logged = self.progress.epoch
         self.task.broken.update(dict.fromkeys(self.progress.broken))
         where = f"epoch {self.progress.epoch + 1}, update {self.progress.batch}"
         self.printer.line(f"resuming from {saved.path}: {where}, step {self.progress.step}")
@@ -108,11 +110,17 @@ class Trainer:
             SaveError: a checkpoint could not be written.
         """
         try:
-            while self.progress.epoch < self.epochs and not self._max_steps_reached():
+            while not self._complete():
                 self._train_epoch()
                 self._finish_epoch()
         finally:
             self.printer.stop()
+
+    def _complete(self) -> bool:
+        """Whether the last epoch is trained, evaluated and logged; run.max_steps may end it before its last update."""
+        here = self.progress
+        logged = not here.batch or here.logged > here.epoch
+        return here.epoch >= self.epochs or (self._max_steps_reached() and logged)
 
     def _max_steps_reached(self) -> bool:
         limit = self.config.run.max_steps
@@ -191,7 +199,7 @@ class Trainer:
         def on_batch(count: int) -> None:
             nonlocal done
             done += count * self.accelerator.num_processes
-            self.printer.note("evaluation", min(done, images), images)
+            self.printer.show("evaluation", min(done, images), images)
             if self.signals.received and self.accelerator.num_processes == 1:  # several processes agree at the end
                 self._stop()
 
@@ -220,6 +228,7 @@ class Trainer:
             self._keep_best(values.get(self.spec.best), evaluation)
         if here.skipped or self.task.broken:
             values |= {"skipped_batches": here.skipped, "skipped_images": len(self.task.broken)}
+        here.logged += 1
         if self.folder is not None:
             self.folder.log(values)
         if self.board is not None:
