@@ -1,11 +1,20 @@
 """Evaluation over batches: the same as over all images at once, and the model is left as it was."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from sightline.tasks.evaluation import Evaluation, evaluate, evaluate_tables
+from sightline.tasks.classification.evaluate import LabelSetScorer
+from sightline.tasks.evaluation import LabelScorer, Result
 from sightline.tasks.metrics import NO_LABEL, scores, statistics
+
+CPU = torch.device("cpu")
+
+
+def evaluate(model: nn.Module, loader: list[tuple], classes: int, **options: Any) -> Result:
+    return LabelScorer(classes, CPU).evaluate(model, loader, **options)
 
 
 def make(images: int = 50, size: int = 8) -> tuple[nn.Module, torch.Tensor, torch.Tensor, list[tuple]]:
@@ -21,8 +30,8 @@ def test_batches_are_the_whole() -> None:
     result = evaluate(model, loader, 4, on_batch=seen.append)
     assert sum(seen) == result.images == 50
     assert model.training  # and yet no dropout:
-    assert result.scores == pytest.approx(scores(statistics(model.eval()(data), labels)))
-    assert dict(result) == result.scores
+    assert result.values == pytest.approx(scores(statistics(model.eval()(data), labels)))
+    assert dict(result) == result.values
 
 
 def test_padding_counts_no_image_twice() -> None:
@@ -38,27 +47,27 @@ def test_several_sets_of_labels_in_one_pass() -> None:
     sets[10] = False
     places = torch.arange(50)
     loader = list(zip(data.split(7), places.split(7), strict=True))
-    found = evaluate_tables(model, loader, 4, {"labels": labels, "real": sets})
+    found = LabelSetScorer(4, CPU, {"labels": labels, "real": sets}).evaluate(model, loader)
     direct = evaluate(model, list(zip(data.split(7), labels.split(7), strict=True)), 4)
-    assert found["labels"].scores == pytest.approx(direct.scores)
+    assert found["labels"].values == pytest.approx(direct.values)
     assert found["real"].images == 49
 
 
 def test_processes_add_up() -> None:
     model, _, _, loader = make()
     whole = evaluate(model, loader, 4)
-    halves = [evaluate(model, part, 4) for part in (loader[:3], loader[3:])]
-    others = iter(halves[1].total.tensors())
+    other = LabelScorer(4, CPU)
+    other.evaluate(model, loader[3:])
+    others = iter(other.total.tensors())
     joined = evaluate(model, loader[:3], 4, reduce=lambda tensor: tensor + next(others))
-    assert joined.scores == pytest.approx(whole.scores)
+    assert joined.values == pytest.approx(whole.values)
 
 
 def test_a_process_without_images() -> None:
     model, _, _, loader = make()
-    empty = evaluate(model, [], 4)
-    assert empty.images == 0
-    joined = Evaluation(empty.total + evaluate(model, loader, 4).total, 0.0)
-    assert joined.images == 50
+    scorer = LabelScorer(4, CPU)
+    assert scorer.evaluate(model, []).images == 0
+    assert scorer.evaluate(model, loader).images == 50
 
 
 def test_autocast_is_used() -> None:

@@ -1,12 +1,12 @@
 """Evaluation of a classifier on a folder, archive or dataset, against one or two label sets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline.data.labels import WAYS, in_words, match, real_labels
 from sightline.data.splits import Split
@@ -15,7 +15,7 @@ from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import data_section, open_split
 from sightline.tasks.classification.predict import input_errors
-from sightline.tasks.evaluation import Evaluation, evaluate_tables
+from sightline.tasks.evaluation import Gather, LabelBatch, LabelScorer, Reduce, Result, Scorer
 from sightline.tasks.preprocess import at_size, one_pass
 from sightline.util.errors import InputError
 from sightline.util.names import format_size
@@ -52,16 +52,16 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
     size = card.input_size[1:]
     return {
         key: Scores(
-            one.scores,
-            one.per_class(names) if int(one.total.targets.sum()) else [],
-            one.confusion if one.confusion.numel() else None,
+            one.values,
+            one.per_class(names) if sum(one.by_class["images"]) else [],
+            one.confusion if one.confusion is not None and one.confusion.numel() else None,
             one.images,
             one.seconds,
             split.title,
             size,
             tuple(broken),
             notes,
-            int(one.total.nonfinite),
+            one.nonfinite,
             {"classes": len(split.classes), "count": len(split)},
         )
         for key, one in found.items()
@@ -71,21 +71,34 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
 def _run(
     loaded: Loaded, card: ModelCard, split: Split, tables: dict[str, Tensor], broken: dict[str, None],
     options: EvalOptions,
-) -> dict[str, Evaluation]:  # fmt: skip
+) -> dict[str, Result]:  # fmt: skip
     """One pass over the images; fills `broken` with messages about those that are skipped."""
-    size = format_size(card.input_size[1:])
+    size, model = format_size(card.input_size[1:]), loaded.model.to(options.device)
     on_broken = broken.setdefault if options.on_error == "skip" else None
-    cuda = options.device.type == "cuda"
-    batches = one_pass(split, card, options.batch_size, options.workers, on_broken, cuda)
-    model = loaded.model.to(options.device)
-    with (
-        options.progress(len(split), size) if options.progress else nullcontext() as advance,
-        input_errors(loaded, size),
-    ):
-        return evaluate_tables(
-            model, batches, int(model.num_classes), tables, device=options.device,  # type: ignore[arg-type]
-            precision=options.precision, on_batch=advance,
-        )  # fmt: skip
+    pin = options.device.type == "cuda"
+    batches = one_pass(split, card, options.batch_size, options.workers, on_broken, pin)
+    scorer = LabelSetScorer(int(model.num_classes), options.device, tables)  # type: ignore[arg-type]
+    bar = options.progress(len(split), size) if options.progress else nullcontext()
+    with bar as advance, input_errors(loaded, size):
+        return scorer.evaluate(model, batches, options.precision, on_batch=advance)
+
+
+class LabelSetScorer(Scorer[LabelBatch, dict[str, Result]]):
+    """Scores against several tables of labels, indexed by the batches, in one pass."""
+
+    def __init__(self, classes: int, device: torch.device, tables: Mapping[str, Tensor]) -> None:
+        super().__init__(device)
+        self.scorers = {name: LabelScorer(classes, device, table) for name, table in tables.items()}
+
+    def add(self, model: nn.Module, batch: LabelBatch) -> int:
+        images, indices = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+        logits = model(images)
+        for scorer in self.scorers.values():
+            scorer.count(logits, indices)
+        return len(images)
+
+    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> dict[str, Result]:
+        return {name: scorer.result(reduce, gather, seconds) for name, scorer in self.scorers.items()}
 
 
 def _limit_note(data: Data, options: EvalOptions) -> list[str]:

@@ -28,8 +28,7 @@ from sightline.tasks.create import restore
 from sightline.tasks.dense.card import DenseCard, H
 from sightline.tasks.dense.config import DenseData
 from sightline.tasks.dense.data import Split
-from sightline.tasks.dense.evaluation import Scorer
-from sightline.tasks.dense.task import eval_loader
+from sightline.tasks.dense.task import DenseScorer, eval_loader
 from sightline.tasks.dense.transforms import InferenceTransform
 from sightline.util.errors import InputError
 
@@ -71,7 +70,7 @@ def eval_section(kind: type[D], task: str, data: str | None, section: object, op
 
 
 def evaluate_split(
-    loaded: Loaded, split: Split[Any, Truth], scorer: Scorer[H, tuple[Tensor, Truth]], options: EvalOptions
+    loaded: Loaded, split: Split[Any, Truth], scorer: DenseScorer[H, tuple[Tensor, Truth]], options: EvalOptions
 ) -> dict[str, Scores]:
     """The result of `sightline.evaluate`, under the one set of labels that these tasks have."""
     if split.classes != loaded.classes:

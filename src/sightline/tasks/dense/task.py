@@ -1,7 +1,6 @@
 """Training tasks of segmentation and detection: order, loaders, images that could not be used."""
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -12,12 +11,11 @@ from torch import Tensor, nn
 
 from sightline.data.loader import BrokenImages, ItemLoader, Items
 from sightline.data.order import Placement
-from sightline.tasks.base import Advance
-from sightline.tasks.dense.card import DenseCard
+from sightline.tasks.dense.card import DenseCard, H
 from sightline.tasks.dense.config import DenseData
 from sightline.tasks.dense.data import Split
-from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce, Scorer
 from sightline.tasks.dense.transforms import EvalTransform
+from sightline.tasks.evaluation import Result, ScoredTask, Scorer
 
 Target = TypeVar("Target")  # annotations as read
 Item = TypeVar("Item")  # an example, augmented
@@ -25,7 +23,15 @@ Truth = TypeVar("Truth")  # what predictions are compared with
 Augmented = Callable[[Image.Image, Target, random.Random], Item]
 
 
-class DenseTask(ABC, Generic[Target, Item, Truth]):
+class DenseScorer(Scorer[list[Item], Result], Generic[H, Item]):
+    """Scores images, which may differ in size, as the card of the model says."""
+
+    def __init__(self, card: DenseCard[H], device: torch.device) -> None:
+        super().__init__(device)
+        self.card = card
+
+
+class DenseTask(ScoredTask[list[tuple[Tensor, Truth]]], Generic[Target, Item, Truth]):
     """Images to train on and to evaluate, read by loader processes; a subclass adds the model and the loss.
 
     Args:
@@ -65,23 +71,9 @@ class DenseTask(ABC, Generic[Target, Item, Truth]):
         """The items of an epoch's micro-batches, from update `start` on."""
         return self.train_loader.batches(partial(self.order.keys, epoch, start))
 
-    @abstractmethod
-    def scorer(self, device: torch.device) -> Scorer[Any, tuple[Tensor, Truth]]:
-        """Scores the evaluation images."""
-
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        device: torch.device,
-        precision: str,
-        reduce: Reduce | None = None,
-        gather: Gather | None = None,
-        on_batch: Advance | None = None,
-    ) -> DenseResult:
-        """Score the evaluation images, each once over all processes; those that cannot be used are left out."""
-        batches = self.eval_loader.batches(partial(self.placement.evaluation_keys, self.images))
-        return self.scorer(device).evaluate(model, batches, precision, reduce, gather, on_batch)
+    def evaluation(self) -> Iterator[list[tuple[Tensor, Truth]]]:
+        """This process's images to evaluate, in batches; those that cannot be used are left out."""
+        return self.eval_loader.batches(partial(self.placement.evaluation_keys, self.images))
 
     def close(self) -> None:
         """End the loader processes."""

@@ -8,18 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce, Scorer
+from sightline.tasks.dense.task import DenseScorer
 from sightline.tasks.dense.transforms import normalize
 from sightline.tasks.detection.coco import Json, to_coco
 from sightline.tasks.detection.data import Split
 from sightline.tasks.detection.model import Card, Head, in_original
+from sightline.tasks.evaluation import Gather, Reduce, Result
 
 KINDS = {"box": "bbox", "mask": "segm"}
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 Item = tuple[Tensor, int]  # uint8 image (3, h, w), index in the split
 
 
-def score(truth: Json, found: list[Json], masks: bool, seconds: float = 0.0) -> DenseResult:
+def score(truth: Json, found: list[Json], masks: bool, seconds: float = 0.0) -> Result:
     """`box_ap`, `box_ap50`, ..., `mask_ap`, ... in percent, of sizes that occur; by class `box_ap` and `mask_ap`.
 
     Args:
@@ -32,7 +33,7 @@ def score(truth: Json, found: list[Json], masks: bool, seconds: float = 0.0) -> 
     for name in ("box", "mask") if masks else ("box",):
         figures, by_class[f"{name}_ap"] = _evaluate(truth, found, KINDS[name])
         values |= {f"{name}_{key}": v for key, v in zip(NAMES, figures, strict=True) if not math.isnan(v)}
-    return DenseResult(values, by_class, len(truth["images"]), seconds)
+    return Result(values, by_class, len(truth["images"]), seconds)
 
 
 def _evaluate(truth: Json, found: list[Json], kind: str) -> tuple[list[float], list[float]]:
@@ -54,7 +55,7 @@ def _evaluate(truth: Json, found: list[Json], kind: str) -> tuple[list[float], l
     return figures.tolist(), by_class.tolist()
 
 
-class ObjectScorer(Scorer[Head, Item]):
+class ObjectScorer(DenseScorer[Head, Item]):
     """Collects what is found in the images of a split, which may differ in size; those left out do not count."""
 
     def __init__(self, card: Card, device: torch.device, split: Split) -> None:
@@ -63,7 +64,7 @@ class ObjectScorer(Scorer[Head, Item]):
         self.rows: list[Json] = []
         self.seen: list[int] = []
 
-    def add(self, model: nn.Module, items: list[Item]) -> None:
+    def add(self, model: nn.Module, items: list[Item]) -> int:
         images = [normalize(pixels.to(self.device), self.card.mean, self.card.std) for pixels, _ in items]
         outputs = model(images) if images else []
         for (pixels, index), found in zip(items, outputs, strict=True):
@@ -71,7 +72,8 @@ class ObjectScorer(Scorer[Head, Item]):
             objects = in_original(found, pixels.shape[-2:], (entry.height, entry.width))
             self.rows += to_coco(objects, entry.number, self.split.categories)
             self.seen.append(index)
+        return len(items)
 
-    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> DenseResult:
+    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Result:
         rows, seen = gather(self.rows), gather(self.seen)
         return score(self.split.ground_truth(seen), rows, self.split.masks, seconds)

@@ -5,8 +5,9 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.dense.evaluation import DenseResult, Gather, Reduce, Scorer
+from sightline.tasks.dense.task import DenseScorer
 from sightline.tasks.dense.transforms import normalize
+from sightline.tasks.evaluation import Gather, Reduce, Result
 from sightline.tasks.segmentation.config import Inference
 from sightline.tasks.segmentation.data import IGNORE
 from sightline.tasks.segmentation.infer import probabilities
@@ -27,7 +28,7 @@ def confusion(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
-def score(counts: Tensor, images: int, seconds: float = 0.0) -> DenseResult:
+def score(counts: Tensor, images: int, seconds: float = 0.0) -> Result:
     """`miou`, `macc` and `aacc` in percent: means over the classes that occur, and the share of all pixels.
 
     By class: pixels, intersection over union (nan for a class in neither mask nor prediction) and accuracy, its recall
@@ -38,10 +39,10 @@ def score(counts: Tensor, images: int, seconds: float = 0.0) -> DenseResult:
     accuracy = 100 * right / pixels
     values = {"miou": iou.nanmean(), "macc": accuracy.nanmean(), "aacc": 100 * right.sum() / pixels.sum()}
     by_class = {"pixels": pixels.tolist(), "iou": iou.tolist(), "accuracy": accuracy.tolist()}
-    return DenseResult({name: float(value) for name, value in values.items()}, by_class, images, seconds, counts)
+    return Result({name: float(value) for name, value in values.items()}, by_class, images, seconds, counts)
 
 
-class PixelScorer(Scorer[Head, Item]):
+class PixelScorer(DenseScorer[Head, Item]):
     """Counts the pixels of images, which may differ in size; `test` is how, by default as the card says."""
 
     def __init__(self, card: Card, device: torch.device, test: Inference | None = None) -> None:
@@ -50,7 +51,7 @@ class PixelScorer(Scorer[Head, Item]):
         self.counts = torch.zeros(len(card.classes), len(card.classes), dtype=torch.long, device=device)
         self.images = torch.zeros((), dtype=torch.long, device=device)
 
-    def add(self, model: nn.Module, items: list[Item]) -> None:
+    def add(self, model: nn.Module, items: list[Item]) -> int:
         """Images in a row that have the same sizes go through the model together."""
         for _, group in groupby(items, lambda item: [part.shape for part in item]):
             images, masks = (torch.stack(parts).to(self.device) for parts in zip(*group, strict=True))
@@ -58,6 +59,7 @@ class PixelScorer(Scorer[Head, Item]):
             scores = probabilities(model, pixels, self.test, self.card.input_size[1:], masks.shape[-2:])
             self.counts += confusion(scores.argmax(1), masks, len(self.card.classes))
             self.images += len(images)
+        return len(items)
 
-    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> DenseResult:
+    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Result:
         return score(reduce(self.counts).cpu(), int(reduce(self.images)), seconds)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sightline.data.order import Placement
 from sightline.tasks.base import EvalOptions, ImageSource, Loaded, Note, Prediction, PredictOptions, Scores
-from sightline.tasks.evaluation import evaluate as evaluate_batches
+from sightline.tasks.evaluation import LabelScorer
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Config, Data
 from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
@@ -49,13 +49,11 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
     shares = np.split(np.arange(len(tokens)), range(options.batch_size, len(tokens), options.batch_size))
     batches = ((ids.int(), labels) for ids, labels in (tokens.batch(share, card.length) for share in shares))
     with options.progress(len(tokens), split) if options.progress else nullcontext() as advance:
-        found = evaluate_batches(
-            loaded.model.to(options.device), batches, len(card.classes), device=options.device,
-            precision=options.precision, on_batch=advance,
-        )  # fmt: skip
+        scorer, model = LabelScorer(len(card.classes), options.device), loaded.model.to(options.device)
+        found = scorer.evaluate(model, batches, options.precision, on_batch=advance)
     return {
         "usual": Scores(
-            found.scores, found.per_class(card.classes), found.confusion, found.images, found.seconds,
+            found.values, found.per_class(card.classes), found.confusion, found.images, found.seconds,
             f"{card.task}, {split}", details={"task": card.task, "split": split, "cut": cut(chosen, tokens)},
         )
     }  # fmt: skip
