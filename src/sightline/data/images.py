@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sightline.util.errors import FileError, InputError
+from sightline.util.files import reason
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MODES = {1: "L", 3: "RGB"}
@@ -51,7 +52,8 @@ def load_image(source: Source, name: str | None = None, channels: int = 3) -> Im
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # decoders raise all sorts of errors on damaged files
-        raise ImageError(f"{title}: cannot be read as an image ({_reason(error, title)})") from error
+        why = "not an image, or an unknown format" if isinstance(error, UnidentifiedImageError) else reason(error)
+        raise ImageError(f"{title}: cannot be read as an image ({why})") from error
 
 
 def _flatten(image: Image.Image) -> Image.Image:
@@ -71,11 +73,6 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("pixels of 32 bits; save it with 8 or 16")
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))
-
-
-def _reason(error: Exception, title: str) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return "not an image, or an unknown format" if "cannot identify" in text else text.replace(title, "it")[:160]
 
 
 def find_images(given: Iterable[str]) -> list[Path]:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -96,13 +97,10 @@ def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
     args: dict[str, Any] = {}
     for text in (part for given in texts for part in _split_pairs(given)):
         key, equals, value = text.partition("=")
-        if text.lstrip().startswith("{"):
-            loaded = _parse_json(text)
-            if not isinstance(loaded, dict):
-                raise InputError(f"--model-args: {text!r} is not a JSON object; write key=value instead")
-            args.update(loaded)
-        elif equals and key.strip().isidentifier():
+        if equals and key.strip().isidentifier():
             args[key.strip()] = _parse_value(value.strip())
+        elif isinstance(loaded := _parse_value(text), dict):
+            args.update(loaded)
         else:
             raise InputError(f"--model-args: {text!r}; write key=value, such as depths=1,3,20,4, or a JSON object")
     return args
@@ -113,18 +111,9 @@ def _split_pairs(text: str) -> list[str]:
     return [text] if text.lstrip().startswith("{") else re.split(r",(?=\s*[A-Za-z_]\w*=)(?![^(]*\))", text)
 
 
-def _parse_json(text: str) -> object:
-    """The value of JSON; None if it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _parse_value(text: str) -> object:
     """A JSON value, a list of JSON values with commas between them, or else the text."""
     for form in (text, f"[{text}]"):
-        value = _parse_json(form)
-        if value is not None:
-            return value
+        with suppress(ValueError, RecursionError):
+            return json.loads(form)
     return text

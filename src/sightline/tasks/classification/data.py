@@ -1,24 +1,45 @@
 """The splits that the section `data` of a classification run, or a path on the command line, names."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sightline.data import splits
-from sightline.data.splits import SPLITS, Split
+from sightline.data.embedded import embedded
+from sightline.data.readers import Reader
+from sightline.data.readers.folder import FolderReader
+from sightline.data.readers.tar import ShardReader, TarReader
+from sightline.data.splits import HF, Split
 from sightline.tasks.classification.config import Data
-from sightline.util.errors import InputError
+from sightline.util.errors import FileError, InputError
+from sightline.util.files import reason
+
+SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "test", "eval")}
+Classes = tuple[str, ...] | None
 
 
-def open_split(data: Data, which: str, classes: tuple[str, ...] | None = None) -> Split:
+def open_split(data: Data, which: str, classes: Classes = None) -> Split:
     """The split `which`, "train" or "val"; labels follow `classes` if given, else the names found.
 
     Raises:
         FileError: there is no such split, it is empty, or its classes do not fit.
     """
-    return splits.open_split(
-        data.path, which, classes, source=data.source, split=data.train_split if which == "train" else data.val_split,
-        class_map=data.class_map, image_key=data.image_key, label_key=data.label_key, limit=data.limit,
-    )  # fmt: skip
+    path, split = data.path, data.train_split if which == "train" else data.val_split
+    if path is not None and not path.strip():
+        raise InputError("data.path: the path is empty; give a folder, or leave it out for the embedded data")
+    if path is None:
+        return _open_embedded(split or {"train": "train", "val": "test"}[which], classes).first_of_each(data.limit)
+    if which == "train" and Path(path).is_file():
+        raise FileError(f"{path}: one file holds no splits; give --data a folder with train.tar and val.tar")
+    names, known = (split,) if split else SPLITS[which], classes or _read_class_map(data.class_map)
+    try:
+        if data.source == "hfds" or (data.source == "auto" and path.startswith(HF)):
+            found = _open_hub(data, path.removeprefix(HF), names, known)
+        else:
+            found = _open_path(data.source, Path(path), names, known)
+    except OSError as error:
+        raise FileError(f"{error.filename or path}: cannot be read ({reason(error)}); check its permissions") from error
+    _check(found, which)
+    return found.first_of_each(data.limit)
 
 
 def data_section(given: str | None, known: Data | None, split: str | None = None) -> Data:
@@ -49,3 +70,79 @@ def images(data: str | None, section: Data | None) -> Split:
     """All labeled images of the evaluation split, for studies; "embedded" is the embedded test set."""
     chosen = Data() if data == "embedded" else data_section(data, section)
     return open_split(replace(chosen, limit=None), "val")
+
+
+def _open_embedded(name: str, classes: Classes) -> Split:
+    if name not in ("train", "test"):
+        raise FileError(f"the embedded data has no split {name!r}; expected train or test")
+    return Split(TarReader(embedded() / f"{name}.tar", classes), f"the embedded Fashion-MNIST ({name})")
+
+
+def _open_path(source: str, root: Path, names: Sequence[str], classes: Classes) -> Split:
+    if not root.is_dir() and not (root.is_file() and root.suffix == ".tar"):
+        raise FileError(f"{root}: there is no such folder or tar file; give --data a folder with train and val")
+    if root.is_file():
+        return Split(ShardReader([root], classes) if source == "wds" else TarReader(root, classes), str(root))
+    for name in names:
+        folder, tar = root / name, root / f"{name}.tar"
+        shards = sorted({*root.glob(f"*{name}*.tar"), *root.glob(f"{name}/*.tar")})
+        if source in ("auto", "folder") and folder.is_dir():
+            return Split(_folder_reader(folder, source, classes), str(folder))
+        if source in ("auto", "tar") and tar.is_file():
+            return Split(TarReader(tar, classes), str(tar))
+        if source in ("auto", "wds") and shards:
+            return Split(ShardReader(shards, classes), str(shards[0].parent))
+    found = ", ".join(sorted(item.name for item in root.iterdir())[:6]) or "nothing"
+    raise FileError(
+        f"{root}: there is no split {' or '.join(names)}; it holds {found}; "
+        f"name the splits with --data.train_split and --data.val_split"
+    )
+
+
+def _folder_reader(folder: Path, source: str, classes: Classes) -> Reader:
+    """A folder of class folders, of one tar file per class, or of shards."""
+    if any(item.is_dir() for item in folder.iterdir()) or not (tars := sorted(folder.glob("*.tar"))):
+        return FolderReader(str(folder), classes)
+    if source == "auto" and ShardReader.recognizes(tars[0]):
+        return ShardReader(tars, classes)
+    return TarReader(folder, classes)
+
+
+def _open_hub(data: Data, name: str, names: Sequence[str], classes: Classes) -> Split:
+    try:
+        from sightline.data.readers.hub import HubReader
+    except ImportError as error:
+        raise InputError("data.path: Hugging Face datasets need datasets: pip install datasets") from error
+    last: Exception | None = None
+    for split in names:
+        try:
+            return Split(HubReader(name, split, classes, data.image_key, data.label_key), f"{name}:{split}")
+        except FileError:
+            raise
+        except (ValueError, OSError, RuntimeError) as error:
+            last = error
+    assert last is not None
+    raise FileError(f"{name}: no dataset or no split {' or '.join(names)} ({reason(last)})")
+
+
+def _check(split: Split, which: str) -> None:
+    if not len(split):
+        raise FileError(f"{split.title}: no images")
+    if len(split.classes) < 2:
+        raise FileError(f"{split.title}: only one class, {split.classes[0]!r}; classification needs at least two")
+    missing = set(range(len(split.classes))) - set(split.targets)
+    if which == "train" and missing:
+        names = [split.classes[i] for i in sorted(missing)]
+        raise FileError(f"{split.title}: no images of class {', '.join(names[:4])}; add some or remove the class")
+
+
+def _read_class_map(path: str | None) -> Classes:
+    if path is None:
+        return None
+    try:
+        names = tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"data.class_map: {path} cannot be read; give a text file with one class per line") from error
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise FileError(f"data.class_map: {path} needs two or more different names, one per line")
+    return names

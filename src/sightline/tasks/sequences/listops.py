@@ -11,7 +11,8 @@ from hashlib import blake2b
 import numpy as np
 
 from sightline.data.order import derive
-from sightline.tasks.sequences.tokens import Note, TokenSet, quiet
+from sightline.tasks.base import Note
+from sightline.tasks.sequences.tokens import TokenSet, quiet
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 SYMBOLS = (*map(str, range(10)), *OPERATORS, "]")  # the tokens, in the order of their numbers
@@ -35,9 +36,9 @@ class Level:
     arguments: np.ndarray
 
     def keep(self, trees: np.ndarray) -> "Level":
-        """Only the nodes of the trees that are true in `trees`."""
-        chosen = trees[self.tree]
-        return Level(self.tree[chosen], self.value[chosen], self.arguments[chosen])
+        """Only the nodes of the trees that are true in `trees`, which are numbered again."""
+        chosen, number = trees[self.tree], np.cumsum(trees) - 1
+        return Level(number[self.tree[chosen]], self.value[chosen], self.arguments[chosen])
 
 
 def generate(count: int, seed: int, note: Note = quiet) -> TokenSet:
@@ -74,10 +75,7 @@ def grow(rng: np.random.Generator, trees: int) -> list[Level]:
         length += np.bincount(tree, 1 + operator, minlength=trees).astype(np.int64)
         arguments = np.where(length[tree] <= LONGEST, arguments, 0)  # already too long: it need not grow further
         tree = np.repeat(tree, arguments)
-    fits = (length >= SHORTEST) & (length <= LONGEST)
-    number = np.cumsum(fits) - 1
-    kept = [level.keep(fits) for level in levels]
-    return [Level(number[level.tree], level.value, level.arguments) for level in kept]
+    return [level.keep((length >= SHORTEST) & (length <= LONGEST)) for level in levels]
 
 
 def write(levels: list[Level]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from sightline.util.files import reason, write_bytes
 
 ROUND = 64  # batches are padded to multiples of this, so that there are few lengths; padding changes no result
-Note = Callable[[str, int, int], None]  # gets what is done, how many are done, and how many there are
 
 
 def quiet(what: str, done: int, total: int) -> None:
