@@ -39,19 +39,16 @@ def with_legend(picture: Image.Image, rows: Sequence[tuple[Colour, str]]) -> Ima
     font = ImageFont.load_default(size)
     line = round(size * 1.5)
     room = max(1, (picture.height - line // 2) // line)
-    shown = rows if len(rows) <= room else rows[: room - 1]
-    texts = [text for _, text in shown]
     if len(rows) > room:
-        texts.append(f"and {len(rows) - len(shown)} more")
-    width = round(max(font.getlength(text) for text in texts) + 2.6 * line) if texts else 0
+        rows = [*rows[: room - 1], ((255, 255, 255), f"and {len(rows) - room + 1} more")]
+    width = round(max(font.getlength(text) for _, text in rows) + 2.6 * line)
     canvas = Image.new("RGB", (picture.width + width, picture.height), "white")
     canvas.paste(picture, (0, 0))
     draw = ImageDraw.Draw(canvas)
     left = picture.width + line // 2
-    for i, text in enumerate(texts):
+    for i, (colour, text) in enumerate(rows):
         top = line // 2 + i * line
-        if i < len(shown):
-            draw.rectangle((left, top, left + size, top + size), fill=shown[i][0])
+        draw.rectangle((left, top, left + size, top + size), fill=colour)
         draw.text((left + size + 8, top + size / 2), text, fill="black", font=font, anchor="lm")
     return canvas
 

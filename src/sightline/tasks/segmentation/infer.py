@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -50,17 +51,15 @@ def probabilities(
     window = pair(size)
     stride = pair(test.stride) if test.stride is not None else (max(window[0] * 2 // 3, 1), max(window[1] * 2 // 3, 1))
     target = tuple(out or images.shape[-2:])
-    total: Tensor | None = None
+    total = images.new_zeros((), dtype=torch.float32)
     for factor in test.scales:
         resized = images
         if factor != 1:
             sides = list(scaled(images.shape[-2], images.shape[-1], factor))
             resized = F.interpolate(images, size=sides, mode="bilinear", align_corners=False, antialias=factor < 1)
-        for flipped in (False, True) if test.flip else (False,):
-            given = resized.flip(-1) if flipped else resized
+        for given in (resized, resized.flip(-1)) if test.flip else (resized,):
             logits = slide(model, given, window, stride) if test.mode == "slide" else model(given)
-            logits = logits.flip(-1) if flipped else logits
+            logits = logits if given is resized else logits.flip(-1)
             logits = F.interpolate(logits.float(), size=target, mode="bilinear", align_corners=False)
-            total = logits.softmax(1) if total is None else total + logits.softmax(1)
-    assert total is not None
+            total = total + logits.softmax(1)
     return total / (len(test.scales) * (2 if test.flip else 1))
