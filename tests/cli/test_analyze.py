@@ -268,6 +268,7 @@ def test_every_family(
         (["memory", "--longest", "0"], ["--longest", "got 0"]),
         (["paper", "inlin"], ["'inlin'", "did you mean 'inline'?"]),
         (["paper", "inline", "--data", "EMPTY"], ["empty", "no images"]),
+        (["paper", "inline", "--data", "BROKEN", "--checkpoint", "MODEL"], ["broken.png"]),
         (["rank", "--data", "DATA", "--device", "tpu"], ["--device", "tpu"]),
     ],
 )

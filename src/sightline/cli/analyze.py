@@ -313,7 +313,7 @@ def run_paper(options: Paper) -> None:
     queries = [parse_query(text) for text in options.query or ("0.5,0.5", "0.25,0.25")]
     session.load()
     if session.has_images:
-        session.photos()  # raises if they cannot be used
+        session.picture()  # raises if they cannot be used
     material = Material(session, queries, options.labelled, options.longest)
     sections = []
     with Progress("sections", len(paper.studies)) as steps:
