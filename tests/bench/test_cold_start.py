@@ -18,9 +18,14 @@ SHAPES = [parse_shape(text) for text in ("2,2,8,1+3x4", "2,2,8,1+5x6", "2,2,8,1+
 
 @pytest.mark.slow
 def test_first_calls_in_a_fresh_process() -> None:
-    findings = ColdStart("inline", "float32", SHAPES).first_calls("forward+backward", CPU)
-    names = ["first call", "new size 2,2,8,1+5x6", "new size 2,2,8,1+4x7", "kernels compiled for new sizes",
-             "graphs compiled"]  # fmt: skip
+    findings = run_process(
+        "inline",
+        "forward+backward",
+        "float32",
+        "cpu",
+        *(f"{name}={case}" for name, case in zip("abc", SHAPES, strict=True)),
+    )
+    names = ["first call", "new size b", "new size c", "kernels compiled for new sizes", "graphs compiled"]
     assert [item.name for item in findings] == [f"inline forward+backward float32: {name}" for name in names]
     assert findings[0].value > 0
     assert findings[-2].value == 0
@@ -29,9 +34,9 @@ def test_first_calls_in_a_fresh_process() -> None:
 
 def test_first_calls_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "_count_graphs", len)
-    seen = cold_start.first_process("inline", "forward", "float32", CPU, SHAPES)
-    assert len(seen.extra_ms) == 2
-    assert (seen.new_kernels, seen.graphs) == (0, 3)
+    findings = cold_start.first_calls("inline", "forward", "float32", CPU, SHAPES)
+    assert [item.unit for item in findings] == ["s", "ms", "ms", "kernels", "graphs"]
+    assert [item.value for item in findings[-2:]] == [0, 3]
 
 
 def test_the_failure_of_a_process_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_a_wrong_kernel_is_rejected_and_the_others_timed(broken_kernel: dict[str
 @pytest.mark.parametrize(("name", "index"), [("q", 0), ("k", 1), ("v", 2), ("residual", 3)])
 def test_a_wrong_gradient_is_rejected_by_name(name: str, index: int) -> None:
     (candidate,) = implementations("inline", CPU)
-    right = candidate.function(CASE, CPU)
+    right = candidate.function(CASE, CPU, torch.float32)
     x = make_operands(CASE, Spec("inline"), torch.float32, CPU, 0)
 
     def wrong(y: Operands) -> Tensor:
@@ -129,7 +129,7 @@ def test_a_wrong_gradient_is_rejected_by_name(name: str, index: int) -> None:
 
 def test_only_the_last_image_wrong_is_found() -> None:
     (candidate,) = implementations("inline", CPU)
-    right = candidate.function(CASE, CPU)
+    right = candidate.function(CASE, CPU, torch.float32)
 
     def wrong(y: Operands) -> Tensor:
         out = right(y).clone()

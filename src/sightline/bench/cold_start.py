@@ -1,7 +1,7 @@
 """Cold starts: the first call, a new resolution, recompilation; and whether the batch changes an image's result.
 
-`python -m sightline.bench.cold_start MECHANISM MODE DTYPE DEVICE SHAPES` is the fresh process that makes the first
-calls. It prints one line of JSON.
+`python -m sightline.bench.cold_start MECHANISM MODE DTYPE DEVICE NAME=SHAPE ...` is the fresh process that makes the
+first calls. It prints its findings as one line of JSON.
 """
 
 import json
@@ -52,31 +52,12 @@ class ColdStart:
     def run(self, device: torch.device) -> list[Finding]:
         """All findings; a failure is a finding too."""
         try:
-            found = [item for mode in ("forward", "forward+backward") for item in self.first_calls(mode, device)]
-            return found + [self.composition(case, device) for case in COMPOSED]
+            words = (self.dtype, str(device), *(f"{case.name}={case}" for case in self.shapes))
+            found = [run_process(self.mechanism, mode, *words) for mode in ("forward", "forward+backward")]
+            return [*found[0], *found[1], *(self.composition(case, device) for case in COMPOSED)]
         except Exception as error:
             note = " ".join(str(error).split())[:200]
             return [Finding(f"{self.mechanism} {self.dtype}: not measured", 1, "failure", 0, note)]
-
-    def first_calls(self, mode: str, device: torch.device) -> list[Finding]:
-        """The first call of a fresh process and of every new resolution in it, next to a warm call; what was compiled.
-
-        Raises:
-            RunError: the process failed.
-        """
-        seen = run_process(self.mechanism, mode, self.dtype, str(device), *map(str, self.shapes))
-        what = f"{self.mechanism} {mode} {self.dtype}"
-        first, *others = self.shapes
-        note = f"torch.compile(dynamic=True) over {len(self.shapes)} sizes: one for the first, one for all others"
-        return [
-            Finding(f"{what}: first call", seen.first_s, "s", FIRST_CALL_S, f"{first.tokens} tokens"),
-            *(
-                Finding(f"{what}: new size {case.name}", extra_ms, "ms", NEW_SIZE_MS, "more than a warm call")
-                for case, extra_ms in zip(others, seen.extra_ms, strict=True)
-            ),
-            Finding(f"{what}: kernels compiled for new sizes", seen.new_kernels, "kernels", 0),
-            Finding(f"{what}: graphs compiled", seen.graphs, "graphs", 2, note),
-        ]
 
     def composition(self, case: OpCase, device: torch.device) -> Finding:
         """Count the ways to batch images that change the bits of an output or gradient; should be none.
@@ -84,7 +65,7 @@ class ColdStart:
         Every image alone, all in reverse order, and all but the last.
         """
         operator = implementations(self.mechanism, device)[0]
-        run = with_gradients(operator.function(case, device))
+        run = with_gradients(operator.function(case, device, DTYPES[self.dtype]))
         x = make_operands(case, operator.spec, DTYPES[self.dtype], device, 0)
         whole = run(x)
         everyone = list(range(case.batch))
@@ -107,19 +88,12 @@ def _same(got: Sequence[Tensor | None], whole: Sequence[Tensor | None], batch: S
     return all(torch.equal(a, b[batch]) for a, b in pairs)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Seconds of the first call, extra milliseconds of each new size, Triton kernels compiled for new sizes, graphs
-    that torch.compile made for all sizes."""
+def run_process(*words: str) -> list[Finding]:
+    """The first calls of a fresh process with empty caches.
 
-    first_s: float
-    extra_ms: list[float]
-    new_kernels: int
-    graphs: int
-
-
-def run_process(*words: str) -> Seen:
-    """What a fresh process with empty caches reports."""
+    Raises:
+        RunError: the process failed.
+    """
     with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
         caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
         command = [sys.executable, "-m", "sightline.bench.cold_start", *words]
@@ -128,13 +102,13 @@ def run_process(*words: str) -> Seen:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RunError(f"the process for first calls of {words[0]} failed: {reason}")
-    return Seen(**json.loads(done.stdout.strip().splitlines()[-1]))
+    return [Finding(**item) for item in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
-def first_process(mechanism: str, mode: str, dtype: str, device: torch.device, cases: Sequence[OpCase]) -> Seen:
-    """Call every shape once cold and a few times warm, in order."""
+def first_calls(mechanism: str, mode: str, dtype: str, device: torch.device, cases: Sequence[OpCase]) -> list[Finding]:
+    """The first call of this process and of every new resolution, next to a warm call; what was compiled."""
     operator = implementations(mechanism, device)[0]
-    function = operator.function(cases[0], device)
+    function = operator.function(cases[0], device, DTYPES[dtype])
     inputs = [make_operands(case, operator.spec, DTYPES[dtype], device, 0) for case in cases]
 
     def calls(function: Function) -> list[Callable[[], object]]:
@@ -155,13 +129,21 @@ def first_process(mechanism: str, mode: str, dtype: str, device: torch.device, c
         first = seconds(plain[0])
         for _ in range(3):
             seconds(plain[0])
-        before, extra = _kernels(), []
-        for call in plain[1:]:
+        before = _kernels()
+        what, found = f"{mechanism} {mode} {dtype}", []
+        for case, call in zip(cases[1:], plain[1:], strict=True):
             cold = seconds(call)
-            extra.append((cold - statistics.median(seconds(call) for _ in range(3))) * 1e3)
+            extra_ms = (cold - statistics.median(seconds(call) for _ in range(3))) * 1e3
+            found.append(Finding(f"{what}: new size {case.name}", extra_ms, "ms", NEW_SIZE_MS, "more than a warm call"))
         new = _kernels() - before
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
-        return Seen(first, extra, new, _count_graphs(calls(compiled)))
+        graphs = _count_graphs(calls(torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)))
+    note = f"torch.compile(dynamic=True) over {len(cases)} sizes: one for the first, one for all others"
+    return [
+        Finding(f"{what}: first call", first, "s", FIRST_CALL_S, f"{cases[0].tokens} tokens"),
+        *found,
+        Finding(f"{what}: kernels compiled for new sizes", new, "kernels", 0),
+        Finding(f"{what}: graphs compiled", graphs, "graphs", 2, note),
+    ]
 
 
 def _kernels() -> int:
@@ -182,5 +164,7 @@ def _count_graphs(calls: Sequence[Callable[[], object]]) -> int:
 
 if __name__ == "__main__":
     mechanism, mode, dtype, device, *shapes = sys.argv[1:]
-    seen = first_process(mechanism, mode, dtype, torch.device(device), [parse_shape(text) for text in shapes])
-    print(json.dumps(asdict(seen)))
+    named = [text.partition("=") for text in shapes]
+    cases = [replace(parse_shape(text), name=name) for name, _, text in named]
+    found = first_calls(mechanism, mode, dtype, torch.device(device), cases)
+    print(json.dumps([asdict(item) for item in found]))

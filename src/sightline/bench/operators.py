@@ -133,7 +133,7 @@ class Operator:
     def prepare(self, plan: Plan, device: torch.device) -> Work:
         case, dtype = plan.case, DTYPES[plan.dtype]
         assert isinstance(case, OpCase)
-        function = self.function(case, device)
+        function = self.function(case, device, dtype)
         count = count_sets(self.moved_bytes(plan), device)
         sets = [make_operands(case, self.spec, dtype, device, seed) for seed in range(count)]
         error = 0.0 if self.label == MOVE else self.check(function, sets[0], plan)
@@ -141,22 +141,25 @@ class Operator:
         run: Callable[[Operands], object] = torch.no_grad()(function) if plan.mode == "forward" else both
         return Work([partial(run, x) for x in sets], sets[0].nbytes, error)
 
-    def function(self, case: OpCase, device: torch.device, weights: torch.dtype | None = None) -> Function:
-        """From operands to output; `weights` as in `make_core`."""
+    def function(
+        self, case: OpCase, device: torch.device, dtype: torch.dtype, weights: torch.dtype | None = None
+    ) -> Function:
+        """From operands of `dtype` to output; `weights` as in `make_core`."""
         if self.label == MOVE:
             return lambda x: torch.addcmul(x.q.detach(), x.k.detach(), x.v.detach())
         if self.spec.name in OPERATORS:
             call, options = OPERATORS[self.spec.name][1], dict(self.spec.options)
             plain: Function = lambda x: call(x, self.backend, **options)  # noqa: E731
         else:
-            plain = _module(self.spec, case, device, weights)
+            core = make_core(self.spec, case, device, dtype, weights)
+            plain = lambda x: core(x.q, x.k, x.v, x.place)  # noqa: E731
         return torch.compile(plain, fullgraph=True, dynamic=False) if self.compiled else plain
 
     def check(self, function: Function, x: Operands, plan: Plan) -> float:
         """The largest error of `function` on the first and the last image, at the full shape of the operands."""
         indices = sorted({0, x.case.batch - 1})
         few, dtype = x.images(indices), DTYPES[plan.dtype]
-        definition = replace(self, backend="torch", compiled=False).function(x.case, x.q.device, dtype)
+        definition = replace(self, backend="torch", compiled=False).function(x.case, x.q.device, torch.float32, dtype)
         with precision("float32"):
             wanted = _results(definition, few, plan.mode)
             self.check_definition(few, wanted["output"], dtype)
@@ -204,7 +207,7 @@ class Operator:
         for leaf in operands.leaves.values():
             leaf.requires_grad_(False)  # otherwise the counter would need gradients of their views
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            replace(self, backend="torch", compiled=False).function(case, meta)(operands)
+            replace(self, backend="torch", compiled=False).function(case, meta, torch.float32)(operands)
         return counter.get_total_flops() * plan.passes
 
 
@@ -231,19 +234,6 @@ def implementations(
     if compiled and "torch" in found:
         made.append(Operator(f"{spec} reference, compiled", spec, compiled=True))
     return made
-
-
-def _module(spec: Spec, case: OpCase, device: torch.device, weights: torch.dtype | None) -> Function:
-    """A mechanism without an operator in `sightline.ops`: its module, in the dtype of the tokens."""
-    cores: dict[torch.dtype, Core] = {}
-
-    def call(x: Operands) -> Tensor:
-        dtype = x.q.dtype
-        if dtype not in cores:
-            cores[dtype] = make_core(spec, case, device, dtype, weights)
-        return cores[dtype](x.q, x.k, x.v, x.place)
-
-    return call
 
 
 def make_core(
