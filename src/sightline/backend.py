@@ -180,10 +180,9 @@ def shortened(decide: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
 
 
 @shortened
-def packed_projection(x: Tensor, head_dim: int) -> bool:
-    """InLine attention of a layer whose projection of the tokens x (B, N, C) is one tensor (B, N, 3, H, D)."""
-    half = _autocast(x.device)
-    dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
+def inline_layer(x: Tensor, head_dim: int) -> bool:
+    """InLine attention of a layer by one operator that also makes the weights of its residual from the tokens x."""
+    dtype = torch.get_autocast_dtype(x.device.type) if _autocast(x.device) else x.dtype
     return x.numel() > 0 and _kernels("inline_attention", x.device, dtype, head_dim)
 
 
@@ -193,13 +192,6 @@ def unprojected_tokens(x: Tensor) -> bool:
     wide = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     on_cpu = x.device.type == "cpu" and choose("inline_attention", x.device) == "torch"
     return on_cpu and wide and x.shape[1] >= 2 * x.shape[2]
-
-
-@shortened
-def local_weights(tokens: Tensor, head_dim: int) -> bool:
-    """The weights of InLine's local residual from the tokens (B, N, C) by kernels."""
-    fits = tokens.stride(2) == 1 and tokens.numel() > 0
-    return fits and _kernels("inline_attention", tokens.device, tokens.dtype, head_dim)
 
 
 @shortened

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sightline.ops import inline_attention, linear_attention
 from sightline.ops.common.launching import forget
-from sightline.ops.linear import launch
+from sightline.ops.linear import plan
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -92,15 +92,10 @@ def linear(*inputs: Tensor, **options: Any) -> Tensor:
 def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways through the kernels: an image in one program, or cut into chunks as if it were long."""
     if request.param == "cut":
-        monkeypatch.setattr(launch, "SHORT", 0)
-        monkeypatch.setattr(launch, "CHUNK", {True: 40, False: 40})
-        monkeypatch.setattr(launch, "ROWS", 4)
-        monkeypatch.setattr(launch, "PROGRAMS", 10**6)
-    _forget()
+        monkeypatch.setattr(plan, "SHORT", 0)
+        monkeypatch.setattr(plan, "CHUNK", {True: 40, False: 40})
+        monkeypatch.setattr(plan, "ROWS", 4)
+        monkeypatch.setattr(plan, "PROGRAMS", 10**6)
+    forget()
     yield request.param
-    _forget()
-
-
-def _forget() -> None:
-    launch.plan.cache_clear()
     forget()

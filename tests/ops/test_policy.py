@@ -27,9 +27,8 @@ def on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Any:
 
 # Arguments for which each path is taken by default.
 TAKEN: dict[str, Any] = {
-    "packed_projection": lambda: (on_gpu(2, 196, 192), 32),
+    "inline_layer": lambda: (on_gpu(2, 196, 192), 32),
     "unprojected_tokens": lambda: (torch.zeros(1, 64, 32),),
-    "local_weights": lambda: (on_gpu(2, 196, 192), 32),
     "activated_linear": lambda: (on_gpu(2, 196, 192), on_gpu(768, 192), on_gpu(768)),
     "patch_product": lambda: (on_gpu(2, 3, 224, 224),),
     "fused_stem": lambda: (on_gpu(2, 3, 224, 224),),
@@ -46,7 +45,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_shortened_path_is_known() -> None:
     assert set(backend.SHORTENED) == set(TAKEN)
-    assert len(backend.SHORTENED) == 8
+    assert len(backend.SHORTENED) == 7
     assert len(backend.TRITON_OPERATORS) == 4
 
 
@@ -69,7 +68,7 @@ def test_no_shortened_path_runs_in_a_model(monkeypatch: pytest.MonkeyPatch) -> N
 
     record("sightline.layers.mechanisms.inline.inline_from_tokens")
     record("sightline.layers.mechanisms.inline.inline_from_packed")
-    record("sightline.layers.mechanisms.inline.weights_from_tokens")
+    record("sightline.layers.mechanisms.inline.inline_from_parts")
     record("sightline.ops.inline.product._Matmul.apply")
     record("sightline.ops.inline.product._Moment.apply")
     monkeypatch.setattr(PatchEmbed, "_product", lambda *args: called.append("patch"))
@@ -86,6 +85,7 @@ def test_no_shortened_path_runs_in_a_model(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.gpu
 def test_no_kernel_of_ours_runs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(backend.VARIABLE, "torch")
+    monkeypatch.setattr("sightline.ops.common.operator.replay", None)  # a launch would fail
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, torch.inference_mode():
         for name in ("inline_deit_tiny", "soft_tiny"):
             depths = 1 if name == "inline_deit_tiny" else (1, 1, 1, 1)
@@ -125,13 +125,12 @@ def test_too_small_a_gpu_takes_the_reference(
         backend.choose(operator, q.device, "triton", reason)
 
 
-@pytest.mark.parametrize("name", ["packed_projection", "local_weights"])
 @pytest.mark.parametrize("limits", [T4, (8, 0, 1024), None])
 def test_too_small_a_gpu_takes_no_shortened_path_with_kernels(
-    name: str, limits: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
+    limits: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _device(limits, monkeypatch)
-    assert not backend.SHORTENED[name](*TAKEN[name]())
+    assert not backend.inline_layer(*TAKEN["inline_layer"]())
 
 
 def test_wide_heads_need_more_shared_memory_than_a_gaming_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,5 +152,5 @@ def test_variable_turns_kernels_off(operator: Any, monkeypatch: pytest.MonkeyPat
     elif operator is headwise_conv:
         arguments = {"x": q, "weight": torch.randn(2, 1, 3, 3), "grid": (3, 4)}
     monkeypatch.setenv(backend.VARIABLE, "torch")
-    monkeypatch.setattr("sightline.ops.common.launching.Program.__call__", None)  # a launch would fail
+    monkeypatch.setattr("sightline.ops.common.operator.replay", None)  # a launch would fail
     assert operator(**arguments).shape == q.shape

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from sightline import backend as backends
-from sightline.ops.common.registration import LIBRARY
 
+LIBRARY = torch.library.Library("sightline", "FRAGMENT")
 LIBRARY.define("activated_linear(Tensor x, Tensor weight, Tensor bias, bool gelu) -> Tensor")
 
 

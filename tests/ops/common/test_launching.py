@@ -1,4 +1,4 @@
-"""Planned launches: directly or through Triton they give the same bits; a failure of the direct one falls back."""
+"""Launches: recorded once per signature, then replayed; directly or through Triton they give the same bits."""
 
 import sys
 import warnings
@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from sightline.ops import inline_attention
 from sightline.ops.common import launching
-from sightline.ops.common.arguments import Tokens
-from sightline.ops.common.launching import Layout, Program
+from sightline.ops.common.launching import empty, launch, replay
 
 
 @pytest.fixture(autouse=True)
@@ -24,22 +24,22 @@ def _restored() -> Iterator[None]:
 
 
 class FakeKernel:
-    """A kernel that counts its launches; `fails` is what goes wrong with the direct ones."""
+    """A kernel that notes its launches; `fails` is what goes wrong with the direct ones."""
 
-    arg_names = ("x", "size", "BLOCK")
+    arg_names = ("x", "stride", "out", "size", "BLOCK")
 
-    def __init__(self, fails: str) -> None:
+    def __init__(self, fails: str = "never") -> None:
         self.fails = fails
-        self.plain = 0
+        self.plain: list[tuple] = []
         self.direct: list[tuple] = []
 
     def __getitem__(self, grid: tuple[int, ...]):  # type: ignore[no-untyped-def]
-        def launch(*args: object, **constants: object) -> SimpleNamespace:
-            self.plain += 1
+        def run(*args: object, **constants: object) -> SimpleNamespace:
+            self.plain.append(args)
             missing = {"function": 1} if self.fails == "names" else {"function": 1, "packed_metadata": 2}
             return SimpleNamespace(run=self._run, **missing)
 
-        return launch
+        return run
 
     def _run(self, *args: object) -> None:
         if self.fails == "launch":
@@ -47,54 +47,74 @@ class FakeKernel:
         self.direct.append(args)
 
 
-def _program(kernel: FakeKernel) -> Program:
-    program = Program(1)
-    x = Layout(0, (2, 3, 4, 8), (96, 32, 8, 1), torch.float32)
-    program.launch(kernel, (5,), (Tokens.of(x), 7), {"BLOCK": 16})
-    return program
+def _operator(kernel: FakeKernel):  # type: ignore[no-untyped-def]
+    """An implementation with an output, a view as another, and two buffers of its own."""
+
+    def run(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        out, other = empty((4, 2), torch.float32, x.device), empty((3,), torch.float32, x.device)
+        scratch = [empty((5,), torch.float32, x.device) for _ in range(2)]
+        launch(kernel, (5,), (x[1:], x.stride(0), out, size), {"BLOCK": 16})
+        launch(kernel, (5, 2), (scratch[1][1:], 1, other, size), {"BLOCK": 16})
+        return out.t(), other
+
+    return run
 
 
 @pytest.fixture
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "INTERPRETED", False)
     monkeypatch.setattr(launching, "_raw_stream", lambda index: 99)
-
-
-def _run(program: Program, times: int) -> torch.Tensor:
-    x = torch.zeros(2, 3, 4, 8)
-    for _ in range(times):
-        program([x], x.device)
-    return x
+    monkeypatch.setattr(launching, "wrap_triton", lambda kernel: kernel)
 
 
 @pytest.mark.usefixtures("_compiled")
-def test_first_launch_is_plain_and_later_ones_are_direct() -> None:
-    kernel = FakeKernel(fails="never")
+def test_first_call_is_recorded_and_later_ones_are_replayed() -> None:
+    kernel = FakeKernel()
+    function = _operator(kernel)
+    x = torch.zeros(4, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        x = _run(_program(kernel), 3)
-    assert kernel.plain == 1
-    assert kernel.direct == [(5, 1, 1, 99, 1, 2, None, None, None, (x.data_ptr(), 96, 32, 8, 1), 7, 16)] * 2
+        outputs = [replay(function, (x, 7)) for _ in range(3)]
+    assert len(kernel.plain) == 2
+    for number, (out, other) in enumerate(outputs[1:]):
+        assert (out.shape, out.stride(), other.shape) == ((2, 4), (1, 2), (3,))
+        first, second = kernel.direct[2 * number : 2 * number + 2]
+        assert first == (5, 1, 1, 99, 1, 2, None, None, None, x.data_ptr() + 32, 8, out.data_ptr(), 7, 16)
+        assert second[:3] == (5, 2, 1)
+        assert second[11] == other.data_ptr()
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_another_signature_is_recorded_anew() -> None:
+    kernel = FakeKernel()
+    function = _operator(kernel)
+    x = torch.zeros(4, 8)
+    for args in ((x, 7), (x, 8), (x[:, :4], 7), (torch.zeros(5, 8), 7), (x, 7)):
+        replay(function, args)
+    assert len(kernel.plain) == 2 * 4
+    assert len(kernel.direct) == 2
 
 
 @pytest.mark.usefixtures("_compiled")
 @pytest.mark.parametrize("fails", ["names", "launch"])
 def test_failure_of_the_direct_launch_falls_back_with_one_warning(fails: str) -> None:
-    first, second = FakeKernel(fails), FakeKernel("never")
+    first, second = FakeKernel(fails), FakeKernel()
+    functions = _operator(first), _operator(second)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _run(_program(first), 4)
-        _run(_program(second), 2)
+        for function in functions:
+            for _ in range(3):
+                replay(function, (torch.zeros(4, 8), 7))
     assert [warning.category for warning in caught] == [RuntimeWarning]
-    assert (first.plain, first.direct) == (4, [])
-    assert (second.plain, second.direct) == (2, [])
+    assert first.direct == second.direct == []
+    assert len(second.plain) == 6
 
 
 @pytest.mark.usefixtures("_compiled")
 def test_kernels_are_not_compiled_ahead_if_triton_has_no_way_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton.runtime._async_compile", None)
     with pytest.warns(RuntimeWarning):
-        launching.compile_all([_program(FakeKernel("never"))])
+        launching.compile_all([])
 
 
 @pytest.mark.gpu
@@ -123,6 +143,22 @@ def test_direct_launches_work_with_the_installed_triton() -> None:
         for _ in range(3):
             inline_attention(q, q, q, backend="triton")
     assert launching._direct
+
+
+@pytest.mark.gpu
+def test_compiled_launches_are_part_of_the_graph() -> None:
+    """Inductor calls the kernels itself, and gives the same bits."""
+    from torch._inductor.utils import run_and_get_code
+
+    leaves = [torch.randn(2, 196, 4, 32, device="cuda", requires_grad=True) for _ in range(3)]
+    compiled = torch.compile(lambda q, k, v: inline_attention(q, k, v, backend="triton"), fullgraph=True)
+    out, code = run_and_get_code(compiled, *leaves)
+    assert "forward_short" in code[0]
+    assert "torch.ops.sightline" not in code[0]
+    want = inline_attention(*leaves, backend="triton")
+    assert torch.equal(out, want)
+    grads = [torch.autograd.grad(o, leaves, torch.ones_like(o)) for o in (out, want)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 @pytest.mark.gpu

@@ -9,7 +9,6 @@ from torch import Tensor
 from sightline.ops import headwise_conv
 from sightline.ops.common.launching import forget
 from sightline.ops.headwise_conv import launch
-from sightline.ops.headwise_conv import operator as operators
 
 from ..cases import DEVICE, DTYPES, GPU, TOLERANCE, assert_close, compare, on_gpu, tokens
 
@@ -69,10 +68,10 @@ def test_weights_of_another_type_and_any_strides() -> None:
 
 @pytest.mark.slow
 def test_opcheck() -> None:
-    x, weight, add = inputs((3, 4), 3)
-    torch.library.opcheck(operators.headwise_conv.default, (x, weight, add, 3, 4, False))
+    x, weight, add = (t.detach().contiguous().requires_grad_() for t in inputs((3, 4), 3))
+    torch.library.opcheck(torch.ops.sightline.headwise_conv.default, (x, weight, add, 3, 4, False, "fp32"))
     plain = [t.detach() for t in (x, add, weight)]
-    torch.library.opcheck(torch.ops.sightline.headwise_conv_weight.default, (*plain, 3, 4))
+    torch.library.opcheck(torch.ops.sightline.headwise_conv_weight.default, (*plain, 3, 4, "fp32"))
 
 
 def test_same_bits_in_any_batch() -> None:

@@ -6,10 +6,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import inline_attention, linear_attention
-from sightline.ops.common.launching import forget
-from sightline.ops.inline.packed import inline_from_packed
-from sightline.ops.linear import forward_kernels, launch
-from sightline.ops.linear.operator import attend, attend_packed
+from sightline.ops.common.launching import forget, neighbors
+from sightline.ops.inline.layer import inline_from_packed
+from sightline.ops.linear import forward_kernels, plan
+from sightline.ops.linear.operator import attend, attend_backward
 
 from ..cases import DEVICE, TOLERANCE, compare, inline, on_gpu, tokens, weights
 
@@ -20,46 +20,60 @@ def _inputs() -> list[torch.Tensor]:
     return [*tokens(2, 13, 2, 16), weights(2, 32)]
 
 
+def _arguments(*tensors: torch.Tensor | None, heads: int = 2, grid: tuple[int, int] = (0, 0)) -> tuple:
+    """Arguments of `attend`: tensors up to those of the layers, then the rest; a gradient will be needed."""
+    given = (*tensors, *[None] * (9 - len(tensors)))
+    return (*given, None, None, None, heads, 0, *grid, 1, 0.25, 0.0, "identity", False, "fp32", True)
+
+
+def _layers(heads: int, dim: int) -> list[torch.Tensor]:
+    channels = heads * dim
+    shapes = ((channels, dim, 1), (channels,), (9 * channels, dim, 1), (9 * channels,))
+    return [(torch.randn(shape, device=DEVICE) * 0.3).requires_grad_() for shape in shapes]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("with_residual", [True, False])
-def test_opcheck(with_residual: bool) -> None:
-    q, k, v, r = _inputs()
-    r = r if with_residual else None
-    height, width = (3, 4) if with_residual else (0, 0)
-    options = (0, height, width, 1, 0.25, 0.0, "identity", False)
-    torch.library.opcheck(attend.default, (q, k, v, r, None, None, None, *options, True))
-    packed = torch.randn(2, 13, 3, 2, 16, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(attend_packed.default, (packed, r, None, height, width, 1, 0.25, "identity", True))
-    plain = [t.detach() if t is not None else None for t in (q, k, v, r)]
-    out, sums = attend(*plain, None, None, None, *options, True)
-    grad = torch.randn_like(out)
-    backward, packed_backward = torch.ops.sightline.attend_backward, torch.ops.sightline.attend_packed_backward
-    torch.library.opcheck(backward.default, (*plain[:3], grad, plain[3], None, None, None, sums, *options))
-    arguments = (packed.detach(), grad, plain[3], None, sums, height, width, 1, 0.25, "identity")
-    torch.library.opcheck(packed_backward.default, arguments)
+@pytest.mark.parametrize("kind", ["plain", "residual", "packed", "layer"])
+def test_opcheck(kind: str) -> None:
+    q, k, v, _ = _inputs()
+    qkv = torch.randn(2, 13, 96, device=DEVICE, requires_grad=True)
+    weights = torch.randn(2, 9, 32, device=DEVICE, requires_grad=True)
+    x = torch.randn(2, 13, 32, device=DEVICE, requires_grad=True)
+    tensors = {
+        "plain": (neighbors(q), neighbors(k), neighbors(v)),
+        "residual": (neighbors(q), neighbors(k), neighbors(v), weights),
+        "packed": (qkv,),
+        "layer": (qkv, None, None, None, x, *_layers(2, 16)),
+    }[kind]
+    arguments = _arguments(*tensors, grid=(3, 4) if kind in ("residual", "layer") else (0, 0))
+    torch.library.opcheck(attend.packet.default, arguments)
+    plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in arguments]
+    out, sums, made, mean = attend(*plain)
+    weights = made if kind == "layer" else plain[3]
+    rest = (*plain[:3], torch.randn_like(out), weights, *plain[5:12], sums, mean, *plain[12:-1], torch.float32)
+    torch.library.opcheck(attend_backward.packet.default, rest)
 
 
-def test_sums_of_a_single_part_have_the_promised_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "SHORT", 10)
-    monkeypatch.setattr(launch, "CHUNK", {True: 40, False: 40})
-    launch.plan.cache_clear()
+def test_keys_shorter_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long queries and few keys, whose sums have a single part."""
+    monkeypatch.setattr(plan, "SHORT", 10)
+    monkeypatch.setattr(plan, "CHUNK", {True: 40, False: 40})
     forget()
-    q, k = torch.randn(2, 100, 2, 16, device=DEVICE), torch.randn(2, 7, 2, 16, device=DEVICE)
-    options = (0, 0, 0, 0, 0.25, 0.0, "identity", False)
-    torch.library.opcheck(attend.default, (q, k, k, None, None, None, None, *options, True))
-    launch.plan.cache_clear()
+    inputs = [torch.randn(2, count, 2, 16, device=DEVICE, requires_grad=True) for count in (100, 7, 7)]
+    compare(lambda *x, **options: inline(*x, residual=False, **options), inputs, TOLERANCE[torch.float32])
     forget()
 
 
 def test_packed_projection() -> None:
-    packed = torch.randn(2, 13, 3, 2, 16, device=DEVICE, requires_grad=True)
+    qkv = torch.randn(2, 13, 96, device=DEVICE, requires_grad=True)
 
-    def run(qkv: torch.Tensor, r: torch.Tensor, backend: str) -> torch.Tensor:
+    def run(qkv: torch.Tensor, backend: str) -> torch.Tensor:
         if backend == "torch":
-            return inline_attention(*qkv.unbind(2), residual=r, backend=backend, **SHAPE)
-        return inline_from_packed(qkv, r, SHAPE["grid"], SHAPE["prefix"], "identity")
+            q, k, v = qkv.unflatten(2, (3, 2, 16)).unbind(2)
+            return inline_attention(q, k, v, backend=backend).flatten(2)
+        return inline_from_packed(qkv, qkv, None, 2, SHAPE["grid"], SHAPE["prefix"], "identity")
 
-    compare(run, [packed, weights(2, 32)], TOLERANCE[torch.float32])
+    compare(run, [qkv], TOLERANCE[torch.float32])
 
 
 @pytest.mark.slow
@@ -108,9 +122,9 @@ def test_flops_are_those_of_the_products_and_taps() -> None:
 
 def test_no_gradient_no_sums() -> None:
     inputs = [t.detach() for t in _inputs()]
-    options = (None, None, None, 0, *SHAPE["grid"], SHAPE["prefix"], 0.25, 0.0, "identity", False)
-    assert attend(*inputs, *options, False)[1].shape[0] == 0
-    assert attend(*inputs, *options, True)[1].shape[0] == 2
+    arguments = _arguments(*(neighbors(t) for t in inputs[:3]))
+    assert attend(*arguments[:-1], False)[1].shape[0] == 0
+    assert attend(*arguments)[1].shape[0] == 2
     out = inline(*inputs, backend="triton", **SHAPE)
     assert not out.requires_grad
     assert torch.equal(out, inline(*_require(inputs), backend="triton", **SHAPE))

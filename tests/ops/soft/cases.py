@@ -43,7 +43,6 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def _forget() -> None:
-    launch.plan.cache_clear()
     forget()
 
 

@@ -6,8 +6,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import soft_attention
+from sightline.ops.common.launching import neighbors
 from sightline.ops.soft import newton_residual
-from sightline.ops.soft.operator import soft_attend
+from sightline.ops.soft.operator import soft_attend, soft_attend_backward
 
 from ..cases import on_gpu
 from .cases import DEVICE, both, inputs, soft
@@ -20,19 +21,19 @@ def _inputs() -> list[torch.Tensor]:
 @pytest.mark.slow
 @both
 def test_opcheck(normalized: bool) -> None:
-    x = _inputs()
-    options = (0, 0, 0.5, normalized, 1)
-    torch.library.opcheck(soft_attend.default, (*x, None, None, None, *options, True))
+    x = [neighbors(t) for t in _inputs()]
+    options = (0, 0, 0.5, normalized, 1, "fp32")
+    torch.library.opcheck(soft_attend.packet.default, (*x, None, None, None, *options, True))
     plain = [t.detach() for t in x]
-    out, saved = soft_attend(*plain, None, None, None, *options, True)
-    backward = torch.ops.sightline.soft_attend_backward
-    torch.library.opcheck(backward.default, (*plain, torch.randn_like(out), None, None, None, saved, *options))
+    out, *saved = soft_attend(*plain, None, None, None, *options, True)
+    given = (*plain, torch.randn_like(out), None, None, None, *saved, *options)
+    torch.library.opcheck(soft_attend_backward.packet.default, given)
 
 
 def test_shapes_with_more_landmarks_than_a_program_holds() -> None:
-    x = [t.detach() for t in inputs(1, 5, 70, 1, 16)]
-    given = (*x, None, None, None, 0, 0, 0.5, True, 1, True)
-    torch.library.opcheck(soft_attend.default, given, test_utils="test_faketensor")
+    x = [neighbors(t.detach()) for t in inputs(1, 5, 70, 1, 16)]
+    given = (*x, None, None, None, 0, 0, 0.5, True, 1, "fp32", True)
+    torch.library.opcheck(soft_attend.packet.default, given, test_utils="test_faketensor")
 
 
 @pytest.mark.slow
@@ -93,7 +94,7 @@ def test_flops_of_a_pack_are_those_of_its_images() -> None:
 
 def test_no_gradient_nothing_kept() -> None:
     x = [t.detach() for t in _inputs()]
-    options = (None, None, None, 0, 0, 1.0, True, 2)
+    options = (None, None, None, 0, 0, 1.0, True, 2, "fp32")
     assert soft_attend(*x, *options, False)[1].numel() == 0
     assert soft_attend(*x, *options, True)[1].shape[0] == 4
 

@@ -7,14 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sightline import backend
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
-from sightline.ops.inline.packed import inline_from_packed, prefers_packed
+from sightline.ops.feature_maps import AFFINE_MAP
 from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
 from sightline.ops.inline.reference import local_residual
-from sightline.ops.inline.weights import kernel_takes, weights_from_tokens
+
+if backend.TRITON_INSTALLED:
+    from sightline.ops.inline.layer import ResidualLayers, inline_from_packed, inline_from_parts
 
 
 class InlineCore(Core):
@@ -39,12 +42,15 @@ class InlineCore(Core):
         self.residual = ResidualWeights(dim, num_heads, 3 if length is None else 1) if residual else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        phi, whole = self.feature_map.phi, place.local is None and place.key_mask is None
+        if self.residual is not None and whole and self._by_kernels(q, place):
+            layers = self.residual.layers
+            return inline_from_parts(q, k, v, place.context, layers, place.grid, place.prefix, phi)
         # The operator adds the residual itself if the values lie on the grid of the queries.
         same = place.local is None
         out = inline_attention(
-            q, k, v, phi=self.feature_map.phi, affine=self.feature_map.affine,
-            residual=self.local_weights(place) if same else None, grid=place.grid, prefix=place.prefix,
-            key_mask=place.key_mask,
+            q, k, v, phi=phi, affine=self.feature_map.affine, residual=self.local_weights(place) if same else None,
+            grid=place.grid, prefix=place.prefix, key_mask=place.key_mask,
         )  # fmt: skip
         return out if same else self.add_local(out, v, place)
 
@@ -73,10 +79,15 @@ class InlineCore(Core):
         if phi == "identity" and prefers_tokens(x, qkv):
             weights = self.local_weights(place)
             return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)
-        if prefers_packed(x, self.head_dim, phi):
-            packed = qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
-            return inline_from_packed(packed, self.local_weights(place), grid, prefix, phi).flatten(2)
+        if self._by_kernels(x, place):
+            layers = None if self.residual is None else self.residual.layers
+            return inline_from_packed(qkv(x), place.context, layers, self.num_heads, grid, prefix, phi)
         return None
+
+    def _by_kernels(self, x: Tensor, place: Place) -> bool:
+        """Whether one operator makes the weights of the residual and mixes, for tokens x or a projection of them."""
+        fits = self.feature_map.phi != AFFINE_MAP and (self.residual is None or self.residual.rows == 3)
+        return fits and place.context.shape[:2] == x.shape[:2] and backend.inline_layer(x, self.head_dim)
 
 
 class ResidualWeights(nn.Module):
@@ -96,8 +107,6 @@ class ResidualWeights(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, C, 3, 3); masked tokens do not count in the mean."""
-        if mask is None and self.rows == 3 and kernel_takes(tokens, self.dim // self.num_heads):
-            return weights_from_tokens(tokens, self.fc1, self.fc2, self.num_heads)
         if mask is None:
             mean = tokens.mean(1)
         else:
@@ -108,6 +117,13 @@ class ResidualWeights(nn.Module):
         x = x * (0.5 + 0.5 * torch.erf(x * 0.5**0.5))  # GELU; torch's own is slow on so few numbers
         x = self._per_head(self.fc2, x).permute(2, 0, 1).reshape(-1, self.dim, self.rows, 3)  # B C rows 3
         return x if self.rows == 3 else F.pad(x, (0, 0, 1, 1))
+
+    @property
+    def layers(self) -> "ResidualLayers":
+        """The parameters, as kernels take them."""
+        assert self.fc1.bias is not None
+        assert self.fc2.bias is not None
+        return ResidualLayers(self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
 
     def _per_head(self, layer: nn.Conv1d, x: Tensor) -> Tensor:
         """(H, D, B) -> (H, E, B): a batched product, many times faster than a grouped convolution of one token."""

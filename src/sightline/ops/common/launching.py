@@ -1,53 +1,34 @@
-"""Kernel launches as data: what a call allocates and launches is planned once per signature and then replayed.
+"""Kernel launches: visible to torch's compiler, and replayed in eager mode.
 
-Triton inspects every argument of every launch, which takes longer than a small kernel runs. A `Program` is planned from
-the layouts of its tensors alone, cached, and replayed with new addresses. Because planning needs no data, kernels can
-also be compiled before the first call of a size (`compile_all`).
+An operator's implementation is a plain function: it makes tensors with `empty` and starts kernels with `launch`. Traced
+by torch.compile, the launches become part of the graph. In eager mode Triton inspects every argument of every launch,
+which takes longer than a small kernel runs; so the first call of a signature is recorded as a `Program`, and later
+calls replay it with new addresses.
 
 The replay uses private names of Triton. If any of them fails, launches go through Triton's public interface from then
 on, with one warning.
 """
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-from sightline.ops.common import kernels
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.library import wrap_triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 THREADS = 16  # that compile
 CACHED = 4096  # programs at most; then the cache is emptied
 ALIGNMENT = 256  # bytes, of buffers that share an allocation
-SUM_TILE = {"PARTS": 8, "BLOCK": 512}  # of the sum over chunks
 
 Constant = int | float | bool | str
-Constants = dict[str, Constant]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A tensor without its data: `offset` bytes into the tensor at `slot` among the inputs and buffers of a call."""
-
-    slot: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    offset: int = 0
-
-    def part(self, shape: tuple[int, ...], first: int = 0) -> "Layout":
-        """A contiguous tensor of another shape inside a contiguous one, starting at its element `first`."""
-        return Layout(self.slot, shape, _contiguous(shape), self.dtype, self.offset + first * self.dtype.itemsize)
-
-
-# An argument of a kernel. A tuple is a tensor with its strides (`tiles.Tokens`, for one): a Layout or None comes first.
-Argument = Layout | int | float | None | tuple["Layout | int | None", ...]
+Constants = Mapping[str, Constant]
+Argument = Tensor | int | float | None
 
 
 class Kernel(Protocol):
@@ -60,133 +41,235 @@ class Kernel(Protocol):
     def warmup(self, *args: object, grid: tuple[int, ...], **constants: object) -> object: ...
 
 
-class Program:
-    """What calls of one signature allocate and launch. The function that plans it sets `results`, the slots to return.
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A contiguous tensor that the kernels of the running implementation write."""
+    made = torch.empty(shape, dtype=dtype, device=device)
+    if _recorder is not None:
+        _recorder.add_buffer(made)
+    return made
 
-    Buffers that are not results share one allocation.
-    """
 
-    def __init__(self, inputs: int) -> None:
-        self.inputs = inputs
-        self.results: tuple[int, ...] = ()
+def launch(kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Constants) -> None:
+    """Launch `kernel` on a grid of programs: `args` in the order of its signature, then `constants` by name."""
+    if _recorder is not None:
+        _recorder.launch(kernel, grid, args, constants)
+    elif any(isinstance(t, Tensor) and t.is_meta for t in args):
+        kernel.warmup(*args, grid=grid, **constants)
+    elif not INTERPRETED:
+        wrap_triton(kernel)[grid](*args, **constants)  # type: ignore[arg-type]
+    elif not any(isinstance(t, FakeTensor) for t in args):
+        kernel[grid](*args, **constants)
+
+
+def largest(a: int, b: int) -> int:
+    """The larger of two sizes, which may be symbols of a graph."""
+    return torch.sym_max(a, b)  # type: ignore[return-value]
+
+
+def smallest(a: int, b: int) -> int:
+    """The smaller of two sizes, which may be symbols of a graph."""
+    return torch.sym_min(a, b)  # type: ignore[return-value]
+
+
+def neighbors(x: Tensor) -> Tensor:
+    """Tokens (B, N, H, D) whose heads lie next to each other, as kernels read them."""
+    return x if x.stride(3) == 1 and x.stride(2) == x.shape[3] else x.contiguous()
+
+
+def strides(x: Tensor) -> tuple[Tensor, int, int]:
+    """Tokens (B, N, ...) as kernels take them: with the strides of images and tokens."""
+    return x, x.stride(0), x.stride(1)
+
+
+def sizes(x: Tensor) -> tuple[int, int]:
+    """Heads and head dim of tokens (B, N, H, D) as plain numbers, which kernels are compiled for."""
+    return int(x.shape[2]), int(x.shape[3])
+
+
+def recording() -> bool:
+    """Whether this is the first call of a signature in eager mode."""
+    return _recorder is not None
+
+
+class Position(NamedTuple):
+    """Where a launch finds a tensor: index of the argument, index of the tensor it lies in, offset in bytes."""
+
+    argument: int
+    slot: int
+    offset: int
+
+
+class Result(NamedTuple):
+    """A tensor that a program returns: which of its allocations, and the view of it unless it is the whole."""
+
+    slot: int
+    view: tuple[Sequence[int], Sequence[int], int] | None
+
+
+class Recorder:
+    """Runs launches and writes down what a replay needs: buffers, launches and where their tensors lie."""
+
+    def __init__(self, inputs: Sequence[Tensor | None]) -> None:
+        self._slots: dict[int, tuple[int, int]] = {}  # start of a storage -> slot, address of the slot's tensor
+        self.buffers: list[Tensor] = []
         self.launches: list[Launch] = []
-        self._buffers: list[tuple[tuple[int, ...], torch.dtype]] = []
-        self._scratch: int | None = None  # bytes, known once the first call has arranged the buffers
+        self._inputs = len(inputs)
+        for slot, t in enumerate(inputs):
+            if t is not None and t.numel():
+                self._slots.setdefault(t.untyped_storage().data_ptr(), (slot, t.data_ptr()))
 
-    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
-        """Reserve a tensor that the call allocates."""
-        self._buffers.append((shape, dtype))
-        return Layout(self.inputs + len(self._buffers) - 1, shape, _contiguous(shape), dtype)
+    def add_buffer(self, made: Tensor) -> None:
+        self._slots[made.untyped_storage().data_ptr()] = self._inputs + len(self.buffers), made.data_ptr()
+        self.buffers.append(made)
 
-    def launch(
-        self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Mapping[str, Constant]
-    ) -> None:
-        """Add a launch of `kernel` on a grid of programs: `args` in the order of its signature, then `constants`."""
-        self.launches.append(Launch(kernel, (*grid, 1, 1)[:3], args, dict(constants)))
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Constants) -> None:
+        compiled = kernel[grid](*args, **constants)
+        positions = []
+        values: list[object] = [*args, *(constants[name] for name in kernel.arg_names[len(args) :])]
+        for index, arg in enumerate(args):
+            if isinstance(arg, Tensor):
+                values[index] = 0  # the address of a tensor without elements; others are filled in at every replay
+                if arg.numel():
+                    slot, start = self._slots[arg.untyped_storage().data_ptr()]
+                    positions.append(Position(index, slot, arg.data_ptr() - start))
+        self.launches.append(Launch(compiled, (*grid, 1, 1)[:3], values, positions))
 
-    def add_up(self, parts: Layout, dtype: torch.dtype, tile: Mapping[str, int] = SUM_TILE) -> Layout:
-        """Add the sum over the first dimension, in a fixed order; nothing to do for a single part of that dtype."""
-        if parts.shape[0] == 1 and parts.dtype == dtype:
-            return parts.part(parts.shape[1:])
-        out = self.buffer(parts.shape[1:], dtype)
-        size = math.prod(out.shape)
-        self.launch(kernels.add_parts, (-(-size // tile["BLOCK"]),), (parts, out, parts.shape[0], size), tile)
-        return out
+    def program(self, outputs: Sequence[Tensor]) -> "Program":
+        """The program of what was recorded. Buffers that hold no output share one allocation."""
+        kept: dict[int, int] = {}  # slot of a buffer -> slot at replay
+        results: list[Result] = []
+        shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
+        for out in outputs:
+            if not out.numel():
+                results.append(Result(len(shapes), None))
+                shapes.append((tuple(out.shape), out.dtype))
+                continue
+            slot, start = self._slots[out.untyped_storage().data_ptr()]
+            buffer = self.buffers[slot - self._inputs]
+            if slot not in kept:
+                kept[slot] = self._inputs + len(shapes)
+                shapes.append((tuple(buffer.shape), buffer.dtype))
+            whole = out.shape == buffer.shape and out.stride() == buffer.stride()
+            view = None if whole else (out.shape, out.stride(), (out.data_ptr() - start) // out.itemsize)
+            results.append(Result(kept[slot] - self._inputs, view))
+        scratch, end = {}, 0
+        for slot, buffer in enumerate(self.buffers, self._inputs):
+            if slot not in kept and buffer.numel():
+                scratch[slot] = end
+                end += -(-buffer.numel() * buffer.itemsize // ALIGNMENT) * ALIGNMENT
+        shared = self._inputs + len(shapes)
+        for launch in self.launches:
+            launch.positions = [
+                Position(p.argument, shared, p.offset + scratch[p.slot])
+                if p.slot in scratch
+                else p._replace(slot=kept.get(p.slot, p.slot))
+                for p in launch.positions
+            ]
+        return Program(shapes, end, self.launches, results)
+
+
+@dataclass
+class Launch:
+    """One launch of a program: the compiled kernel and its arguments, of which only addresses change."""
+
+    compiled: Any  # Triton's
+    grid: tuple[int, ...]
+    values: list[object]
+    positions: list[Position]
+
+    def __post_init__(self) -> None:
+        self.run, self.head = _launcher(self.compiled)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What calls of one signature allocate, launch and return."""
+
+    shapes: list[tuple[tuple[int, ...], torch.dtype]]  # of the allocations that hold outputs
+    scratch: int  # bytes
+    launches: list[Launch]
+    results: list[Result]
 
     def __call__(self, inputs: Sequence[Tensor | None], device: torch.device) -> list[Tensor]:
-        """Run on tensors of the planned layouts; returns the results."""
-        if self._scratch is None:
-            self._arrange()
-        results = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._result_shapes]
-        tensors = [*inputs, *results]
-        if self._scratch:
-            tensors.append(torch.empty(self._scratch, dtype=torch.uint8, device=device))
-        if INTERPRETED or not _direct:
-            for launch in self.launches:
-                launch.plain(tensors)
-        else:
-            stream = _raw_stream(device.index)
-            addresses = [0 if t is None else t.data_ptr() for t in tensors]
-            for launch in self.launches:
-                launch(tensors, addresses, stream)
-        return results
-
-    def _arrange(self) -> None:
-        """Give every buffer its slot and offset: results in the order of `results`, then the shared allocation."""
-        positions, end = {}, 0
-        for number, (shape, dtype) in enumerate(self._buffers):
-            slot = self.inputs + number
-            if slot in self.results:
-                positions[slot] = self.inputs + self.results.index(slot), 0
-            else:
-                positions[slot] = self.inputs + len(self.results), end
-                end += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.shapes]
+        addresses = [0 if t is None else t.data_ptr() for t in inputs]
+        addresses += [t.data_ptr() for t in made]
+        if self.scratch:
+            shared = torch.empty(self.scratch, dtype=torch.uint8, device=device)
+            addresses.append(shared.data_ptr())
+        stream = _raw_stream(device.index)
         for launch in self.launches:
-            launch.arrange(positions)
-        self._result_shapes = [self._buffers[slot - self.inputs] for slot in self.results]
-        self._scratch = end
+            values = launch.values.copy()
+            for index, slot, offset in launch.positions:
+                values[index] = addresses[slot] + offset
+            launch.run(*launch.grid, stream, *launch.head, *values)
+        return [made[r.slot] if r.view is None else made[r.slot].as_strided(*r.view) for r in self.results]
 
 
-class Launch:
-    """One launch of a program. After the first time only the addresses change."""
-
-    def __init__(self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Constants) -> None:
-        self.kernel = kernel
-        self.grid = grid
-        self.args = args
-        self.constants = constants
-        self._run: Callable[..., object] | None = None
-
-    def arrange(self, positions: dict[int, tuple[int, int]]) -> None:
-        """Find the tensors: index of the argument, slot, offset in bytes, and the strides that come with a pointer."""
-        self._tensors: list[tuple[int, int, int, tuple | None]] = []
-        for index, arg in enumerate(self.args):
-            layout = _layout_in(arg)
-            if layout is not None:
-                slot, start = positions.get(layout.slot, (layout.slot, 0))
-                strides = arg[1:] if isinstance(arg, tuple) else None
-                self._tensors.append((index, slot, start + layout.offset, strides))
-
-    def plain(self, tensors: Sequence[Tensor | None]) -> object:
-        """Launch through Triton, which finds or compiles the kernel."""
-        args: list[object] = list(self.args)
-        for index, slot, offset, _ in self._tensors:
-            args[index] = _with_tensor(self.args[index], lambda dtype: _inside(tensors[slot], offset, dtype))  # noqa: B023
-        return self.kernel[self.grid](*args, **self.constants)
-
-    def __call__(self, tensors: Sequence[Tensor | None], addresses: list[int], stream: int) -> None:
-        """Launch the kernel that Triton has compiled before, without its checks."""
-        if self._run is None:
-            compiled = self.plain(tensors)
-            try:
-                self._run, self._head = _launcher(compiled)
-            except Exception as error:
-                _give_up(error)
-            rest = (self.constants[name] for name in self.kernel.arg_names[len(self.args) :])
-            self._values: list[object] = [*self.args, *rest]
-            return
-        values = self._values.copy()
-        for index, slot, offset, strides in self._tensors:
-            address = addresses[slot] + offset
-            values[index] = address if strides is None else (address, *strides)
-        try:
-            self._run(*self.grid, stream, *self._head, *values)
-        except Exception as error:
-            _give_up(error)
-            self.plain(tensors)
-
-    def compile(self) -> None:
-        """Compile the kernel without data or a launch."""
-        args = (_with_tensor(arg, lambda dtype: torch.empty(1, dtype=dtype, device="meta")) for arg in self.args)
-        self.kernel.warmup(*args, grid=self.grid, **self.constants)
+_recorder: Recorder | None = None
+_programs: dict[Hashable, Program] = {}
+_direct = True  # programs are replayed
 
 
-_direct = True  # kernels are launched without Triton's checks
+def replay(function: Callable[..., tuple[Tensor, ...]], args: Sequence[object]) -> Sequence[Tensor]:
+    """`function(*args)`, recorded at the first call of a signature and replayed at later ones. Tensors come first."""
+    if INTERPRETED or not _direct:
+        return function(*args)
+    key: list[Hashable] = [function]
+    inputs: list[Tensor | None] = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            key += (arg.shape, arg.stride(), arg.dtype, arg.data_ptr() % 16)
+            inputs.append(arg)
+        else:
+            key.append(arg)
+    device = inputs[0].device  # type: ignore[union-attr]
+    key.append(device.index)
+    signature = tuple(key)
+    program = _programs.get(signature)
+    if program is None:
+        return _record(function, args, inputs, signature)
+    try:
+        return program(inputs, device)
+    except Exception as error:
+        _give_up(error)
+        return function(*args)
+
+
+def _record(
+    function: Callable[..., tuple[Tensor, ...]], args: Sequence[object], inputs: list[Tensor | None], key: Hashable
+) -> Sequence[Tensor]:
+    global _recorder
+    if len(_programs) >= CACHED:
+        _programs.clear()
+    _recorder = Recorder(inputs)
+    try:
+        outputs = function(*args)
+        _programs[key] = _recorder.program(outputs)
+    except _Unsupported as error:
+        _give_up(error)
+        _recorder = None
+        return function(*args)
+    finally:
+        _recorder = None
+    return outputs
+
+
+def forget() -> None:
+    """Empty the cache, after a rule by which work is cut has changed."""
+    _programs.clear()
+
+
+class _Unsupported(Exception):
+    """The private interface of this version of Triton is another one."""
 
 
 def _launcher(compiled: Any) -> tuple[Callable[..., object], tuple]:
     """What launches a compiled kernel, called as run(*grid, stream, *head, *arguments): private names of Triton."""
-    return compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
+    try:
+        return compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
+    except AttributeError as error:
+        raise _Unsupported(str(error)) from error
 
 
 def _raw_stream(index: int) -> int:
@@ -208,29 +291,30 @@ def _give_up(error: Exception) -> None:
         )
 
 
-def _layout_in(arg: Argument) -> Layout | None:
-    """The Layout that an argument is or starts with, if there is one."""
-    first = arg[0] if isinstance(arg, tuple) else arg
-    return first if isinstance(first, Layout) else None
+def compile_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Run calls on meta tensors, which compile their kernels in parallel and load them onto the current device.
+
+    A kernel that fails here fails again, with its reason, when it is called.
+    """
+    global _recorder
+    if INTERPRETED or not _direct:
+        return
+    recorder, _recorder = _recorder, None
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            loader = _Loader(pool, torch.cuda.current_device())
+            with AsyncCompileMode(loader, ignore_errors=True):
+                for call in calls:
+                    call()
+    except Exception as error:
+        _give_up(error)
+    finally:
+        _recorder = recorder
 
 
-def _with_tensor(arg: Argument, tensor: Callable[[torch.dtype], Tensor]) -> object:
-    """The argument with its Layout, if there is one, replaced by a tensor of that dtype."""
-    layout = _layout_in(arg)
-    if layout is None:
-        return arg
-    make: Callable[..., object] = type(arg)
-    return make(tensor(layout.dtype), *arg[1:]) if isinstance(arg, tuple) else tensor(layout.dtype)
-
-
-def _inside(tensor: Tensor | None, offset: int, dtype: torch.dtype) -> Tensor:
-    """The tensor itself, or the one that starts `offset` bytes into a contiguous one."""
-    assert tensor is not None
-    if offset == 0 and tensor.dtype == dtype:
-        return tensor
-    return tensor.flatten().view(torch.uint8)[offset:].view(dtype)
-
-
+@torch.compiler.assume_constant_result
 def products(dtype: torch.dtype) -> str:
     """How kernels multiply tensors of a dtype: float32 in TF32 where torch's own products may, else in full.
 
@@ -239,65 +323,6 @@ def products(dtype: torch.dtype) -> str:
     if dtype == torch.bfloat16:
         return "tf32" if INTERPRETED else "bf16"
     return "fp32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32" else "tf32"
-
-
-_programs: dict[Hashable, Program] = {}
-
-
-def program_for(name: str, inputs: Sequence[Tensor | None], options: tuple, plan: Callable[..., Program]) -> Program:
-    """The program of a call signature: cached by its options and the layouts of its inputs, or planned now."""
-    device = next(t.device.index for t in inputs if t is not None)
-    key = (name, device, options, products(torch.float32), *[None if t is None else _kind(t) for t in inputs])
-    program = _programs.get(key)
-    if program is None:
-        if len(_programs) >= CACHED:
-            _programs.clear()
-        program = plan(*[None if t is None else layout_of(t, slot) for slot, t in enumerate(inputs)])
-        _programs[key] = program
-    return program
-
-
-def layout_of(tensor: Tensor, slot: int) -> Layout:
-    return Layout(slot, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def _kind(tensor: Tensor) -> tuple:
-    """What a launch depends on besides the address itself."""
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16
-
-
-def forget() -> None:
-    """Empty the cache, after a rule by which programs are planned has changed."""
-    _programs.clear()
-
-
-def in_order(t: Tensor | None) -> Tensor | None:
-    """A mask or table as the kernels read it: row by row."""
-    return None if t is None else t.contiguous()
-
-
-def without(constants: Constants, *names: str) -> Constants:
-    return {key: value for key, value in constants.items() if key not in names}
-
-
-def compile_all(programs: Iterable[Program]) -> None:
-    """Compile the kernels of several programs in parallel and load them onto the current device.
-
-    A kernel that fails here fails again, with its reason, when it is called.
-    """
-    if not _direct:
-        return
-    try:
-        from triton.runtime._async_compile import AsyncCompileMode
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            loader = _Loader(pool, torch.cuda.current_device())
-            with AsyncCompileMode(loader, ignore_errors=True):
-                for program in programs:
-                    for launch in program.launches:
-                        launch.compile()
-    except Exception as error:
-        _give_up(error)
 
 
 @dataclass(frozen=True)
@@ -316,11 +341,3 @@ class _Loader:
         with torch.cuda.device(self.device):  # new threads start on device 0
             kernel[(1, 1, 1)]
         return kernel
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))

@@ -1,17 +1,11 @@
-"""Shared by the kernels of all operators: matrix products, and the tokens of an image or a head."""
+"""Shared by the kernels of all operators: matrix products, and the tokens of an image or a head.
 
-from typing import NamedTuple
+Kernels take tokens (B, N, H, D), whose heads lie next to each other, as a pointer and the strides of images and tokens.
+They cast numbers to float32, since torch's compiler passes them as float64.
+"""
 
 import triton
 import triton.language as tl
-
-
-class Head(NamedTuple):
-    """One head of one image: pointer to its first token, strides from token to token and from channel to channel."""
-
-    ptr: tl.tensor
-    token: tl.tensor
-    dim: tl.tensor
 
 
 @triton.jit
@@ -38,17 +32,17 @@ def dot(a, b, DOT: tl.constexpr, acc=None):
 
 
 @triton.jit
-def image_of(x, cu, image, tokens, VARLEN: tl.constexpr):
-    """Pointer to the first token of an image of `x` (`Tokens`), and the image's number of tokens."""
+def image_of(x, batch, token, cu, image, tokens, first_channel, VARLEN: tl.constexpr):
+    """Pointer to an image's first token at a channel, and the image's number of tokens."""
     if VARLEN:
         start = tl.load(cu + image)
-        return x.ptr + start.to(tl.int64) * x.token, (tl.load(cu + image + 1) - start).to(tl.int32)
+        return x + start.to(tl.int64) * token + first_channel, (tl.load(cu + image + 1) - start).to(tl.int32)
     else:
-        return x.ptr + tl.cast(image, tl.int64) * x.batch, tokens
+        return x + tl.cast(image, tl.int64) * batch + first_channel, tokens
 
 
 @triton.jit
-def head_of(x, cu, image, head, tokens, VARLEN: tl.constexpr):
-    """The `Head` of an image of `x` (`Tokens`), and the image's number of tokens."""
-    ptr, n = image_of(x, cu, image, tokens, VARLEN)
-    return Head(ptr + tl.cast(head, tl.int64) * x.head, x.token, x.dim), n
+def head_of(x, batch, token, cu, image, head, tokens, D: tl.constexpr, VARLEN: tl.constexpr):
+    """One head of one image, its pointer and the stride of its tokens; and the image's number of tokens."""
+    ptr, n = image_of(x, batch, token, cu, image, tokens, head * D, VARLEN)
+    return (ptr, token), n

@@ -43,7 +43,7 @@ def headwise_conv(
         check_same(NAME, 3, x=x, add=add)
     obstacle = backends.obstacle(NAME, x, x, x, filter_size=weight.shape[3])
     if backends.choose(NAME, x.device, backend, obstacle) == "triton":
-        return operator.headwise_conv(x, weight, add, *grid, False)
+        return operator.headwise_conv(x, weight, add, grid)
     with full_precision(x.device):
         return reference.headwise_conv(x, weight, grid, add)
 

@@ -21,8 +21,8 @@ def _patch(x, y, column, height, width, D: tl.constexpr, W: tl.constexpr, X: tl.
     ok = ((row >= 0) & (row < height) & (col >= 0) & (col < width))[:, None]
     if D < W:
         ok = ok & (c < D)
-    start = tl.cast(y * width + column, tl.int64) * x.token
-    return tl.load(x.ptr + (start + ((i // X * width + i % X) * x.token)[:, None] + c * x.dim), mask=ok, other=0)
+    start = tl.cast(y * width + column, tl.int64) * x[1]
+    return tl.load(x[0] + (start + ((i // X * width + i % X) * x[1])[:, None] + c), mask=ok, other=0)
 
 
 @triton.jit
@@ -44,13 +44,13 @@ def _lag(X: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
 def _band(
     w, head, dy, X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr, DOT: tl.constexpr,
 ):
-    """Row dy of a head's filter in `w` (`HeadFilters`) as a matrix (T, T) to be multiplied with a patch."""
+    """Row dy of a head's filter in w (H, K, K) as a matrix (T, T) to be multiplied with a patch."""
     dx = _lag(X, T, K)
     ok = (dx >= 0) & (dx < K)
     if FLIP:
         dx = K - 1 - dx
         dy = K - 1 - dy
-    return operand(tl.load(w.ptr + head * w.head + dy * w.row + dx * w.column, mask=ok, other=0), DOT)
+    return operand(tl.load(w + (head * K + dy) * K + dx, mask=ok, other=0), DOT)
 
 
 @triton.jit
@@ -66,15 +66,16 @@ def _piece(piece, height, width, rows, X: tl.constexpr, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["H", "height", "width", "rows"])
 def conv(
-    x, w, base, out, H, height, width, rows, D: tl.constexpr, W: tl.constexpr, X: tl.constexpr, T: tl.constexpr,
-    K: tl.constexpr, FLIP: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
+    x, x_batch, x_token, w, base, base_batch, base_token, out, out_batch, out_token, H, height, width, rows,
+    D: tl.constexpr, W: tl.constexpr, X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr,
+    ADD: tl.constexpr, DOT: tl.constexpr,
 ):
     """One piece of one head of one image: out = base + the convolution of x."""
     image, head = tl.program_id(0) // H, tl.program_id(0) % H
-    x, _ = head_of(x, None, image, head, 0, False)
-    out, _ = head_of(out, None, image, head, 0, False)
+    x, _ = head_of(x, x_batch, x_token, None, image, head, 0, D, False)
+    out, _ = head_of(out, out_batch, out_token, None, image, head, 0, D, False)
     if ADD:
-        base, _ = head_of(base, None, image, head, 0, False)
+        base, _ = head_of(base, base_batch, base_token, None, image, head, 0, D, False)
     first, last, column, top, bottom = _piece(tl.program_id(1), height, width, rows, X, K)
     c = tl.arange(0, W)[None, :]
     i = tl.arange(0, T)
@@ -111,21 +112,21 @@ def conv(
         start = tl.cast(y * width + column, tl.int64)
         token = (i // X * width + i % X)[:, None]
         if ADD:
-            added = tl.load(base.ptr + start * base.token + (token * base.token + c * base.dim), mask=ok, other=0)
+            added = tl.load(base[0] + start * base[1] + (token * base[1] + c), mask=ok, other=0)
             acc += added.to(tl.float32)
-        tl.store(out.ptr + start * out.token + (token * out.token + c), acc.to(out.ptr.dtype.element_ty), mask=ok)
+        tl.store(out[0] + start * out[1] + (token * out[1] + c), acc.to(out[0].dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["H", "height", "width", "rows"])
 def conv_weights(
-    x, g, out, H, height, width, rows, D: tl.constexpr, W: tl.constexpr, X: tl.constexpr, T: tl.constexpr,
-    K: tl.constexpr, DOT: tl.constexpr,
+    x, x_batch, x_token, g, g_batch, g_token, out, H, height, width, rows, D: tl.constexpr, W: tl.constexpr,
+    X: tl.constexpr, T: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr,
 ):
     """Three rows of the filter's gradient from one piece of one head of one image; out is (pieces, B, H, K, K)."""
     row, third = tl.program_id(0), tl.program_id(2)
     image, head = row // H, row % H
-    x, _ = head_of(x, None, image, head, 0, False)
-    g, _ = head_of(g, None, image, head, 0, False)
+    x, _ = head_of(x, x_batch, x_token, None, image, head, 0, D, False)
+    g, _ = head_of(g, g_batch, g_token, None, image, head, 0, D, False)
     first, last, column, top, bottom = _piece(tl.program_id(1), height, width, rows, X, K)
     s0 = tl.zeros((T, T), tl.float32)
     s1 = tl.zeros((T, T), tl.float32)

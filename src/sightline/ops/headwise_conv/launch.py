@@ -5,8 +5,8 @@ import triton
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.common.arguments import HeadFilters, Tokens
-from sightline.ops.common.launching import Constants, Layout, Program, products, program_for
+from sightline.ops.common.kernels import add_parts
+from sightline.ops.common.launching import Constant, empty, launch, sizes, strides
 from sightline.ops.headwise_conv import kernels
 
 ROWS = 28  # grid rows of a piece
@@ -14,63 +14,53 @@ GRADIENT_ROWS = 56  # in the gradient of the filters
 SUM_TILE = {"PARTS": 64, "BLOCK": 64}  # of the sum of that gradient over pieces and images
 
 
-def _constants(x: Layout, size: int, width: int) -> Constants:
+def convolve(x: Tensor, weight: Tensor, add: Tensor | None, grid: Grid, flip: bool, dot: str) -> Tensor:
+    """`add` plus the convolution of x, with the filters turned by 180 degrees if `flip`."""
+    heads, size = x.shape[2], weight.shape[3]
+    constants = _constants(x, size, grid[1], dot)
+    out = empty(x.shape, x.dtype, x.device)
+    added = (None, 0, 0) if add is None else strides(add)
+    launch(
+        kernels.conv, (x.shape[0] * heads, _pieces(grid, size, constants, ROWS)),
+        (*strides(x), weight, *added, *strides(out), heads, *grid, ROWS),
+        {**constants, "FLIP": flip, "ADD": add is not None},
+    )  # fmt: skip
+    return out
+
+
+def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, grid: Grid, dot: str) -> Tensor:
+    """The gradient of the filters, like `weight`."""
+    batch, _, heads, _ = x.shape
+    size = weight.shape[3]
+    constants = {**_constants(x, size, grid[1], dot), "num_stages": 2}
+    pieces = _pieces(grid, size, constants, GRADIENT_ROWS)
+    parts = empty((pieces * batch, *weight.shape), torch.float32, x.device)
+    launch(
+        kernels.conv_weights, (batch * heads, pieces, triton.cdiv(size, 3)),
+        (*strides(x), *strides(grad), parts, heads, *grid, GRADIENT_ROWS), constants,
+    )  # fmt: skip
+    out = empty(weight.shape, weight.dtype, x.device)
+    count = out.numel()
+    launch(add_parts, (triton.cdiv(count, SUM_TILE["BLOCK"]),), (parts, out, pieces * batch, count), SUM_TILE)
+    return out
+
+
+def _constants(x: Tensor, size: int, width: int, dot: str) -> dict[str, Constant]:
     """The k bands of a filter and k patches of every stage have to fit into shared memory."""
-    channels = max(16, triton.next_power_of_2(x.shape[3]))
+    dim, size = sizes(x)[1], int(size)
+    channels = max(16, triton.next_power_of_2(dim))
     if x.dtype == torch.bfloat16:
         tokens, stages = 64, 2 if size <= 7 and channels * size <= 64 * 7 else 1
     else:
         tokens, stages = 32 if channels <= 64 else 16, 2 if channels <= 64 else 1
+    columns = next((c for c in (16, 32) if c < tokens and width <= c), tokens)
     return {
-        "D": x.shape[3], "W": channels, "X": min(tokens, max(16, triton.next_power_of_2(width))), "T": tokens,
-        "K": size, "DOT": products(x.dtype), "num_warps": 4, "num_stages": stages,
+        "D": dim, "W": channels, "X": columns, "T": tokens, "K": size, "DOT": dot, "num_warps": 4,
+        "num_stages": stages,
     }  # fmt: skip
 
 
-def _pieces(grid: Grid, size: int, constants: Constants, rows: int) -> int:
+def _pieces(grid: Grid, size: int, constants: dict[str, Constant], rows: int) -> int:
     (height, width), columns = grid, int(constants["X"])
     stride = columns - (size - 1) if width > columns else columns
     return triton.cdiv(width, stride) * triton.cdiv(height, rows)
-
-
-def convolve(x: Tensor, weight: Tensor, add: Tensor | None, grid: Grid, flip: bool) -> Tensor:
-    """add + the convolution of x; `flip` turns the filters by 180 degrees."""
-    inputs = (x, weight, add)
-    program = program_for("conv", inputs, (grid, flip), lambda *layouts: _convolve(*layouts, grid=grid, flip=flip))
-    return program(inputs, x.device)[0]
-
-
-def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, grid: Grid) -> Tensor:
-    """The gradient of the filters, like `weight`."""
-    inputs = (x, grad, weight)
-    program = program_for("conv_weights", inputs, (grid,), lambda *layouts: _weight_gradient(*layouts, grid=grid))
-    return program(inputs, x.device)[0].view(weight.shape)
-
-
-def _convolve(x: Layout, weight: Layout, add: Layout | None, *, grid: Grid, flip: bool) -> Program:
-    heads, size = x.shape[2], weight.shape[3]
-    constants = _constants(x, size, grid[1])
-    program = Program(3)
-    out = program.buffer(x.shape, x.dtype)
-    program.results = (out.slot,)
-    program.launch(
-        kernels.conv, (x.shape[0] * heads, _pieces(grid, size, constants, ROWS)),
-        (Tokens.of(x), HeadFilters.of(weight), Tokens.of(add), Tokens.of(out), heads, *grid, ROWS),
-        {**constants, "FLIP": flip, "ADD": add is not None},
-    )  # fmt: skip
-    return program
-
-
-def _weight_gradient(x: Layout, grad: Layout, weight: Layout, *, grid: Grid) -> Program:
-    batch, _, heads, _ = x.shape
-    size = weight.shape[3]
-    constants: Constants = {**_constants(x, size, grid[1]), "num_stages": 2}
-    pieces = _pieces(grid, size, constants, GRADIENT_ROWS)
-    program = Program(3)
-    parts = program.buffer((pieces * batch, *weight.shape), torch.float32)
-    program.launch(
-        kernels.conv_weights, (batch * heads, pieces, triton.cdiv(size, 3)),
-        (Tokens.of(x), Tokens.of(grad), parts, heads, *grid, GRADIENT_ROWS), constants,
-    )  # fmt: skip
-    program.results = (program.add_up(parts, weight.dtype, SUM_TILE).slot,)
-    return program

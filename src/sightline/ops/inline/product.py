@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sightline import backend as backends
 from sightline.ops.checks import full_precision
-from sightline.ops.common.registration import Context
+from sightline.ops.common.operator import Context
 
 
 class _Matmul(torch.autograd.Function):

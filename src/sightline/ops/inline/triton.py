@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.common.registration import needs_gradient
+from sightline.ops.common.launching import neighbors, products
+from sightline.ops.common.operator import needs_gradient
 from sightline.ops.feature_maps import Affine, kernel_features
 from sightline.ops.linear.operator import attend
 
@@ -36,7 +37,9 @@ def inline_attention(
     elif grids is not None:
         height, width = max(g[0] for g in grids), max(g[1] for g in grids)
         table = torch.tensor(grids, dtype=torch.int32, device=q.device)
-    save = needs_gradient(q, k, v, residual)
+    weights = None if residual is None else residual.flatten(2).transpose(1, 2).contiguous()  # images 9 C
     return attend(
-        q, k, v, residual, key_mask, cu, table, max(sizes), height, width, prefix, scale, 0.0, phi, False, save
+        neighbors(q), neighbors(k), neighbors(v), weights, *[None] * 5,
+        None if key_mask is None else key_mask.contiguous(), cu, table, q.shape[2], max(sizes), height, width, prefix,
+        scale, 0.0, phi, False, products(q.dtype), needs_gradient(q, k, v, residual),
     )[0]  # fmt: skip

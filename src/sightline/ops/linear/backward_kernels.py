@@ -13,31 +13,31 @@ Three kernels, each on chunks as in the forward pass: `backward_queries` writes 
 import triton
 import triton.language as tl
 
-from sightline.ops.common.tiles import dot, operand
+from sightline.ops.common.tiles import dot, image_of, operand
 from sightline.ops.linear.forward_kernels import load_state
 from sightline.ops.linear.tiles import (
     across,
     cells_of,
-    channels_of,
     filter_of,
     grid_of,
     grid_row,
     limit_of,
     limits_of,
+    live_of,
+    matrix_of,
     pairs_of,
     phi_of,
     rows_of,
     same_head,
     slope_of,
     three_columns,
-    view_of,
 )
 
 
 @triton.jit
 def _pass_queries(
-    q, g, dq, state, mean_k, live, first, last, scale, eps, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
-    LINEAR: tl.constexpr, DOT: tl.constexpr,
+    q, q_token, g, g_token, dq, d_token, state, mean_k, live, first, last, scale, eps, W: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, DOT: tl.constexpr,
 ):
     """Writes dq of the tokens first <= t < last; sums dS (W, W) and the side row (W,).
 
@@ -50,8 +50,8 @@ def _pass_queries(
     state = operand(state, DOT)
     for t0 in range(first, last, T):
         cell = (t0 + row < last)[:, None] & live
-        qt = tl.load(rows_of(q, t0, T), mask=cell, other=0)  # T W
-        gt = tl.load(rows_of(g, t0, T), mask=cell, other=0)  # T W
+        qt = tl.load(rows_of(q, q_token, t0, T, W), mask=cell, other=0)  # T W
+        gt = tl.load(rows_of(g, g_token, t0, T, W), mask=cell, other=0)  # T W
         ft = qt
         if PHI != "identity":
             ft = tl.where(cell, phi_of(qt.to(tl.float32), PHI), 0.0)
@@ -75,7 +75,7 @@ def _pass_queries(
             df *= scale
         if PHI != "identity":
             df *= slope_of(qt.to(tl.float32), PHI)
-        tl.store(rows_of(dq, t0, T), df.to(dq.ptr.dtype.element_ty), mask=cell)
+        tl.store(rows_of(dq, d_token, t0, T, W), df.to(dq.dtype.element_ty), mask=cell)
     return d_state, tl.sum(side, 0) / 16
 
 
@@ -127,9 +127,9 @@ def _key_gradients(
 
 @triton.jit
 def _pass_keys(
-    k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, live, first, last, W: tl.constexpr, T: tl.constexpr,
-    PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr,
+    k, k_token, v, v_token, dk, dv, d_token, mask, edge, u, a, centre_k, centre_v, live, first, last, W: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr,
 ):
     """Writes dk and dv of the tokens first <= t < last, without a residual."""
     row = tl.arange(0, T)
@@ -140,24 +140,24 @@ def _pass_keys(
         counted = cell
         if MASKED:
             counted &= (tl.load(mask + t0 + row, mask=ok, other=0) != 0)[:, None]  # T W
-        kt = tl.load(rows_of(k, t0, T), mask=counted, other=0)  # T W
-        vt = tl.load(rows_of(v, t0, T), mask=counted, other=0)  # T W
+        kt = tl.load(rows_of(k, k_token, t0, T, W), mask=counted, other=0)  # T W
+        vt = tl.load(rows_of(v, v_token, t0, T, W), mask=counted, other=0)  # T W
         d_key, d_value = _key_gradients(
             kt, vt, edge, nothing + u[None, :], nothing + a[None, :], centre_k, centre_v, PHI, LINEAR, DOT, DK, DV
         )
         if MASKED:
             d_key, d_value = tl.where(counted, d_key, 0.0), tl.where(counted, d_value, 0.0)
         if DK:
-            tl.store(rows_of(dk, t0, T), d_key.to(dk.ptr.dtype.element_ty), mask=cell)
+            tl.store(rows_of(dk, d_token, t0, T, W), d_key.to(dk.dtype.element_ty), mask=cell)
         if DV:
-            tl.store(rows_of(dv, t0, T), d_value.to(dv.ptr.dtype.element_ty), mask=cell)
+            tl.store(rows_of(dv, d_token, t0, T, W), d_value.to(dv.dtype.element_ty), mask=cell)
 
 
 @triton.jit
 def _pass_strip(
-    k, v, g, dk, dv, mask, weights, image, channels, edge, u, a, centre_k, centre_v, x0, x1, y0, y1, grid,
-    W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
-    STAGES: tl.constexpr, DK: tl.constexpr,
+    k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, live, edge, u, a, centre_k, centre_v, x0, x1, y0,
+    y1, height, width, prefix, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr,
 ):
     """Writes dk and dv of the columns x0 <= x < x1 and rows y0 <= y < y1 of the grid.
 
@@ -166,16 +166,15 @@ def _pass_strip(
     with the row of G: then all loads lead to a product, so that they are pipelined.
     """
     col = x0 + tl.arange(0, X)
-    live = channels.live
-    limits = limits_of(col, grid)
+    limits = limits_of(col, height, width)
     ours = limit_of(col, y1, x1)
-    w0, w1, w2, w3, w4, w5, w6, w7, w8 = filter_of(weights, image, channels, True)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = taps
     nothing = tl.zeros((X, W), tl.float32)
     now, after = nothing + u[None, :], nothing + u[None, :]
     for y in tl.range(tl.maximum(y0 - 2, -1), y1, num_stages=STAGES):  # the first one or two write no dv
-        le, he, ri = three_columns(g, mask, y + 1, col, limits, grid, live, False)  # X W each
-        kt = grid_row(k, mask, y + 1, col, ours, grid, live, MASKED)  # X W
-        vt = grid_row(v, mask, y + 1, col, ours, grid, live, MASKED)  # X W
+        le, he, ri = three_columns(g, g_token, mask, y + 1, col, limits, width, prefix, live, W, False)  # X W each
+        kt = grid_row(k, k_token, mask, y + 1, col, ours, width, prefix, live, W, MASKED)  # X W
+        vt = grid_row(v, v_token, mask, y + 1, col, ours, width, prefix, live, W, MASKED)  # X W
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
         d_value = across(now, left, here, right, w6, w7, w8)
         now = across(after, left, here, right, w3, w4, w5)
@@ -184,56 +183,57 @@ def _pass_strip(
                                     DK, True)
         here_ok = col < tl.where(y < y0, 0, x1)
         below_ok = col < tl.where((y + 1 < y0) | (y + 1 >= y1), 0, x1)
-        first = grid.prefix + y * grid.width
+        first = prefix + y * width
         if MASKED:
             counted = tl.load(mask + first + col, mask=here_ok, other=0) != 0  # X
             d_value = tl.where(counted[:, None], d_value, 0.0)
-            counted = tl.load(mask + first + grid.width + col, mask=below_ok, other=0) != 0  # X
+            counted = tl.load(mask + first + width + col, mask=below_ok, other=0) != 0  # X
             d_key = tl.where(counted[:, None], d_key, 0.0)
-        tl.store(cells_of(dv, first, col), d_value.to(dv.ptr.dtype.element_ty), mask=here_ok[:, None] & live)
+        cells = cells_of(dv, d_token, first, col, W)
+        tl.store(cells, d_value.to(dv.dtype.element_ty), mask=here_ok[:, None] & live)
         if DK:
-            below = cells_of(dk, first + grid.width, col)
-            tl.store(below, d_key.to(dk.ptr.dtype.element_ty), mask=below_ok[:, None] & live)
+            below = cells_of(dk, d_token, first + width, col, W)
+            tl.store(below, d_key.to(dk.dtype.element_ty), mask=below_ok[:, None] & live)
 
 
 @triton.jit
-def _store_tap(ptr, total, channels):
+def _store_tap(ptr, total, live, W: tl.constexpr):
     value = tl.sum(total, 0)[None, :].to(ptr.dtype.element_ty)
-    tl.store(ptr + channels.index[None, :], value, mask=channels.live)
+    tl.store(ptr + tl.arange(0, W)[None, :], value, mask=live)
 
 
-@triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix"])
+@triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix", "H"])
 def backward_taps(
-    v, g, mask, cu, grids, dw, C, tokens_q, tokens, chunk, height, width, prefix, D: tl.constexpr,
-    GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
-    PACKED: tl.constexpr, STAGES: tl.constexpr,
+    v, v_batch, v_token, g, g_batch, g_token, mask, cu, grids, dw, H, tokens_q, tokens, chunk, height, width, prefix,
+    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
+    VARLEN: tl.constexpr, STAGES: tl.constexpr,
 ):
     """dw of one strip and chunk of grid rows, (part, image, 9, C): what G has there, times its neighbors in v.
 
     Down the grid with the three rows of G that a row of v is a neighbor of.
     """
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    channels = channels_of(group, D, GROUP, W)
-    live = channels.live
-    v, _ = view_of(v, channels, cu, image, tokens, PACKED, VARLEN)
-    g, _ = view_of(g, channels, cu, image, tokens_q, PACKED, VARLEN)
-    grid = grid_of(grids, image, height, width, prefix, VARLEN)
+    live = live_of(D, GROUP, W)
+    channel, C = group * GROUP * D, H * D
+    v, _ = image_of(v, v_batch, v_token, cu, image, tokens, channel, VARLEN)
+    g, _ = image_of(g, g_batch, g_token, cu, image, tokens_q, channel, VARLEN)
+    height, width = grid_of(grids, image, height, width, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    strips = tl.maximum(tl.cdiv(grid.width, X), 1)
+    strips = tl.maximum(tl.cdiv(width, X), 1)
     y0 = part // strips * chunk
-    y1 = tl.minimum(y0 + chunk, grid.height)
+    y1 = tl.minimum(y0 + chunk, height)
     col = part % strips * X + tl.arange(0, X)
-    limits = limits_of(col, grid)
-    ours = limit_of(col, y1, grid.width)
+    limits = limits_of(col, height, width)
+    ours = limit_of(col, y1, width)
     d0, d1, d2 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
     d3, d4, d5 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
     d6, d7, d8 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
     above = tl.zeros((X, W), tl.float32)
-    same = tl.zeros((X, W), g.ptr.dtype.element_ty)
+    same = tl.zeros((X, W), g.dtype.element_ty)
     for y in tl.range(y0 - 1, y1 + 1, num_stages=STAGES):
-        le, he, ri = three_columns(v, mask, y, col, limits, grid, live, MASKED)  # X W each
-        under = grid_row(g, mask, y + 1, col, ours, grid, live, False)  # X W
+        le, he, ri = three_columns(v, v_token, mask, y, col, limits, width, prefix, live, W, MASKED)  # X W each
+        under = grid_row(g, g_token, mask, y + 1, col, ours, width, prefix, live, W, False)  # X W
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
         level, below = same.to(tl.float32), under.to(tl.float32)
         d0 += left * below
@@ -247,84 +247,93 @@ def backward_taps(
         d8 += right * above
         above = level
         same = under
-    dw += tl.cast(part * tl.num_programs(1) + image, tl.int64) * 9 * C
-    _store_tap(dw, d0, channels)
-    _store_tap(dw + C, d1, channels)
-    _store_tap(dw + 2 * C, d2, channels)
-    _store_tap(dw + 3 * C, d3, channels)
-    _store_tap(dw + 4 * C, d4, channels)
-    _store_tap(dw + 5 * C, d5, channels)
-    _store_tap(dw + 6 * C, d6, channels)
-    _store_tap(dw + 7 * C, d7, channels)
-    _store_tap(dw + 8 * C, d8, channels)
+    dw += tl.cast(part * tl.num_programs(1) + image, tl.int64) * 9 * C + channel
+    _store_tap(dw, d0, live, W)
+    _store_tap(dw + C, d1, live, W)
+    _store_tap(dw + 2 * C, d2, live, W)
+    _store_tap(dw + 3 * C, d3, live, W)
+    _store_tap(dw + 4 * C, d4, live, W)
+    _store_tap(dw + 5 * C, d5, live, W)
+    _store_tap(dw + 6 * C, d6, live, W)
+    _store_tap(dw + 7 * C, d7, live, W)
+    _store_tap(dw + 8 * C, d8, live, W)
 
 
 @triton.jit(do_not_specialize=["tokens", "chunk", "H"])
 def backward_queries(
-    q, g, cu, sums, dq, edges, H, tokens, chunk, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr,
-    T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    PACKED: tl.constexpr,
+    q, q_batch, q_token, g, g_batch, g_token, cu, sums, dq, d_batch, d_token, edges, H, tokens, chunk, scale, eps,
+    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
+    VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """dq and, as one row (H, D, D), (H, D) of `edges`, the sums over one chunk of queries."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = q.ptr.dtype.element_ty == tl.float32 and not LINEAR
-    channels = channels_of(group, D, GROUP, W)
-    q, n = view_of(q, channels, cu, image, tokens, PACKED, VARLEN)
-    g, _ = view_of(g, channels, cu, image, tokens, PACKED, VARLEN)
-    dq, _ = view_of(dq, channels, cu, image, tokens, True, VARLEN)
-    state, mean_k, _, _ = load_state(sums, image, channels, H, D, GROUP, W, LINEAR, SHIFT)
+    SHIFT: tl.constexpr = q.dtype.element_ty == tl.float32 and not LINEAR
+    channel = group * GROUP * D
+    scale, eps = tl.cast(scale, tl.float32), tl.cast(eps, tl.float32)
+    q, n = image_of(q, q_batch, q_token, cu, image, tokens, channel, VARLEN)
+    g, _ = image_of(g, g_batch, g_token, cu, image, tokens, channel, VARLEN)
+    dq, _ = image_of(dq, d_batch, d_token, cu, image, tokens, channel, VARLEN)
+    state, mean_k, _, _ = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
     d_state, side = _pass_queries(
-        q, g, dq, state, mean_k, channels.live, part * chunk, tl.minimum(part * chunk + chunk, n), scale, eps, W, T,
-        PHI, LINEAR, DOT,
+        q, q_token, g, g_token, dq, d_token, state, mean_k, live_of(D, GROUP, W), part * chunk,
+        tl.minimum(part * chunk + chunk, n), scale, eps, W, T, PHI, LINEAR, DOT,
     )
     ok, pair = pairs_of(D, GROUP, W)
     edges += tl.cast(part * tl.num_programs(1) + image, tl.int64) * H * D * (D + 1)
-    tl.store(edges + channels.index[:, None] * D + channels.dim[None, :], d_state, mask=pair)
-    tl.store(edges + H * D * D + channels.index, side, mask=ok)
+    tl.store(edges + matrix_of(group, D, GROUP, W), d_state, mask=pair)
+    tl.store(edges + H * D * D + channel + tl.arange(0, W), side, mask=ok)
 
 
 @triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix", "H"])
 def backward_keys(
-    k, v, g, weights, mask, cu, grids, sums, edges, dk, dv, H, tokens_q, tokens, chunk, height, width, prefix, scale,
-    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
-    LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    PACKED: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    k, k_batch, k_token, v, v_batch, v_token, g, g_batch, g_token, weights, mask, cu, grids, sums, edges, dk,
+    d_batch, d_token, dv, dk_start, dv_start, H, tokens_q, tokens, chunk, height, width, prefix, scale, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
+    RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr,
 ):
-    """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made."""
+    """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made.
+
+    They lie `dk_start` and `dv_start` channels into their tensors, which are one if `dv` is None.
+    """
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = k.ptr.dtype.element_ty == tl.float32 and not LINEAR
-    channels = channels_of(group, D, GROUP, W)
-    live = channels.live
-    k, n = view_of(k, channels, cu, image, tokens, PACKED, VARLEN)
-    v, _ = view_of(v, channels, cu, image, tokens, PACKED, VARLEN)
-    dk, _ = view_of(dk, channels, cu, image, tokens, True, VARLEN)
-    dv, _ = view_of(dv, channels, cu, image, tokens, True, VARLEN)
+    SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
+    live = live_of(D, GROUP, W)
+    channel = group * GROUP * D
+    if dv is None:
+        dv = dk
+    scale = tl.cast(scale, tl.float32)
+    k, n = image_of(k, k_batch, k_token, cu, image, tokens, channel, VARLEN)
+    v, _ = image_of(v, v_batch, v_token, cu, image, tokens, channel, VARLEN)
+    dk, _ = image_of(dk, d_batch, d_token, cu, image, tokens, dk_start + channel, VARLEN)
+    dv, _ = image_of(dv, d_batch, d_token, cu, image, tokens, dv_start + channel, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    _, mean_k, mean_v, count = load_state(sums, image, channels, H, D, GROUP, W, LINEAR, SHIFT)
+    _, mean_k, mean_v, count = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
     ok, pair = pairs_of(D, GROUP, W)
     edges += tl.cast(image, tl.int64) * H * D * (D + 1)
-    d_state = tl.load(edges + channels.index[:, None] * D + channels.dim[None, :], mask=pair, other=0)  # W W
-    side = tl.load(edges + H * D * D + channels.index, mask=ok, other=0)  # W
+    d_state = tl.load(edges + matrix_of(group, D, GROUP, W), mask=pair, other=0)  # W W
+    side = tl.load(edges + H * D * D + channel + tl.arange(0, W), mask=ok, other=0)  # W
     edge, u, a, centre_k, centre_v = _edge(d_state, side, mean_k, mean_v, count, scale, D, W, LINEAR, DOT)
     if RESIDUAL:
-        g, _ = view_of(g, channels, cu, image, tokens_q, PACKED, VARLEN)
-        grid = grid_of(grids, image, height, width, prefix, VARLEN)
+        g, _ = image_of(g, g_batch, g_token, cu, image, tokens_q, channel, VARLEN)
+        height, width = grid_of(grids, image, height, width, VARLEN)
         if part == 0:
             _pass_keys(
-                k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, live, 0, prefix, W, 16, PHI, LINEAR, MASKED, DOT,
-                DK, DV,
+                k, k_token, v, v_token, dk, dv, d_token, mask, edge, u, a, centre_k, centre_v, live, 0, prefix, W, 16,
+                PHI, LINEAR, MASKED, DOT, DK, DV,
             )
-        strips = tl.maximum(tl.cdiv(grid.width, X), 1)
+        strips = tl.maximum(tl.cdiv(width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
-        if y0 < grid.height:
+        if y0 < height:
+            taps = filter_of(weights, image, H * D, channel, live, W, True)
             _pass_strip(
-                k, v, g, dk, dv, mask, weights, image, channels, edge, u, a, centre_k, centre_v, x0,
-                tl.minimum(x0 + X, grid.width), y0, tl.minimum(y0 + chunk, grid.height), grid, W, X, PHI, MASKED, DOT,
-                STAGES, DK,
+                k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, live, edge, u, a, centre_k, centre_v,
+                x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, W, X, PHI,
+                MASKED, DOT, STAGES, DK,
             )
     else:
         _pass_keys(
-            k, v, dk, dv, mask, edge, u, a, centre_k, centre_v, live, part * chunk,
+            k, k_token, v, v_token, dk, dv, d_token, mask, edge, u, a, centre_k, centre_v, live, part * chunk,
             tl.minimum(part * chunk + chunk, n), W, T, PHI, LINEAR, MASKED, DOT, DK, DV,
         )

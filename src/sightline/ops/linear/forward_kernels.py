@@ -8,12 +8,13 @@ Both follow one scheme. With feature map phi, a state is summed over the keys an
 and InLine adds the 3x3 residual of v while the output is written. A program owns one image and a group of heads,
 GROUP * D contiguous channels, so that rows are read in segments of 128 bytes or more; the state of several heads is
 block diagonal and masked (`same_head`). Short sequences take one program for everything (`forward_short`). Long ones
-are cut into chunks of tokens: partial sums (`forward_partial`), their sum (`add_parts`), then a pass over the tokens
-(`forward_write`). Sums are in float32, in an order that depends on the number of tokens alone.
+are cut into chunks of tokens: partial sums (`forward_partial`), their sum (`forward_finish`), then a pass over the
+tokens (`forward_write`). Sums are in float32, in an order that depends on the number of tokens alone.
 
 The residual walks down the grid, one strip of X columns per program. A row of v is read three times, one column apart,
 and each time serves three rows of the output, so that nine taps cost three reads; three accumulators hold the rows in
-progress.
+progress. Its weights (images, 9, C) are given or, with MADE, made on the way from the mean of an image's tokens x
+(`make_weights`), as a layer does.
 
 The sums of an image are one row of float32: sum phi(k) v^T (H, D, D), sum phi(k) (H, D), sum v (H, D), the shift of k
 and of v (H, D each), the number of keys (four times). float32 tensors are shifted by their first token that counts
@@ -23,32 +24,35 @@ before they are multiplied, so that large means do not cancel; others are coarse
 import triton
 import triton.language as tl
 
-from sightline.ops.common.tiles import dot, operand
+from sightline.ops.common.kernels import add_block
+from sightline.ops.common.tiles import dot, image_of, operand
 from sightline.ops.linear.tiles import (
     across,
     cells_of,
-    channels_of,
     filter_of,
     grid_of,
     limits_of,
+    live_of,
+    matrix_of,
     pairs_of,
     phi_of,
     rows_of,
     same_head,
     three_columns,
-    view_of,
 )
+from sightline.ops.linear.weights_kernels import make_weights, store_weights
 
 
 @triton.jit
 def _sum_keys(
-    k, v, mask, shift_k, shift_v, live, first, last, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
-    MASKED: tl.constexpr, SHIFT: tl.constexpr, DOT: tl.constexpr,
+    k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, live, first, last, W: tl.constexpr, T: tl.constexpr,
+    PHI: tl.constexpr, MASKED: tl.constexpr, MADE: tl.constexpr, SHIFT: tl.constexpr, DOT: tl.constexpr,
 ):
-    """Over the tokens first <= t < last: sum phi(k)^T v (W, W), sum phi(k) (W,), sum v (W,), and how many count."""
+    """Over the tokens first <= t < last: sum phi(k)^T v (W, W), sum phi(k), sum v, sum x (W,), and how many count."""
     moment = tl.zeros((W, W), tl.float32)
     sum_k = tl.zeros((16, W), tl.float32)
     sum_v = tl.zeros((16, W), tl.float32)
+    sum_x = tl.zeros((T if MADE else 1, W), tl.float32)
     count = 0.0
     row = tl.arange(0, T)
     ones = operand(tl.full((16, T), 1.0, tl.float32), DOT)
@@ -58,8 +62,10 @@ def _sum_keys(
             ok &= tl.load(mask + t0 + row, mask=ok, other=0) != 0  # T
             count += tl.sum(ok.to(tl.float32), 0)
         cell = ok[:, None] & live
-        kt = tl.load(rows_of(k, t0, T), mask=cell, other=0)  # T W
-        vt = tl.load(rows_of(v, t0, T), mask=cell, other=0)  # T W
+        kt = tl.load(rows_of(k, k_token, t0, T, W), mask=cell, other=0)  # T W
+        vt = tl.load(rows_of(v, v_token, t0, T, W), mask=cell, other=0)  # T W
+        if MADE:
+            sum_x += tl.load(rows_of(x, x_token, t0, T, W), mask=cell, other=0).to(tl.float32)  # T W
         if PHI != "identity":
             kt = tl.where(cell, phi_of(kt.to(tl.float32), PHI), 0.0)
         if SHIFT:
@@ -71,7 +77,7 @@ def _sum_keys(
         sum_v += dot(ones, vt, DOT)
     if not MASKED:
         count = tl.cast(tl.maximum(last - first, 0), tl.float32)
-    return moment, tl.sum(sum_k, 0) / 16, tl.sum(sum_v, 0) / 16, count
+    return moment, tl.sum(sum_k, 0) / 16, tl.sum(sum_v, 0) / 16, tl.sum(sum_x, 0), count
 
 
 @triton.jit
@@ -91,15 +97,15 @@ def _first_key(mask, tokens, T: tl.constexpr, MASKED: tl.constexpr):
 
 @triton.jit
 def _shift(
-    x, mask, live, tokens, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
+    x, token, mask, live, tokens, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
     """phi of the first token that counts (W,), by which sums are shifted."""
     if SHIFT:
         first = tl.cast(_first_key(mask, tokens, T, MASKED), tl.int64)
         cell = live & (tl.zeros((1, W), tl.int32) < tokens)
-        token = tl.load(x.ptr + first * x.token + x.offsets, mask=cell, other=0)  # 1 W
-        return tl.sum(tl.where(cell, phi_of(token, PHI), 0.0), 0)
+        row = tl.load(x + first * token + tl.arange(0, W)[None, :], mask=cell, other=0)  # 1 W
+        return tl.sum(tl.where(cell, phi_of(row, PHI), 0.0), 0)
     else:
         return tl.zeros((W,), tl.float32)
 
@@ -124,54 +130,56 @@ def finish(
 
 @triton.jit
 def store_sums(
-    sums, row, moment, sum_k, sum_v, shift_k, shift_v, count, group, channels, H, D: tl.constexpr,
-    GROUP: tl.constexpr, W: tl.constexpr,
+    sums, row, moment, sum_k, sum_v, shift_k, shift_v, count, group, H, D: tl.constexpr, GROUP: tl.constexpr,
+    W: tl.constexpr,
 ):
     """Write one row of sums, dropping what lies between heads."""
     ok, pair = pairs_of(D, GROUP, W)
+    channel = group * GROUP * D + tl.arange(0, W)
     base = sums + tl.cast(row, tl.int64) * (H * D * (D + 4) + 4)
-    tl.store(base + channels.index[:, None] * D + channels.dim[None, :], moment, mask=pair)
+    tl.store(base + matrix_of(group, D, GROUP, W), moment, mask=pair)
     base += H * D * D
-    tl.store(base + channels.index, sum_k, mask=ok)
-    tl.store(base + H * D + channels.index, sum_v, mask=ok)
-    tl.store(base + 2 * H * D + channels.index, shift_k, mask=ok)
-    tl.store(base + 3 * H * D + channels.index, shift_v, mask=ok)
+    tl.store(base + channel, sum_k, mask=ok)
+    tl.store(base + H * D + channel, sum_v, mask=ok)
+    tl.store(base + 2 * H * D + channel, shift_k, mask=ok)
+    tl.store(base + 3 * H * D + channel, shift_v, mask=ok)
     if group == 0:
         tl.store(base + 4 * H * D + tl.arange(0, 4), tl.zeros((4,), tl.float32) + count)
 
 
 @triton.jit
 def load_state(
-    sums, row, channels, H, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, LINEAR: tl.constexpr,
+    sums, row, group, H, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, LINEAR: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
     """S (W, W), mean phi(k) (W,), mean v (W,) and the number of keys from one row of sums."""
     ok, pair = pairs_of(D, GROUP, W)
+    channel = group * GROUP * D + tl.arange(0, W)
     base = sums + tl.cast(row, tl.int64) * (H * D * (D + 4) + 4)
-    moment = tl.load(base + channels.index[:, None] * D + channels.dim[None, :], mask=pair, other=0)  # W W
+    moment = tl.load(base + matrix_of(group, D, GROUP, W), mask=pair, other=0)  # W W
     base += H * D * D
-    sum_k = tl.load(base + channels.index, mask=ok, other=0)  # W
-    sum_v = tl.load(base + H * D + channels.index, mask=ok, other=0)  # W
+    sum_k = tl.load(base + channel, mask=ok, other=0)  # W
+    sum_v = tl.load(base + H * D + channel, mask=ok, other=0)  # W
     count = tl.load(base + 4 * H * D)
     shift_k, shift_v = sum_k, sum_v
     if SHIFT:
-        shift_k = tl.load(base + 2 * H * D + channels.index, mask=ok, other=0)  # W
-        shift_v = tl.load(base + 3 * H * D + channels.index, mask=ok, other=0)  # W
+        shift_k = tl.load(base + 2 * H * D + channel, mask=ok, other=0)  # W
+        shift_v = tl.load(base + 3 * H * D + channel, mask=ok, other=0)  # W
     state, mean_k, mean_v = finish(moment, sum_k, sum_v, shift_k, shift_v, count, D, W, LINEAR, SHIFT)
     return state, mean_k, mean_v, count
 
 
 @triton.jit
 def _write(
-    q, out, state, mean_v, mean_k, live, first, last, scale, eps, T: tl.constexpr, PHI: tl.constexpr,
-    LINEAR: tl.constexpr, DOT: tl.constexpr,
+    q, q_token, out, out_token, state, mean_v, mean_k, live, first, last, scale, eps, W: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, DOT: tl.constexpr,
 ):
     """The output of the tokens first <= t < last, without a residual."""
     row = tl.arange(0, T)
     state = operand(state, DOT)
     for t0 in range(first, last, T):
         cell = (t0 + row < last)[:, None] & live
-        qt = tl.load(rows_of(q, t0, T), mask=cell, other=0)  # T W
+        qt = tl.load(rows_of(q, q_token, t0, T, W), mask=cell, other=0)  # T W
         if PHI != "identity":
             qt = phi_of(qt.to(tl.float32), PHI)
         acc = dot(operand(qt, DOT), state, DOT)
@@ -181,28 +189,28 @@ def _write(
             acc = acc / total[:, None]
         else:
             acc = acc * scale + mean_v[None, :]
-        tl.store(rows_of(out, t0, T), acc.to(out.ptr.dtype.element_ty), mask=cell)
+        tl.store(rows_of(out, out_token, t0, T, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
 @triton.jit
 def _write_strip(
-    q, v, out, mask, weights, image, channels, state, mean_v, x0, x1, y0, y1, grid, scale, W: tl.constexpr,
-    X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    q, q_token, v, v_token, out, out_token, mask, taps, live, state, mean_v, x0, x1, y0, y1, height, width, prefix,
+    scale, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """The output, with the residual, of the columns x0 <= x < x1 and the rows y0 <= y < y1 of the grid."""
     col = x0 + tl.arange(0, X)
-    live = channels.live
-    limits = limits_of(col, grid)
+    limits = limits_of(col, height, width)
     state = operand(state * scale, DOT)
-    w0, w1, w2, w3, w4, w5, w6, w7, w8 = filter_of(weights, image, channels, False)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = taps
     now = tl.zeros((X, W), tl.float32) + mean_v[None, :]
     after = tl.zeros((X, W), tl.float32) + mean_v[None, :]
     for y in tl.range(tl.maximum(y0 - 2, -1), y1, num_stages=STAGES):  # the first one or two only read v
         # All loads lead to the product, as an operand or through its accumulator, so that they are pipelined.
-        le, he, ri = three_columns(v, mask, y + 1, col, limits, grid, live, MASKED)  # X W each
-        first = grid.prefix + y * grid.width
+        le, he, ri = three_columns(v, v_token, mask, y + 1, col, limits, width, prefix, live, W, MASKED)  # X W each
+        first = prefix + y * width
         cell = (col < tl.where(y < y0, 0, x1))[:, None] & live
-        qt = tl.load(cells_of(q, first, col), mask=cell, other=0)  # X W
+        qt = tl.load(cells_of(q, q_token, first, col, W), mask=cell, other=0)  # X W
         if PHI != "identity":
             qt = phi_of(qt.to(tl.float32), PHI)
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
@@ -210,103 +218,146 @@ def _write_strip(
         now = across(after, left, here, right, w3, w4, w5)
         after = across(mean_v[None, :], left, here, right, w0, w1, w2)
         acc = dot(operand(qt, DOT), state, DOT, acc)
-        tl.store(cells_of(out, first, col), acc.to(out.ptr.dtype.element_ty), mask=cell)
+        tl.store(cells_of(out, out_token, first, col, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
 @triton.jit(do_not_specialize=["tokens_q", "tokens_k", "height", "width", "prefix", "H"])
 def forward_short(
-    q, k, v, out, weights, mask, cu, grids, sums, H, tokens_q, tokens_k, height, width, prefix, scale, eps,
-    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
-    LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, SAVE: tl.constexpr,
-    DOT: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+    q, q_batch, q_token, k, k_batch, k_token, v, v_batch, v_token, x, x_batch, x_token, out, weights, w1, b1, w2, b2,
+    mean, mask, cu, grids, sums, H, tokens_q, tokens_k, height, width, prefix, scale, eps, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
+    RESIDUAL: tl.constexpr, MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, SAVE: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
     """Everything for one image and group of heads in one program."""
     group, image = tl.program_id(0), tl.program_id(1)
-    SHIFT: tl.constexpr = k.ptr.dtype.element_ty == tl.float32 and not LINEAR
-    channels = channels_of(group, D, GROUP, W)
-    live = channels.live
-    q, n_q = view_of(q, channels, cu, image, tokens_q, PACKED, VARLEN)
-    k, n_k = view_of(k, channels, cu, image, tokens_k, PACKED, VARLEN)
-    v, _ = view_of(v, channels, cu, image, tokens_k, PACKED, VARLEN)
-    out, _ = view_of(out, channels, cu, image, tokens_q, True, VARLEN)
+    SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
+    live = live_of(D, GROUP, W)
+    channel, C = group * GROUP * D, H * D
+    scale, eps = tl.cast(scale, tl.float32), tl.cast(eps, tl.float32)
+    q, n_q = image_of(q, q_batch, q_token, cu, image, tokens_q, channel, VARLEN)
+    k, n_k = image_of(k, k_batch, k_token, cu, image, tokens_k, channel, VARLEN)
+    v, _ = image_of(v, v_batch, v_token, cu, image, tokens_k, channel, VARLEN)
+    out, _ = image_of(out, tokens_q * C, C, cu, image, tokens_q, channel, VARLEN)
+    if MADE:
+        x, _ = image_of(x, x_batch, x_token, cu, image, tokens_k, channel, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens_k
-    shift_k = _shift(k, mask, live, n_k, W, T, PHI, MASKED, SHIFT)
-    shift_v = _shift(v, mask, live, n_k, W, T, "identity", MASKED, SHIFT)
-    moment, sum_k, sum_v, count = _sum_keys(
-        k, v, mask, shift_k, shift_v, live, 0, n_k, W, T, PHI, MASKED, SHIFT, DOT
+    shift_k = _shift(k, k_token, mask, live, n_k, W, T, PHI, MASKED, SHIFT)
+    shift_v = _shift(v, v_token, mask, live, n_k, W, T, "identity", MASKED, SHIFT)
+    moment, sum_k, sum_v, sum_x, count = _sum_keys(
+        k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, live, 0, n_k, W, T, PHI, MASKED, MADE, SHIFT, DOT
     )
     if SAVE:
-        store_sums(sums, image, moment, sum_k, sum_v, shift_k, shift_v, count, group, channels, H, D, GROUP, W)
+        store_sums(sums, image, moment, sum_k, sum_v, shift_k, shift_v, count, group, H, D, GROUP, W)
     state, mean_k, mean_v = finish(moment, sum_k, sum_v, shift_k, shift_v, count, D, W, LINEAR, SHIFT)
     if RESIDUAL:
-        grid = grid_of(grids, image, height, width, prefix, VARLEN)
-        _write(q, out, state, mean_v, mean_k, live, 0, prefix, scale, eps, 16, PHI, LINEAR, DOT)
-        for x0 in range(0, grid.width, X):
+        if MADE:
+            sum_x = sum_x / tokens_k
+            taps = make_weights(sum_x, w1, b1, w2, b2, channel, D, GROUP, W)
+            if SAVE:
+                store_weights(weights, mean, taps, sum_x, image, C, channel, live, W)
+        else:
+            taps = filter_of(weights, image, C, channel, live, W, False)
+        height, width = grid_of(grids, image, height, width, VARLEN)
+        _write(q, q_token, out, C, state, mean_v, mean_k, live, 0, prefix, scale, eps, W, 16, PHI, LINEAR, DOT)
+        for x0 in range(0, width, X):
             _write_strip(
-                q, v, out, mask, weights, image, channels, state, mean_v, x0, tl.minimum(x0 + X, grid.width), 0,
-                grid.height, grid, scale, W, X, PHI, MASKED, DOT, STAGES,
+                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, x0, tl.minimum(x0 + X, width), 0,
+                height, height, width, prefix, scale, W, X, PHI, MASKED, DOT, STAGES,
             )
     else:
-        _write(q, out, state, mean_v, mean_k, live, 0, n_q, scale, eps, T, PHI, LINEAR, DOT)
+        _write(q, q_token, out, C, state, mean_v, mean_k, live, 0, n_q, scale, eps, W, T, PHI, LINEAR, DOT)
 
 
 @triton.jit(do_not_specialize=["tokens", "chunk", "H"])
 def forward_partial(
-    k, v, mask, cu, sums, H, tokens, chunk, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
-    PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    PACKED: tl.constexpr,
+    k, k_batch, k_token, v, v_batch, v_token, x, x_batch, x_token, mask, cu, sums, sums_x, H, tokens, chunk,
+    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
+    MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
-    """Sums over one chunk of keys."""
+    """Sums over one chunk of keys; those of x are (parts, images, C)."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = k.ptr.dtype.element_ty == tl.float32 and not LINEAR
-    channels = channels_of(group, D, GROUP, W)
-    live = channels.live
-    k, n = view_of(k, channels, cu, image, tokens, PACKED, VARLEN)
-    v, _ = view_of(v, channels, cu, image, tokens, PACKED, VARLEN)
+    SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
+    live = live_of(D, GROUP, W)
+    channel = group * GROUP * D
+    k, n = image_of(k, k_batch, k_token, cu, image, tokens, channel, VARLEN)
+    v, _ = image_of(v, v_batch, v_token, cu, image, tokens, channel, VARLEN)
+    if MADE:
+        x, _ = image_of(x, x_batch, x_token, cu, image, tokens, channel, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    shift_k = _shift(k, mask, live, n, W, T, PHI, MASKED, SHIFT)
-    shift_v = _shift(v, mask, live, n, W, T, "identity", MASKED, SHIFT)
+    shift_k = _shift(k, k_token, mask, live, n, W, T, PHI, MASKED, SHIFT)
+    shift_v = _shift(v, v_token, mask, live, n, W, T, "identity", MASKED, SHIFT)
     first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
-    moment, sum_k, sum_v, count = _sum_keys(
-        k, v, mask, shift_k, shift_v, live, first, last, W, T, PHI, MASKED, SHIFT, DOT
+    moment, sum_k, sum_v, sum_x, count = _sum_keys(
+        k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, live, first, last, W, T, PHI, MASKED, MADE, SHIFT,
+        DOT,
     )
     if part > 0:  # the shift is the same for all parts: the first one stores it
         shift_k, shift_v = tl.zeros((W,), tl.float32), tl.zeros((W,), tl.float32)
     row = part * tl.num_programs(1) + image
-    store_sums(sums, row, moment, sum_k, sum_v, shift_k, shift_v, count, group, channels, H, D, GROUP, W)
+    store_sums(sums, row, moment, sum_k, sum_v, shift_k, shift_v, count, group, H, D, GROUP, W)
+    if MADE:
+        offset = tl.cast(row, tl.int64) * H * D + channel + tl.arange(0, W)[None, :]
+        tl.store(sums_x + offset, sum_x[None, :], mask=live)
+
+
+@triton.jit(do_not_specialize=["parts", "size", "adders", "images", "tokens", "H"])
+def forward_finish(
+    parts_ptr, sums, sums_x, weights, w1, b1, w2, b2, mean, parts, size, adders, images, tokens, H, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, MADE: tl.constexpr,
+):
+    """The sum of the partial sums, by the first `adders` programs; by the others, the weights of the residual."""
+    program = tl.program_id(0)
+    if program < adders:
+        add_block(parts_ptr, sums, program, parts, size, PARTS, BLOCK)
+    elif MADE:
+        image, group = (program - adders) % images, (program - adders) // images
+        live = live_of(D, GROUP, W)
+        channel, C = group * GROUP * D, H * D
+        part = tl.arange(0, PARTS)
+        total = tl.zeros((PARTS, W), tl.float32)
+        for first in range(0, parts, PARTS):
+            row = ((first + part) * images + image).to(tl.int64)
+            cell = (first + part < parts)[:, None] & live
+            total += tl.load(sums_x + row[:, None] * C + channel + tl.arange(0, W)[None, :], mask=cell, other=0)
+        average = tl.sum(total, 0) / tokens
+        taps = make_weights(average, w1, b1, w2, b2, channel, D, GROUP, W)
+        store_weights(weights, mean, taps, average, image, C, channel, live, W)
 
 
 @triton.jit(do_not_specialize=["tokens", "tokens_k", "chunk", "height", "width", "prefix", "H"])
 def forward_write(
-    q, v, out, weights, mask, cu, grids, sums, H, tokens, tokens_k, chunk, height, width, prefix, scale, eps,
-    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
-    LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    PACKED: tl.constexpr, STAGES: tl.constexpr,
+    q, q_batch, q_token, v, v_batch, v_token, out, weights, mask, cu, grids, sums, H, tokens, tokens_k, chunk, height,
+    width, prefix, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
+    X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr,
+    VARLEN: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
     """The output of one chunk: of tokens, or with the residual of grid rows in a strip of X columns."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHIFT: tl.constexpr = q.ptr.dtype.element_ty == tl.float32 and not LINEAR
-    channels = channels_of(group, D, GROUP, W)
-    live = channels.live
-    q, n = view_of(q, channels, cu, image, tokens, PACKED, VARLEN)
-    out, _ = view_of(out, channels, cu, image, tokens, True, VARLEN)
-    state, mean_k, mean_v, _ = load_state(sums, image, channels, H, D, GROUP, W, LINEAR, SHIFT)
+    SHIFT: tl.constexpr = q.dtype.element_ty == tl.float32 and not LINEAR
+    live = live_of(D, GROUP, W)
+    channel, C = group * GROUP * D, H * D
+    scale, eps = tl.cast(scale, tl.float32), tl.cast(eps, tl.float32)
+    q, n = image_of(q, q_batch, q_token, cu, image, tokens, channel, VARLEN)
+    out, _ = image_of(out, tokens * C, C, cu, image, tokens, channel, VARLEN)
+    state, mean_k, mean_v, _ = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
     if RESIDUAL:
-        v, _ = view_of(v, channels, cu, image, tokens_k, PACKED, VARLEN)
-        grid = grid_of(grids, image, height, width, prefix, VARLEN)
+        v, _ = image_of(v, v_batch, v_token, cu, image, tokens_k, channel, VARLEN)
+        height, width = grid_of(grids, image, height, width, VARLEN)
         if MASKED:
             mask += tl.cast(image, tl.int64) * tokens_k
         if part == 0:
-            _write(q, out, state, mean_v, mean_k, live, 0, prefix, scale, eps, 16, PHI, LINEAR, DOT)
-        strips = tl.maximum(tl.cdiv(grid.width, X), 1)
+            _write(q, q_token, out, C, state, mean_v, mean_k, live, 0, prefix, scale, eps, W, 16, PHI, LINEAR, DOT)
+        strips = tl.maximum(tl.cdiv(width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
-        if y0 < grid.height:
+        if y0 < height:
+            taps = filter_of(weights, image, C, channel, live, W, False)
             _write_strip(
-                q, v, out, mask, weights, image, channels, state, mean_v, x0, tl.minimum(x0 + X, grid.width), y0,
-                tl.minimum(y0 + chunk, grid.height), grid, scale, W, X, PHI, MASKED, DOT, STAGES,
+                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, x0, tl.minimum(x0 + X, width), y0,
+                tl.minimum(y0 + chunk, height), height, width, prefix, scale, W, X, PHI, MASKED, DOT, STAGES,
             )
     else:
         first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
-        _write(q, out, state, mean_v, mean_k, live, first, last, scale, eps, T, PHI, LINEAR, DOT)
+        _write(q, q_token, out, C, state, mean_v, mean_k, live, first, last, scale, eps, W, T, PHI, LINEAR, DOT)

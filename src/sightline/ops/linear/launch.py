@@ -1,109 +1,74 @@
-"""Launches of the kernels: how the work is cut follows from the shape by fixed rules; nothing is tuned at run time."""
+"""Launches of the kernels of InLine and linear attention."""
 
-import math
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from sightline.ops.common.arguments import Filters, Tokens
+from sightline.ops.common.kernels import add_parts
 from sightline.ops.common.launching import (
-    INTERPRETED,
-    Constants,
-    Layout,
-    Program,
+    Argument,
+    Constant,
     compile_all,
-    in_order,
-    products,
-    program_for,
-    without,
+    empty,
+    largest,
+    launch,
+    recording,
+    sizes,
+    strides,
 )
-from sightline.ops.linear import backward_kernels, forward_kernels
+from sightline.ops.linear import backward_kernels, forward_kernels, weights_kernels
+from sightline.ops.linear import plan as planning
+from sightline.ops.linear.plan import Plan, padded
 
-SHORT = 1024  # tokens up to which one program takes the keys of a whole image
-CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up to 32 and beyond
-PARTS = 64  # chunks at most
-ROWS = 32  # grid rows of a chunk in the sum of dw
-PROGRAMS = 1024  # programs that a pass over the grid is cut into, if it has the rows
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The tile of a program: heads, channels (a power of two), tokens or columns; and how it is compiled."""
-
-    heads: int
-    width: int
-    size: int
-    warps: int
-    stages: int = 3  # depth of the pipeline of loads
-    registers: int | None = None  # a limit per thread, where more programs at a time pay for it
-
-    @property
-    def constants(self) -> Constants:
-        limit: Constants = {"maxnreg": self.registers} if self.registers else {}
-        return {"GROUP": self.heads, "W": self.width, "num_warps": self.warps, "num_stages": self.stages, **limit}
+ADD = {"PARTS": 8, "BLOCK": 512}  # tile of the sum over chunks
+IMAGES = 16  # images whose gradients go through the layers of the residual together
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How the work is cut. Sums depend on `chunk` and `rows`, which follow from the size of an image alone, so that an
-    image gives the same bits in any batch."""
+class Images(NamedTuple):
+    """What a call knows of its images besides their tokens.
 
-    sums: Tile  # sums over the keys
-    queries: Tile  # passes over the tokens without a residual
-    whole: Tile  # a whole image at once, with the residual
-    write: Tile  # the output with the residual
-    keys: Tile  # dk and dv with the residual
-    taps: Tile  # dw
-    chunk: int  # tokens of a chunk
-    rows: int  # grid rows of a chunk of dw
-    short: bool  # one chunk
-
-    @property
-    def tiles(self) -> tuple[Tile, ...]:
-        return self.sums, self.queries, self.whole, self.write, self.keys, self.taps
-
-
-@lru_cache(maxsize=4096)
-def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.dtype, linear: bool) -> Plan:
-    """The configuration for a shape, as measured on an H200 (docs/performance.md).
-
-    Tokens are read in segments of 128 bytes or more where the heads allow it. Where the residual walks down the grid, a
-    tile of 16 columns x 32 channels per warp is best, 16 x 16 where registers are short. Linear attention keeps to one
-    head per program, whose totals are sums over its channels.
+    mask (B, M) and packed images by `cu`, the ends of their tokens, and `grids` (images, 2). `grid`, and `longest` of a
+    pack, are the largest; `longest` is 0 for images of one size.
     """
-    small = dtype == torch.bfloat16  # other types are multiplied as float32
-    wide, narrow = (1, 1) if linear else (_heads(heads, dim, 64), _heads(heads, dim, 32))
-    flat, strip = _width(wide * dim), _width(narrow * dim)
-    size = 64 if small else 32
-    depth = 3 if strip <= 64 or dtype != torch.float32 else 2
-    parts = 1 if tokens <= SHORT else min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
-    chunk = triton.cdiv(triton.cdiv(tokens, parts), size) * size
-    rows = triton.cdiv(grid[0], max(1, triton.cdiv(grid[0], ROWS)))
-    return Plan(
-        sums=Tile(wide, flat, size, 4 if flat <= 64 else 8),
-        queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
-        whole=Tile(wide, flat, 32, max(1, flat // 16), registers=168 if small else None),
-        write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
-        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, max(1, strip // 16), depth),
-        taps=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
-        chunk=chunk,
-        rows=max(1, rows),
-        short=parts == 1,
-    )
+
+    mask: Tensor | None = None
+    cu: Tensor | None = None
+    grids: Tensor | None = None
+    longest: int = 0
+    grid: tuple[int, int] = (0, 0)
+    prefix: int = 0
 
 
-def _heads(heads: int, dim: int, channels: int) -> int:
-    """How many heads to take together for at least so many channels."""
-    choices = [g for g in range(1, heads + 1) if heads % g == 0 and g * dim <= 64] or [1]
-    return next((g for g in choices if g * dim >= channels), choices[-1])
+class Options(NamedTuple):
+    """How tokens are mixed; `dot` is how kernels multiply (`products`)."""
+
+    phi: str
+    linear: bool
+    scale: float
+    eps: float
+    dot: str
 
 
-def _width(channels: int) -> int:
-    return max(16, triton.next_power_of_2(channels))
+class Layers(NamedTuple):
+    """What the weights of the residual are made from: tokens (B, N, C); layers (C, D), (C,), (9 C, D), (9 C,)."""
+
+    x: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+
+class Forward(NamedTuple):
+    """The output, the row of sums of every image, the weights (images, 9, C), and mean tokens (images, C) if made."""
+
+    out: Tensor
+    sums: Tensor
+    weights: Tensor | None
+    mean: Tensor | None
 
 
 def row_size(heads: int, dim: int) -> int:
@@ -111,240 +76,231 @@ def row_size(heads: int, dim: int) -> int:
     return heads * dim * (dim + 4) + 4
 
 
-class Call(NamedTuple):
-    """The options of one call; `longest` and `grid` are the largest of a pack, `longest` is 0 for images of one size.
-
-    Part of the key by which every call finds its program, hence a tuple.
-    """
-
-    phi: str
-    linear: bool
-    scale: float
-    eps: float
-    prefix: int
-    grid: tuple[int, int]
-    longest: int
-
-
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, call: Call, save: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out, and the row of sums of every image, which backward needs; no rows unless `save`."""
-    inputs = (q, k, v, None if residual is None else evenly_spaced(residual), in_order(mask), in_order(cu), grids)
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, layers: Layers | None, images: Images, options: Options,
+    save: bool, shape: Sequence[int],
+) -> Forward:  # fmt: skip
+    """Tokens (B, N, H, D) whose heads are neighbors; `shape` is that of the output.
 
-    def plan(*layouts: Layout) -> Program:
-        if not INTERPRETED:
-            _compile_ahead(*layouts, call=call, save=save)
-        return _forward(*layouts, call=call, save=save)
-
-    out, sums = program_for("forward", inputs, (call, save), plan)(inputs, q.device)
-    return out, sums if sums.ndim == 2 else sums.flatten(0, 1)  # a single part, which needed no adding up
+    What backward needs may have no rows unless `save`.
+    """
+    if recording():
+        _compile_ahead(q, k, v, weights, layers, images, options, save)
+    (heads, dim), tokens, keys, device = sizes(q), q.shape[1], k.shape[1], q.device
+    count = _count(q, images)
+    cut = _plan(q, k, images, options)
+    residual = weights is not None or layers is not None
+    flags = _flags(q, residual, images, options)
+    made: dict[str, Constant] = {"MADE": layers is not None}
+    size = row_size(heads, dim)
+    out = empty(shape, q.dtype, device)
+    mean = None
+    if layers is not None:
+        rows = count if save or not cut.short else 0
+        weights, mean = (empty((rows, *s, heads * dim), torch.float32, device) for s in ((9,), ()))
+    x: tuple[Argument, ...] = (None, 0, 0)
+    parameters: tuple[Argument, ...] = (None,) * 4
+    if layers is not None:
+        x, parameters = strides(layers.x), layers[1:]
+    placed = (images.mask, images.cu, images.grids)
+    numbers = (*images.grid, images.prefix, options.scale, options.eps)
+    if cut.short:
+        sums = empty((count if save else 0, size), torch.float32, device)
+        tile = cut.whole if residual else cut.queries
+        launch(
+            forward_kernels.forward_short, (heads // tile.heads, count),
+            (*strides(q), *strides(k), *strides(v), *x, out, weights, *parameters, mean, *placed, sums, heads, tokens,
+             keys, *numbers),
+            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **made,
+             **tile.constants},
+        )  # fmt: skip
+        return Forward(out, sums, weights, mean)
+    parts = triton.cdiv(images.longest or keys, cut.chunk)
+    partial = empty((parts, count, size), torch.float32, device)
+    sums_x = None if layers is None else empty((parts, count, heads * dim), torch.float32, device)
+    launch(
+        forward_kernels.forward_partial, (heads // cut.sums.heads, count, parts),
+        (*strides(k), *strides(v), *x, images.mask, images.cu, partial, sums_x, heads, keys, cut.chunk),
+        {"T": cut.sums.size, **_without(flags, "RESIDUAL"), **made, **cut.sums.constants},
+    )  # fmt: skip
+    sums = empty((count, size), torch.float32, device)
+    adders = triton.cdiv(count * size, ADD["BLOCK"])
+    makers = 0 if layers is None else count * (heads // cut.sums.heads)
+    launch(
+        forward_kernels.forward_finish, (adders + makers,),
+        (partial, sums, sums_x, weights, *parameters, mean, parts, count * size, adders, count, keys, heads),
+        {"D": dim, "GROUP": cut.sums.heads, "W": cut.sums.width, "num_warps": 4, **ADD, **made},
+    )  # fmt: skip
+    tile = cut.write if residual else cut.queries
+    pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, residual)
+    launch(
+        forward_kernels.forward_write, (heads // tile.heads, count, pieces),
+        (*strides(q), *strides(v), out, weights, *placed, sums, heads, tokens, keys, chunk, *numbers),
+        {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **tile.constants},
+    )  # fmt: skip
+    return Forward(out, sums, weights, mean)
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, sums: Tensor, call: Call, gradients: tuple[Tensor, ...],
-) -> Tensor:  # fmt: skip
-    """Writes `gradients`, dq, dk and dv; returns d(residual), empty without a residual."""
-    weights = None if residual is None else evenly_spaced(residual)
-    inputs = (q, k, v, grad, weights, in_order(mask), in_order(cu), grids, sums, *gradients)
-    program = program_for("backward", inputs, (call,), lambda *layouts: _backward(*layouts, call=call))
-    results = program(inputs, q.device)
-    if residual is None:
-        return q.new_empty(0)
-    images, channels = residual.shape[:2]
-    return results[0].view(images, 3, 3, channels).permute(0, 3, 1, 2)
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, weights: Tensor | None, sums: Tensor, images: Images,
+    options: Options, gradients: Sequence[Tensor],
+) -> Tensor | None:  # fmt: skip
+    """Writes `gradients`, dq, dk and dv or the packed (B, N, 3 C) that holds them one after another.
 
-
-def evenly_spaced(weights: Tensor) -> Tensor:
-    """Weights (B, C, 3, 3) whose nine taps are evenly spaced in memory."""
-    return weights if weights.stride(2) == 3 * weights.stride(3) else weights.contiguous()
-
-
-def _forward(
-    q: Layout, k: Layout, v: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None,
-    grids: Layout | None, *, call: Call, save: bool,
-) -> Program:  # fmt: skip
-    heads, dim = q.shape[2:]
-    cut = _plan(q, k, call)
-    flags, images = _flags(q, residual, mask, cu, call, (q, k, v))
-    program = Program(7)
-    out = program.buffer(q.shape, q.dtype)
-    size = row_size(heads, dim)
-    written = (Tokens.of(out), Filters.of(residual), mask, cu, grids)
-    numbers = (*call.grid, call.prefix, call.scale, call.eps)
-    if cut.short:
-        sums = program.buffer((images if save else 0, size), torch.float32)
-        program.results = out.slot, sums.slot
-        tile = cut.whole if residual is not None else cut.queries
-        program.launch(
-            forward_kernels.forward_short, (heads // tile.heads, images),
-            (Tokens.of(q), Tokens.of(k), Tokens.of(v), *written, sums, heads, q.shape[1], k.shape[1], *numbers),
-            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **tile.constants},
+    Returns dw (parts, images, 9, C) in float32, still to be added up; None without weights.
+    """
+    (heads, dim), tokens, keys, device = sizes(q), q.shape[1], k.shape[1], q.device
+    count = _count(q, images)
+    cut = _plan(q, k, images, options)
+    flags = _flags(q, weights is not None, images, options)
+    packed = len(gradients) == 1
+    dq, dk, dv = (gradients[0], gradients[0], None) if packed else gradients
+    starts = (heads * dim, 2 * heads * dim) if packed else (0, 0)
+    parts = triton.cdiv(images.longest or tokens, cut.chunk)
+    edges = empty((parts, count, heads * dim * (dim + 1)), torch.float32, device)
+    launch(
+        backward_kernels.backward_queries, (heads // cut.queries.heads, count, parts),
+        (*strides(q), *strides(grad), images.cu, sums, *strides(dq), edges, heads, tokens, cut.chunk, options.scale,
+         options.eps),
+        {"T": cut.queries.size, **_without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants},
+    )  # fmt: skip
+    if not cut.short:
+        edges = add_up(edges, torch.float32)
+    placed = (images.mask, images.cu, images.grids)
+    for wanted, used in _key_passes(cut, weights, q.dtype):
+        tile = cut.keys if used is not None else cut.queries
+        pieces, chunk = cut.pieces(tile, images.grid, images.longest or keys, heads * count, used is not None)
+        launch(
+            backward_kernels.backward_keys, (heads // tile.heads, count, pieces),
+            (*strides(k), *strides(v), *strides(grad), used, *placed, sums, edges, *strides(dk), dv, *starts, heads,
+             tokens, keys, chunk, *images.grid, images.prefix, options.scale),
+            {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, "DK": "k" in wanted, "DV": "v" in wanted,
+             **flags, "RESIDUAL": used is not None, **tile.constants},
         )  # fmt: skip
-        return program
-    parts = triton.cdiv(call.longest or k.shape[1], cut.chunk)
-    partial = program.buffer((parts, images, size), torch.float32)
-    program.launch(
-        forward_kernels.forward_partial, (heads // cut.sums.heads, images, parts),
-        (Tokens.of(k), Tokens.of(v), mask, cu, partial, heads, k.shape[1], cut.chunk),
-        {"T": cut.sums.size, **without(flags, "RESIDUAL"), **cut.sums.constants},
+    if weights is None:
+        return None
+    height, width = images.grid
+    strips = largest(1, triton.cdiv(width, cut.taps.size))
+    pieces = strips * largest(1, triton.cdiv(height, cut.rows))
+    taps = empty((pieces, count, 9, heads * dim), torch.float32, device)
+    launch(
+        backward_kernels.backward_taps, (heads // cut.taps.heads, count, pieces),
+        (*strides(v), *strides(grad), *placed, taps, heads, tokens, keys, cut.rows, height, width, images.prefix),
+        {"X": cut.taps.size, "STAGES": cut.taps.stages, **_without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
+         **cut.taps.constants},
     )  # fmt: skip
-    sums = program.add_up(partial, torch.float32)
-    tile = cut.write if residual is not None else cut.queries
-    pieces, chunk = _pieces(tile, cut, call, heads * images, q.shape[1], residual is not None)
-    program.launch(
-        forward_kernels.forward_write, (heads // tile.heads, images, pieces),
-        (Tokens.of(q), Tokens.of(v), *written, sums, heads, q.shape[1], k.shape[1], chunk, *numbers),
-        {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **tile.constants},
+    return taps
+
+
+def layers_backward(
+    taps: Tensor, mean: Tensor, parameters: Sequence[Tensor], tokens: int, dtype: torch.dtype, heads: int, dot: str
+) -> tuple[Tensor, ...]:
+    """From dw (images, 9, C): the gradients of each of an image's `tokens`, (images, C), and of the parameters."""
+    count, device = mean.shape[0], mean.device
+    channels = int(mean.shape[1])
+    dim = channels // heads
+    constants: dict[str, Constant] = {
+        "D": dim, "W": padded(dim), "IMAGES": IMAGES, "DOT": dot, "num_warps": max(2, padded(dim) // 16)
+    }  # fmt: skip
+    d_hidden, d_token = empty(mean.shape, torch.float32, device), empty(mean.shape, dtype, device)
+    gradients = [empty(t.shape, t.dtype, device) for t in parameters]
+    launch(
+        weights_kernels.two_layers_back, (triton.cdiv(count, IMAGES), heads),
+        (taps, mean, *parameters[:3], d_hidden, d_token, count, tokens, channels), constants,
     )  # fmt: skip
-    program.results = out.slot, sums.slot if save else program.buffer((0, size), torch.float32).slot
-    return program
-
-
-def _backward(
-    q: Layout, k: Layout, v: Layout, grad: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None,
-    grids: Layout | None, sums: Layout, dq: Layout, dk: Layout, dv: Layout, *, call: Call,
-) -> Program:  # fmt: skip
-    heads, dim = q.shape[2:]
-    cut = _plan(q, k, call)
-    flags, images = _flags(q, residual, mask, cu, call, (q, k, v, grad))
-    program = Program(12)
-    parts = triton.cdiv(call.longest or q.shape[1], cut.chunk)
-    edges = program.buffer((parts, images, heads * dim * (dim + 1)), torch.float32)
-    program.launch(
-        backward_kernels.backward_queries, (heads // cut.queries.heads, images, parts),
-        (Tokens.of(q), Tokens.of(grad), cu, sums, Tokens.of(dq), edges, heads, q.shape[1], cut.chunk, call.scale,
-         call.eps),
-        {"T": cut.queries.size, **without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants},
+    launch(
+        weights_kernels.layer_gradients, (heads, 10),
+        (taps, mean, d_hidden, *parameters[:2], *gradients, count, channels), constants,
     )  # fmt: skip
-    work = _Work(program, k, v, grad, mask, cu, grids, call, cut, flags, images)
-    edge = program.add_up(edges, torch.float32)
-    for wanted, weights in _key_passes(cut, residual, q.dtype):
-        _keys(work, weights, sums, edge, dk, dv, wanted)
-    if residual is not None:
-        program.results = (_taps(work, residual).slot,)
-    return program
+    return d_token, *gradients
 
 
-@dataclass(frozen=True)
-class _Work:
-    """A backward program being planned, and what its passes over the keys share."""
-
-    program: Program
-    k: Layout
-    v: Layout
-    grad: Layout
-    mask: Layout | None
-    cu: Layout | None
-    grids: Layout | None
-    call: Call
-    cut: Plan
-    flags: Constants
-    images: int
+def add_up(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum over the first dimension, in a fixed order."""
+    if parts.shape[0] == 1 and parts.dtype == dtype:
+        return parts[0]
+    out = empty(parts.shape[1:], dtype, parts.device)
+    launch(add_parts, (triton.cdiv(out.numel(), ADD["BLOCK"]),), (parts, out, parts.shape[0], out.numel()), ADD)
+    return out
 
 
 _compiled: set[tuple] = set()
 
 
-def _compile_ahead(
-    q: Layout, k: Layout, v: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None,
-    grids: Layout | None, *, call: Call, save: bool,
-) -> None:  # fmt: skip
+def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, layers: Layers | None, images: Images,
+                  options: Options, save: bool) -> None:  # fmt: skip
     """Before the first call of a signature, compile the kernels for short and for long images, and those of backward.
 
     They are compiled in parallel, so that no later size has to compile.
     """
-    flags, _ = _flags(q, residual, mask, cu, call, (q, k, v))
-    weights = None if residual is None else (residual.dtype, *Filters.of(residual)[1:])
-    key = (torch.cuda.current_device(), *flags.values(), *_plan(q, k, call).tiles, q.dtype, save, weights)
+    flags = _flags(q, weights is not None or layers is not None, images, options)
+    kinds = [None if t is None else t.dtype for t in (q, weights, *(layers or ()))]
+    key = (torch.cuda.current_device(), *flags.values(), *_plan(q, k, images, options).tiles, *kinds, save)
     if key in _compiled:
         return
     _compiled.add(key)
-    programs = []
-    for side in (1, math.isqrt(SHORT) + 1):
+    heads, dim = q.shape[2:]
+
+    def run(side: int) -> None:
         tokens = side * side
-        size = call._replace(
-            grid=(side, side) if residual is not None else (0, 0), longest=tokens if cu is not None else 0
-        )
-        qs, ks, vs = (replace(x, shape=(1, tokens, *x.shape[2:])) for x in (q, k, v))
-        programs.append(_forward(qs, ks, vs, residual, mask, cu, grids, call=size, save=save))
+        grid = (side, side) if weights is not None or layers is not None else (0, 0)
+        size = images._replace(
+            grid=grid, longest=tokens if images.cu is not None else 0, mask=_meta(images.mask, 1, tokens),
+            cu=_meta(images.cu, 2), grids=_meta(images.grids, 1, 2),
+        )  # fmt: skip
+        a, b, c = (_shell(t).as_strided((1, tokens, heads, dim), t.stride()) for t in (q, k, v))
+        taps = _meta(weights, 1, 9, heads * dim)
+        made = layers and Layers(_shell(layers.x).as_strided((1, tokens, heads * dim), layers.x.stride()),
+                                 *(torch.empty_like(t, device="meta") for t in layers[1:]))  # fmt: skip
+        done = forward(a, b, c, taps, made, size, options, save, a.shape)
         if save:
-            g, dq, dk, dv = (x.part(x.shape) for x in (qs, qs, ks, vs))
-            sums = Layout(8, (1, row_size(*q.shape[2:])), (1, 1), torch.float32)
-            programs.append(_backward(qs, ks, vs, g, residual, mask, cu, grids, sums, dq, dk, dv, call=size))
-    compile_all(programs)
+            grads = [torch.empty((1, tokens, heads, dim), dtype=q.dtype, device="meta") for _ in range(4)]
+            dw = backward(a, b, c, grads[0], done.weights, done.sums, size, options, grads[1:])
+            if made is not None and dw is not None:
+                assert done.mean is not None
+                layers_backward(
+                    add_up(dw, torch.float32), done.mean, made[1:], tokens, made.x.dtype, heads, options.dot
+                )
+
+    compile_all([lambda: run(1), lambda: run(33)])
 
 
-def _key_passes(cut: Plan, residual: Layout | None, dtype: torch.dtype) -> list[tuple[str, Layout | None]]:
+def _shell(t: Tensor) -> Tensor:
+    """A tensor of the same dtype that can be seen in any shape, without memory."""
+    return torch.empty(2**40, dtype=t.dtype, device="meta")
+
+
+def _meta(t: Tensor | None, *shape: int) -> Tensor | None:
+    return None if t is None else torch.empty(shape, dtype=t.dtype, device="meta")
+
+
+def _key_passes(cut: Plan, weights: Tensor | None, dtype: torch.dtype) -> list[tuple[str, Tensor | None]]:
     """What a pass over the keys makes, and the weights that it takes.
 
     Float32 with head dims over 64 takes two passes: E and its transpose, each in two halves, do not fit on the chip.
     """
     if dtype == torch.float32 and cut.queries.width > 64:
-        return [("k", None), ("v", residual)]
-    return [("kv", residual)]
+        return [("k", None), ("v", weights)]
+    return [("kv", weights)]
 
 
-def _keys(
-    work: _Work, residual: Layout | None, sums: Layout, edge: Layout, dk: Layout, dv: Layout, wanted: str
-) -> None:
-    """Writes dk, dv or both."""
-    k, v, grad, call, cut = work.k, work.v, work.grad, work.call, work.cut
-    heads = k.shape[2]
-    tile = cut.keys if residual is not None else cut.queries
-    pieces, chunk = _pieces(tile, cut, call, heads * work.images, k.shape[1], residual is not None)
-    work.program.launch(
-        backward_kernels.backward_keys, (heads // tile.heads, work.images, pieces),
-        (Tokens.of(k), Tokens.of(v), Tokens.of(grad), Filters.of(residual), work.mask, work.cu, work.grids, sums, edge,
-         Tokens.of(dk), Tokens.of(dv), heads, grad.shape[1], k.shape[1], chunk, *call.grid, call.prefix, call.scale),
-        {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, "DK": "k" in wanted, "DV": "v" in wanted,
-         **work.flags, "RESIDUAL": residual is not None, **tile.constants},
-    )  # fmt: skip
+def _count(q: Tensor, images: Images) -> int:
+    return q.shape[0] if images.cu is None else images.cu.shape[0] - 1
 
 
-def _taps(work: _Work, residual: Layout) -> Layout:
-    """The gradient of the weights, (images, 3, 3, C)."""
-    v, grad, call, cut = work.v, work.grad, work.call, work.cut
-    heads, channels = v.shape[2], residual.shape[1]
-    strips = max(1, triton.cdiv(call.grid[1], cut.taps.size))
-    pieces = strips * max(1, triton.cdiv(call.grid[0], cut.rows))
-    dtype = residual.dtype if pieces == 1 else torch.float32
-    parts = work.program.buffer((pieces, work.images, 3, 3, channels), dtype)
-    work.program.launch(
-        backward_kernels.backward_taps, (heads // cut.taps.heads, work.images, pieces),
-        (Tokens.of(v), Tokens.of(grad), work.mask, work.cu, work.grids, parts, channels, grad.shape[1], v.shape[1],
-         cut.rows, *call.grid, call.prefix),
-        {"X": cut.taps.size, "STAGES": cut.taps.stages, **without(work.flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
-         **cut.taps.constants},
-    )  # fmt: skip
-    return work.program.add_up(parts, residual.dtype)
+def _plan(q: Tensor, k: Tensor, images: Images, options: Options) -> Plan:
+    heads, dim = sizes(q)
+    tokens = images.longest or largest(q.shape[1], k.shape[1])
+    return planning.plan(heads, dim, tokens, images.grid, q.dtype, options.linear)
 
 
-def _plan(q: Layout, k: Layout, call: Call) -> Plan:
-    heads, dim = q.shape[2:]
-    return plan(heads, dim, call.longest or max(q.shape[1], k.shape[1]), call.grid, q.dtype, call.linear)
-
-
-def _flags(
-    q: Layout, residual: Layout | None, mask: Layout | None, cu: Layout | None, call: Call, tensors: tuple[Layout, ...]
-) -> tuple[Constants, int]:
-    """The constants that all kernels share, and the number of images."""
-    dim = q.shape[3]
-    flags: Constants = {
-        "D": dim, "PHI": call.phi, "LINEAR": call.linear, "RESIDUAL": residual is not None, "MASKED": mask is not None,
-        "VARLEN": cu is not None, "DOT": products(q.dtype), "PACKED": all(t.strides[2:] == (dim, 1) for t in tensors),
+def _flags(q: Tensor, residual: bool, images: Images, options: Options) -> dict[str, Constant]:
+    """The constants that all kernels share."""
+    return {
+        "D": sizes(q)[1], "PHI": options.phi, "LINEAR": options.linear, "RESIDUAL": residual,
+        "MASKED": images.mask is not None, "VARLEN": images.cu is not None, "DOT": options.dot,
     }  # fmt: skip
-    return flags, q.shape[0] if cu is None else cu.shape[0] - 1
 
 
-def _pieces(tile: Tile, cut: Plan, call: Call, rows_of_heads: int, tokens: int, residual: bool) -> tuple[int, int]:
-    """How many pieces a pass over the tokens is cut into, and the tokens or grid rows of a piece."""
-    if not residual:
-        return triton.cdiv(call.longest or tokens, cut.chunk), cut.chunk
-    height, width = call.grid
-    strips = max(1, triton.cdiv(width, tile.size))
-    wanted = triton.cdiv(PROGRAMS, rows_of_heads // tile.heads * strips)
-    rows = max(8, triton.cdiv(height, wanted))
-    return strips * max(1, triton.cdiv(height, rows)), rows
+def _without(constants: dict[str, Constant], *names: str) -> dict[str, Constant]:
+    return {key: value for key, value in constants.items() if key not in names}

@@ -1,7 +1,7 @@
-"""The kernels of InLine and linear attention as torch operators.
+"""InLine and linear attention as one torch operator, `sightline::attend`.
 
-`sightline::attend` takes q, k and v, `sightline::attend_packed` the packed tensor (B, N, 3, H, D) they are views of, so
-that its gradient is written once and in place.
+It takes q, k and v (B, N, H, D), or the packed projection (B, N, 3 C) of a layer, whose gradient is then written once
+and in place. The weights of InLine's residual are given, or made from tokens by two small layers.
 """
 
 from collections.abc import Sequence
@@ -9,192 +9,109 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from sightline.ops.common.registration import (
-    LIBRARY,
-    Context,
-    below_autograd,
-    empty_like,
-    implements,
-    on_device,
-    register_gradient,
-)
+from sightline.ops.common.launching import empty, neighbors
+from sightline.ops.common.operator import Context, Operator
 from sightline.ops.linear import launch
-from sightline.ops.linear.launch import Call
-
-OPTIONS = "SymInt longest, SymInt height, SymInt width, SymInt prefix, float scale, float eps, str phi, bool linear"
-PACKED_OPTIONS = "SymInt height, SymInt width, SymInt prefix, float scale, str phi"
-IMAGES = "Tensor? residual, Tensor? mask, Tensor? cu, Tensor? grids"
-SCHEMAS = {
-    "attend": f"(Tensor q, Tensor k, Tensor v, {IMAGES}, {OPTIONS}, bool save) -> (Tensor, Tensor)",
-    "attend_backward": f"(Tensor q, Tensor k, Tensor v, Tensor grad, {IMAGES}, Tensor sums, {OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    "attend_packed": f"(Tensor qkv, Tensor? residual, Tensor? mask, {PACKED_OPTIONS}, bool save) -> (Tensor, Tensor)",
-    "attend_packed_backward": f"(Tensor qkv, Tensor grad, Tensor? residual, Tensor? mask, Tensor sums, "
-    f"{PACKED_OPTIONS}) -> (Tensor, Tensor)",
-}
-for _name, _schema in SCHEMAS.items():
-    LIBRARY.define(_name + _schema)
+from sightline.ops.linear.launch import Images, Layers, Options
 
 
-@implements("attend")
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str,
-    linear: bool, save: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out, and with `save` the sums that backward needs."""
-    call = Call(phi, linear, scale, eps, prefix, (height, width), longest)
-    with on_device(q):
-        return launch.forward(q, k, v, residual, mask, cu, grids, call, save)
-
-
-@implements("attend_packed")
-def _attend_packed(
-    qkv: Tensor, residual: Tensor | None, mask: Tensor | None, height: int, width: int, prefix: int, scale: float,
-    phi: str, save: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """InLine attention of qkv (B, N, 3, H, D): out, and with `save` the sums that backward needs."""
-    q, k, v = qkv.unbind(2)
-    call = Call(phi, False, scale, 0.0, prefix, (height, width), 0)
-    with on_device(q):
-        return launch.forward(q, k, v, residual, mask, None, None, call, save)
-
-
-@implements("attend_backward")
-def _attend_backward(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, sums: Tensor, longest: int, height: int, width: int, prefix: int, scale: float, eps: float,
-    phi: str, linear: bool,
+def _forward(
+    q: Tensor, k: Tensor | None, v: Tensor | None, weights: Tensor | None, x: Tensor | None, w1: Tensor | None,
+    b1: Tensor | None, w2: Tensor | None, b2: Tensor | None, mask: Tensor | None, cu: Tensor | None,
+    grids: Tensor | None, heads: int, longest: int, height: int, width: int, prefix: int, scale: float, eps: float,
+    phi: str, linear: bool, dot: str, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv, and d(residual), empty without a residual."""
-    dq, dk, dv = empty_like(q, k, v)
-    call = Call(phi, linear, scale, eps, prefix, (height, width), longest)
-    with on_device(q):
-        dw = launch.backward(q, k, v, grad, residual, mask, cu, grids, sums, call, (dq, dk, dv))
-    return dq, dk, dv, dw
+    """The mixed values; and with `save` the sums, the weights (images, 9, C) if made, and the mean tokens."""
+    packed = k is None
+    shape = (*q.shape[:2], q.shape[2] // 3) if packed else q.shape
+    q, k, v = _parts(q, k, v, heads)
+    layers = None
+    if x is not None:
+        assert None not in (w1, b1, w2, b2)
+        layers = Layers(x, w1, b1, w2, b2)  # type: ignore[arg-type]
+    images = Images(mask, cu, grids, longest, (height, width), prefix)
+    done = launch.forward(q, k, v, weights, layers, images, Options(phi, linear, scale, eps, dot), save, shape)
+    made = (done.sums, done.weights if x is not None else None, done.mean)
+    a, b, c = (t if save and t is not None else empty((0,), torch.float32, q.device) for t in made)
+    return done.out, a, b, c
 
 
-@implements("attend_packed_backward")
-def _attend_packed_backward(
-    qkv: Tensor, grad: Tensor, residual: Tensor | None, mask: Tensor | None, sums: Tensor, height: int, width: int,
-    prefix: int, scale: float, phi: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """d(qkv), and d(residual), empty without a residual."""
-    q, k, v = qkv.unbind(2)
-    (packed,) = empty_like(qkv)
-    call = Call(phi, False, scale, 0.0, prefix, (height, width), 0)
-    with on_device(q):
-        dw = launch.backward(q, k, v, grad, residual, mask, None, None, sums, call, packed.unbind(2))
-    return packed, dw
+def _backward(
+    q: Tensor, k: Tensor | None, v: Tensor | None, grad: Tensor, weights: Tensor | None, w1: Tensor | None,
+    b1: Tensor | None, w2: Tensor | None, b2: Tensor | None, mask: Tensor | None, cu: Tensor | None,
+    grids: Tensor | None, sums: Tensor, mean: Tensor, heads: int, longest: int, height: int, width: int, prefix: int,
+    scale: float, eps: float, phi: str, linear: bool, dot: str, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """d(q, k, v) or that of their packed projection, d(weights), d(every token of x) and d(w1, b1, w2, b2).
+
+    Those that do not exist are empty.
+    """
+    device = q.device
+    gradients = [empty(t.shape, t.dtype, device) for t in (q, k, v) if t is not None]
+    grad = grad.unflatten(2, (heads, -1)) if k is None else grad
+    q, k, v = _parts(q, k, v, heads)
+    images = Images(mask, cu, grids, longest, (height, width), prefix)
+    options = Options(phi, linear, scale, eps, dot)
+    parts = launch.backward(q, k, v, grad, weights, sums, images, options, gradients)
+    d_weights = empty((0,), q.dtype, device)
+    made: Sequence[Tensor] = [empty((0,), q.dtype, device) for _ in range(5)]
+    if w1 is not None and b1 is not None and w2 is not None and b2 is not None and parts is not None:
+        taps = launch.add_up(parts, torch.float32)
+        made = launch.layers_backward(taps, mean, (w1, b1, w2, b2), q.shape[1], dtype, heads, dot)
+    elif weights is not None and parts is not None:
+        d_weights = launch.add_up(parts, weights.dtype)
+    dq, dk, dv, *_ = *gradients, *(empty((0,), q.dtype, device) for _ in range(2))
+    return dq, dk, dv, d_weights, made[0], made[1], made[2], made[3], made[4]
 
 
-def _forward_shapes(q: Tensor, cu: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
-    images = q.shape[0] if cu is None else cu.shape[0] - 1
-    sums = q.new_empty((images if save else 0, launch.row_size(*q.shape[2:])), dtype=torch.float32)
-    return empty_like(q)[0], sums
+def _parts(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v (B, N, H, D), from the packed (B, N, 3 C) if q is that."""
+    if k is None or v is None:
+        q, k, v = q.unflatten(2, (3, heads, -1)).unbind(2)
+    return q, k, v
 
 
-@torch.library.register_fake("sightline::attend", lib=LIBRARY)
-def _(q, k, v, residual, mask, cu, grids, longest, height, width, prefix, scale, eps, phi, linear, save):  # type: ignore[no-untyped-def]
-    return _forward_shapes(q, cu, save)
+def _setup(ctx: Context, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    q, k, v, weights, x, *rest = inputs
+    layers, images, options = rest[:4], rest[4:7], rest[7:-1]
+    _, sums, made, mean = output
+    ctx.save_for_backward(q, k, v, weights if x is None else made, *layers, *images, sums, mean)
+    ctx.options = (*options, q.dtype if x is None else x.dtype)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
 
 
-@torch.library.register_fake("sightline::attend_packed", lib=LIBRARY)
-def _(qkv, residual, mask, height, width, prefix, scale, phi, save):  # type: ignore[no-untyped-def]
-    return _forward_shapes(qkv[:, :, 0], None, save)
+def _gradient(ctx: Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, weights, w1, *rest = ctx.saved_tensors
+    options: list[None] = [None] * (3 + len(ctx.options))
+    if grad is None:
+        return *[None] * 9, *options
+    grad = grad.contiguous() if k is None else neighbors(grad)
+    dq, dk, dv, d_weights, d_token, *layers = attend_backward(q, k, v, grad, weights, w1, *rest, *ctx.options)
+    inputs: list[Tensor | None] = [dq, None, None] if k is None else [dq, dk, dv]
+    if w1 is not None:
+        return *inputs, None, d_token.unsqueeze(1).expand(-1, q.shape[1], -1), *layers, *options
+    return *inputs, None if weights is None else d_weights, *[None] * 5, *options
 
 
-def _weight_shape(q: Tensor, residual: Tensor | None) -> Tensor:
-    if residual is None:
-        return q.new_empty(0)
-    images, channels = residual.shape[:2]
-    return residual.new_empty(images, 3, 3, channels).permute(0, 3, 1, 2)
+def _flops(q: Sequence[int], k: Sequence[int] | None, weights: object, w1: Sequence[int] | None, heads: int) -> int:
+    """Products with the state, 2 D operations per element of q and k; nine taps of the residual; the two layers."""
+    if k is None:
+        q = k = (q[0], q[1], heads, q[2] // 3 // heads)
+    queries, keys = (shape[0] * shape[1] * shape[2] * shape[3] for shape in (q, k))
+    taps = 0 if weights is None and w1 is None else 18 * queries
+    layers = 0 if w1 is None else 20 * q[0] * w1[0] * w1[1]
+    return (queries + keys) * 2 * q[3] + taps + layers
 
 
-@torch.library.register_fake("sightline::attend_backward", lib=LIBRARY)
-def _(q, k, v, grad, residual, mask, cu, grids, sums, longest, height, width, prefix, scale, eps, phi, linear):  # type: ignore[no-untyped-def]
-    return *empty_like(q, k, v), _weight_shape(q, residual)
+def _forward_flops(q, k, v, weights, x, w1, b1, w2, b2, mask, cu, grids, heads, *_):  # type: ignore[no-untyped-def]
+    return _flops(q, k, weights, w1, heads)
 
 
-@torch.library.register_fake("sightline::attend_packed_backward", lib=LIBRARY)
-def _(qkv, grad, residual, mask, sums, height, width, prefix, scale, phi):  # type: ignore[no-untyped-def]
-    return *empty_like(qkv), _weight_shape(qkv, residual)
+def _backward_flops(q, k, v, grad, weights, w1, b1, w2, b2, mask, cu, grids, sums, mean, heads, *_):  # type: ignore[no-untyped-def]
+    return 2 * _flops(q, k, weights, w1, heads)
 
 
-class Attend(torch.autograd.Function):
-    """`attend` with its gradient."""
-
-    @staticmethod
-    def forward(ctx: Context, *inputs: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, residual, mask, cu, grids, *options, _ = inputs
-        with below_autograd():
-            out, sums = torch.ops.sightline.attend(*inputs)
-        ctx.save_for_backward(q, k, v, residual, mask, cu, grids, sums)
-        ctx.options = tuple(options)
-        ctx.mark_non_differentiable(sums)
-        return out, sums
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, residual, mask, cu, grids, sums = ctx.saved_tensors
-        inputs = (q, k, v, grads[0], residual, mask, cu, grids, sums, *ctx.options)
-        dq, dk, dv, dw = torch.ops.sightline.attend_backward(*inputs)
-        return dq, dk, dv, None if residual is None else dw, None, None, None, *[None] * (len(ctx.options) + 1)
-
-
-class AttendPacked(torch.autograd.Function):
-    """`attend_packed` with its gradient."""
-
-    @staticmethod
-    def forward(ctx: Context, *inputs: Any) -> tuple[Tensor, Tensor]:
-        qkv, residual, mask, *options, _ = inputs
-        with below_autograd():
-            out, sums = torch.ops.sightline.attend_packed(*inputs)
-        ctx.save_for_backward(qkv, residual, mask, sums)
-        ctx.options = tuple(options)
-        ctx.mark_non_differentiable(sums)
-        return out, sums
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, residual, mask, sums = ctx.saved_tensors
-        d_qkv, dw = torch.ops.sightline.attend_packed_backward(qkv, grads[0], residual, mask, sums, *ctx.options)
-        return d_qkv, None if residual is None else dw, None, *[None] * (len(ctx.options) + 1)
-
-
-register_gradient("attend", Attend)
-register_gradient("attend_packed", AttendPacked)
-
-attend = torch.ops.sightline.attend
-attend_packed = torch.ops.sightline.attend_packed
-
-
-def _flops(q_shape: Sequence[int], k_shape: Sequence[int], residual_shape: Sequence[int] | None, passes: int) -> int:
-    """Products with the state, 2 D operations per element and pass over q or k, and nine taps of the residual."""
-    queries, keys = (shape[0] * shape[1] * shape[2] * shape[3] for shape in (q_shape, k_shape))
-    taps = 0 if residual_shape is None else 18 * queries
-    return passes * ((queries + keys) * 2 * q_shape[3] + taps)
-
-
-@register_flop_formula(torch.ops.sightline.attend)
-def _(q, k, v, residual, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
-    return _flops(q, k, residual, 1)
-
-
-@register_flop_formula(torch.ops.sightline.attend_packed)
-def _(qkv, residual, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
-    tokens = (*qkv[:2], *qkv[3:])
-    return _flops(tokens, tokens, residual, 1)
-
-
-@register_flop_formula(torch.ops.sightline.attend_backward)
-def _(q, k, v, grad, residual, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
-    return _flops(q, k, residual, 2)
-
-
-@register_flop_formula(torch.ops.sightline.attend_packed_backward)
-def _(qkv, grad, residual, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
-    tokens = (*qkv[:2], *qkv[3:])
-    return _flops(tokens, tokens, residual, 2)
+attend = Operator("attend", _forward, flops=_forward_flops, setup=_setup, backward=_gradient)
+attend_backward = Operator("attend_backward", _backward, flops=_backward_flops)

@@ -1,39 +1,13 @@
-"""Shared by the kernels of InLine and linear attention: feature maps, channels of a program, tokens and grid rows.
+"""Shared by the kernels of InLine and linear attention: feature maps, tokens of an image, rows of its grid.
+
+A program owns a group of heads of one image: GROUP * D neighboring channels. Pointers to tokens start at the first of
+them, so that its channels are 0, 1, 2, ...; those that exist are `live`, a row (1, W).
 
 Letters: T tokens of a tile, W channels of a tile (a power of two), X columns of a strip, D head dim, H heads.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
-
-from sightline.ops.common.tiles import image_of
-
-
-class Channels(NamedTuple):
-    """The channels of a program: head, dim and index among all channels, each (W,); which exist, a row (1, W)."""
-
-    head: tl.tensor
-    dim: tl.tensor
-    index: tl.tensor
-    live: tl.tensor
-
-
-class View(NamedTuple):
-    """The tokens of one image: pointer to the first, stride between tokens, offsets of a program's channels (1, W)."""
-
-    ptr: tl.tensor
-    token: tl.tensor
-    offsets: tl.tensor
-
-
-class Grid(NamedTuple):
-    """The grid of an image, and the number of tokens in front of it."""
-
-    height: tl.tensor
-    width: tl.tensor
-    prefix: tl.tensor
 
 
 @triton.jit
@@ -66,14 +40,12 @@ def slope_of(x, PHI: tl.constexpr):
 
 
 @triton.jit
-def channels_of(group, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
-    """The channels of a group of heads."""
-    c = tl.arange(0, W)
+def live_of(D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
+    """Which channels of a tile exist, (1, W)."""
     if GROUP * D == W:
-        live = tl.full((1, W), 1, tl.int32) != 0
+        return tl.full((1, W), 1, tl.int32) != 0
     else:
-        live = (c < GROUP * D)[None, :]
-    return Channels(group * GROUP + c // D, c % D, group * GROUP * D + c, live)
+        return (tl.arange(0, W) < GROUP * D)[None, :]
 
 
 @triton.jit
@@ -91,35 +63,31 @@ def pairs_of(D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def view_of(x, channels, cu, image, tokens, PACKED: tl.constexpr, VARLEN: tl.constexpr):
-    """The `View` of an image of `x` (`Tokens`), and its number of tokens; PACKED heads are contiguous channels."""
-    ptr, n = image_of(x, cu, image, tokens, VARLEN)
-    if PACKED:
-        offsets = channels.index[None, :]
-    else:
-        offsets = (channels.head * x.head + channels.dim * x.dim)[None, :]
-    return View(ptr, x.token, offsets), n
+def matrix_of(group, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
+    """Where (H, D, D) holds the matrices of a group of heads: offsets (W, W), used where `pairs_of` allows."""
+    c = tl.arange(0, W)
+    return (group * GROUP * D + c)[:, None] * D + (c % D)[None, :]
 
 
 @triton.jit
-def grid_of(grids, image, height, width, prefix, VARLEN: tl.constexpr):
-    """The `Grid` of an image; those of a pack come from a table (images, 2)."""
+def grid_of(grids, image, height, width, VARLEN: tl.constexpr):
+    """Height and width of the grid of an image; those of a pack come from a table (images, 2)."""
     if VARLEN:
-        return Grid(tl.load(grids + 2 * image), tl.load(grids + 2 * image + 1), prefix)
+        return tl.load(grids + 2 * image), tl.load(grids + 2 * image + 1)
     else:
-        return Grid(height, width, prefix)
+        return height, width
 
 
 @triton.jit
-def rows_of(x, first, T: tl.constexpr):
-    """Pointers (T, W) to the tokens first, first + 1, ... of a `View`."""
-    return x.ptr + tl.cast(first, tl.int64) * x.token + (tl.arange(0, T)[:, None] * x.token + x.offsets)
+def rows_of(x, token, first, T: tl.constexpr, W: tl.constexpr):
+    """Pointers (T, W) to the tokens first, first + 1, ..."""
+    return x + tl.cast(first, tl.int64) * token + (tl.arange(0, T)[:, None] * token + tl.arange(0, W)[None, :])
 
 
 @triton.jit
-def cells_of(x, first, col):
-    """Pointers (X, W) to the tokens first + col of a `View`, for the columns `col` (X,) of a grid row."""
-    return x.ptr + tl.cast(first, tl.int64) * x.token + (col[:, None] * x.token + x.offsets)
+def cells_of(x, token, first, col, W: tl.constexpr):
+    """Pointers (X, W) to the tokens first + col, for the columns `col` (X,) of a grid row."""
+    return x + tl.cast(first, tl.int64) * token + (col[:, None] * token + tl.arange(0, W)[None, :])
 
 
 @triton.jit
@@ -129,52 +97,48 @@ def limit_of(col, height, width):
 
 
 @triton.jit
-def limits_of(col, grid):
+def limits_of(col, height, width):
     """`limit_of` for the columns left of `col`, `col`, and right of it."""
-    left = limit_of(col - 1, grid.height, grid.width)
-    here = limit_of(col, grid.height, grid.width)
-    return left, here, limit_of(col + 1, grid.height, grid.width)
+    return limit_of(col - 1, height, width), limit_of(col, height, width), limit_of(col + 1, height, width)
 
 
 @triton.jit
-def grid_row(x, mask, y, col, limit, grid, live, MASKED: tl.constexpr):
+def grid_row(x, token, mask, y, col, limit, width, prefix, live, W: tl.constexpr, MASKED: tl.constexpr):
     """Row y of the grid at the columns `col` (X,) as (X, W): zero outside the grid and where masked."""
     ok = (tl.zeros_like(col) + y).to(tl.uint32) < limit  # a negative row is a large number
-    first = grid.prefix + y * grid.width
+    first = prefix + y * width
     if MASKED:
         ok &= tl.load(mask + first + col, mask=ok, other=0) != 0
-    return tl.load(cells_of(x, first, col), mask=ok[:, None] & live, other=0)
+    return tl.load(cells_of(x, token, first, col, W), mask=ok[:, None] & live, other=0)
 
 
 @triton.jit
-def three_columns(x, mask, y, col, limits, grid, live, MASKED: tl.constexpr):
+def three_columns(x, token, mask, y, col, limits, width, prefix, live, W: tl.constexpr, MASKED: tl.constexpr):
     """Row y of the grid left of the columns `col`, at them, and right of them; `limits` are those of the three."""
-    left = grid_row(x, mask, y, col - 1, limits[0], grid, live, MASKED)
-    here = grid_row(x, mask, y, col, limits[1], grid, live, MASKED)
-    right = grid_row(x, mask, y, col + 1, limits[2], grid, live, MASKED)
+    left = grid_row(x, token, mask, y, col - 1, limits[0], width, prefix, live, W, MASKED)
+    here = grid_row(x, token, mask, y, col, limits[1], width, prefix, live, W, MASKED)
+    right = grid_row(x, token, mask, y, col + 1, limits[2], width, prefix, live, W, MASKED)
     return left, here, right
 
 
 @triton.jit
-def filter_of(weights, image, channels, FLIP: tl.constexpr):
-    """The nine taps of an image's `Filters` as rows (1, W); FLIP turns the filter by 180 degrees."""
-    ptr = weights.ptr + tl.cast(image, tl.int64) * weights.image
-    w0 = _tap(ptr, weights, 0, channels, FLIP)
-    w1 = _tap(ptr, weights, 1, channels, FLIP)
-    w2 = _tap(ptr, weights, 2, channels, FLIP)
-    w3 = _tap(ptr, weights, 3, channels, FLIP)
-    w4 = _tap(ptr, weights, 4, channels, FLIP)
-    w5 = _tap(ptr, weights, 5, channels, FLIP)
-    w6 = _tap(ptr, weights, 6, channels, FLIP)
-    w7 = _tap(ptr, weights, 7, channels, FLIP)
-    w8 = _tap(ptr, weights, 8, channels, FLIP)
+def filter_of(weights, image, C, first_channel, live, W: tl.constexpr, FLIP: tl.constexpr):
+    """The nine taps of an image, weights (images, 9, C), as rows (1, W); FLIP turns the filter by 180 degrees."""
+    ptr = weights + tl.cast(image, tl.int64) * 9 * C + first_channel + tl.arange(0, W)[None, :]
+    step = C
+    if FLIP:
+        ptr += 8 * C
+        step = -C
+    w0 = tl.load(ptr, mask=live, other=0).to(tl.float32)  # 1 W each
+    w1 = tl.load(ptr + step, mask=live, other=0).to(tl.float32)
+    w2 = tl.load(ptr + 2 * step, mask=live, other=0).to(tl.float32)
+    w3 = tl.load(ptr + 3 * step, mask=live, other=0).to(tl.float32)
+    w4 = tl.load(ptr + 4 * step, mask=live, other=0).to(tl.float32)
+    w5 = tl.load(ptr + 5 * step, mask=live, other=0).to(tl.float32)
+    w6 = tl.load(ptr + 6 * step, mask=live, other=0).to(tl.float32)
+    w7 = tl.load(ptr + 7 * step, mask=live, other=0).to(tl.float32)
+    w8 = tl.load(ptr + 8 * step, mask=live, other=0).to(tl.float32)
     return w0, w1, w2, w3, w4, w5, w6, w7, w8
-
-
-@triton.jit
-def _tap(ptr, weights, tap, channels, FLIP: tl.constexpr):
-    pointers = ptr + (8 - tap if FLIP else tap) * weights.tap + channels.index[None, :] * weights.channel
-    return tl.load(pointers, mask=channels.live, other=0).to(tl.float32)  # 1 W
 
 
 @triton.jit

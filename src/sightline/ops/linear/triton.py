@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sightline.ops.common.registration import needs_gradient
+from sightline.ops.common.launching import neighbors, products
+from sightline.ops.common.operator import needs_gradient
 from sightline.ops.feature_maps import Affine, kernel_features
 from sightline.ops.linear.operator import attend
 
@@ -24,5 +25,8 @@ def linear_attention(
     """(B, N, H, D), (B, M, H, D), (B, M, H, D) -> (B, N, H, D)."""
     q, k, phi = kernel_features(q, k, phi, affine, key_mask)
     cu = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32)
-    save = needs_gradient(q, k, v)
-    return attend(q, k, v, None, key_mask, cu, None, max(sizes), 0, 0, 0, 1.0, eps, phi, True, save)[0]
+    mask = None if key_mask is None else key_mask.contiguous()
+    return attend(
+        neighbors(q), neighbors(k), neighbors(v), *[None] * 6, mask, cu, None, q.shape[2], max(sizes), 0, 0, 0, 1.0,
+        eps, phi, True, products(q.dtype), needs_gradient(q, k, v),
+    )[0]  # fmt: skip

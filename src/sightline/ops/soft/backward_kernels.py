@@ -46,7 +46,7 @@ def pull_tokens(
         weights = gaussian(qt, landmarks, half_square(qt, scale, DOT), half, scale, DOT)  # T M
         if MASKED:
             ok = shown(mask, t0, last, T)[:, None]
-            vt = tl.where(ok, vt, 0.0).to(v.ptr.dtype.element_ty)
+            vt = tl.where(ok, vt, 0.0).to(v[0].dtype.element_ty)
         if WRITE:
             d_v = weights_by_matrix(weights, dz, DOT)
             if MASKED:
@@ -98,22 +98,23 @@ def pull_matrix(landmarks, m, y, dz, products, M: tl.constexpr, NORMALIZED: tl.c
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "parts", "scale"])
 def backward_mix(
-    q, marks, g, cu, cu_l, partial, sums, mixed, core, mixed_grad, edges, H, tokens, m, parts, scale, D: tl.constexpr,
-    W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr,
-    DOT: tl.constexpr, WHOLE: tl.constexpr,
+    q, q_batch, q_token, marks, marks_batch, marks_token, g, g_batch, g_token, cu, cu_l, partial, sums, mixed, core,
+    mixed_grad, edges, H, tokens, m, parts, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
+    NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
 ):
     """dZ, and the part of dl that comes from A; for at most 64 landmarks.
 
     dY is the sum of its parts; those of a WHOLE image are summed here.
     """
+    scale = tl.cast(scale, tl.float32)
     row = tl.program_id(0)
     image, head = row // H, row % H
-    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
+    marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     landmarks = rows(marks, 0, count, D, M, W)  # M W
     half = half_square(landmarks, 1.0, DOT)
     if WHOLE:
-        q, n = head_of(q, cu, image, head, tokens, VARLEN)
-        g, _ = head_of(g, cu, image, head, tokens, VARLEN)
+        q, n = head_of(q, q_batch, q_token, cu, image, head, tokens, D, VARLEN)
+        g, _ = head_of(g, g_batch, g_token, cu, image, head, tokens, D, VARLEN)
         dy = sum_tokens(q, g, g, landmarks, half, 0, n, scale, D, W, M, T, False, DOT)
     else:
         dy = add_small(partial, row, parts, tl.num_programs(0) * M, M, W)
@@ -126,19 +127,21 @@ def backward_mix(
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "scale"])
 def backward_tokens(
-    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, dl, edges, H, tokens, m, chunk, scale, D: tl.constexpr,
-    W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    WHOLE: tl.constexpr,
+    q, q_batch, q_token, v, v_batch, v_token, marks, marks_batch, marks_token, g, g_batch, g_token, mask, cu, cu_l,
+    mixed, mixed_grad, dq, dq_batch, dq_token, dv, dv_batch, dv_token, dl, dl_batch, dl_token, edges, H, tokens, m,
+    chunk, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr,
+    VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
 ):
     """dq and dv of one chunk, and its part of dl, or dl itself of a WHOLE image; at most 64 landmarks."""
+    scale = tl.cast(scale, tl.float32)
     row, part = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    q, n = head_of(q, cu, image, head, tokens, VARLEN)
-    v, _ = head_of(v, cu, image, head, tokens, VARLEN)
-    g, _ = head_of(g, cu, image, head, tokens, VARLEN)
-    dq, _ = head_of(dq, cu, image, head, tokens, VARLEN)
-    dv, _ = head_of(dv, cu, image, head, tokens, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
+    q, n = head_of(q, q_batch, q_token, cu, image, head, tokens, D, VARLEN)
+    v, _ = head_of(v, v_batch, v_token, cu, image, head, tokens, D, VARLEN)
+    g, _ = head_of(g, g_batch, g_token, cu, image, head, tokens, D, VARLEN)
+    dq, _ = head_of(dq, dq_batch, dq_token, cu, image, head, tokens, D, VARLEN)
+    dv, _ = head_of(dv, dv_batch, dv_token, cu, image, head, tokens, D, VARLEN)
+    marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
     landmarks = rows(marks, 0, count, D, M, W)  # M W
@@ -148,7 +151,7 @@ def backward_tokens(
         T, MASKED, DOT, True,
     )
     if WHOLE:
-        dl, _ = head_of(dl, cu_l, image, head, m, VARLEN)
+        dl, _ = head_of(dl, dl_batch, dl_token, cu_l, image, head, m, D, VARLEN)
         store_rows(dl, d_landmarks + tl.load(small(edges, row * M, 0, M, W)), 0, count, D, M, W)
     else:
         offset = (tl.cast(part + 1, tl.int64) * tl.num_programs(0) + row) * M
@@ -157,11 +160,12 @@ def backward_tokens(
 
 @triton.jit(do_not_specialize=["H", "m", "blocks", "parts"])
 def add_landmarks(
-    edges, dl, cu_l, H, m, blocks, parts, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, VARLEN: tl.constexpr,
+    edges, dl, dl_batch, dl_token, cu_l, H, m, blocks, parts, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    VARLEN: tl.constexpr,
 ):
     """dl, the sum of its parts."""
     row, block = tl.program_id(0), tl.program_id(1)
-    dl, count = head_of(dl, cu_l, row // H, row % H, m, VARLEN)
+    dl, count = head_of(dl, dl_batch, dl_token, cu_l, row // H, row % H, m, D, VARLEN)
     stride = tl.cast(tl.num_programs(0), tl.int64) * blocks * M
     total = tl.zeros((M, W), tl.float32)
     for part in range(parts):

@@ -37,7 +37,7 @@ def sum_tokens(
         vt = rows(v, t0, last, D, T, W)  # T W
         if MASKED:
             ok = shown(mask, t0, last, T)[:, None]
-            qt, vt = tl.where(ok, qt, 0.0).to(q.ptr.dtype.element_ty), tl.where(ok, vt, 0.0).to(v.ptr.dtype.element_ty)
+            qt, vt = tl.where(ok, qt, 0.0).to(q[0].dtype.element_ty), tl.where(ok, vt, 0.0).to(v[0].dtype.element_ty)
         weights = gaussian(landmarks, qt, half, half_square(qt, scale, DOT), scale, DOT)  # M T
         total = weights_by_tokens(weights, vt, DOT, total)
     return total
@@ -64,14 +64,17 @@ def small(x, row, first, M: tl.constexpr, W: tl.constexpr):
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "steps", "scale", "factor", "ridge", "shrink"])
 def forward_sums(
-    q, v, marks, mask, cu, cu_l, sums, core, H, tokens, m, chunk, blocks, steps, scale, factor, ridge, shrink,
-    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr,
-    VARLEN: tl.constexpr, DOT: tl.constexpr, INVERT: tl.constexpr,
+    q, q_batch, q_token, v, v_batch, v_token, marks, marks_batch, marks_token, mask, cu, cu_l, sums, core, H, tokens, m,
+    chunk, blocks, steps, scale, factor, ridge, shrink, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    T: tl.constexpr, NORMALIZED: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    INVERT: tl.constexpr,
 ):
     """P^T v of one chunk and block of landmarks; with INVERT the first programs make the inverse instead."""
+    scale, factor = tl.cast(scale, tl.float32), tl.cast(factor, tl.float32)
+    ridge, shrink = tl.cast(ridge, tl.float32), tl.cast(shrink, tl.float32)
     row, piece = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
+    marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     if INVERT:
         piece -= 1
     first = tl.maximum(piece, 0) % blocks * M
@@ -83,8 +86,8 @@ def forward_sums(
             tl.store(small(core, row * M, 0, M, M), inverse)
     else:
         part = piece // blocks
-        q_head, n = head_of(q, cu, image, head, tokens, VARLEN)
-        v_head, _ = head_of(v, cu, image, head, tokens, VARLEN)
+        q_head, n = head_of(q, q_batch, q_token, cu, image, head, tokens, D, VARLEN)
+        v_head, _ = head_of(v, v_batch, v_token, cu, image, head, tokens, D, VARLEN)
         if MASKED:
             mask += tl.cast(image, tl.int64) * tokens
         total = sum_tokens(
@@ -115,15 +118,17 @@ def forward_mix(partial, core, sums, mixed, parts, M: tl.constexpr, W: tl.conste
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def forward_write(
-    q, marks, out, cu, cu_l, mixed, H, tokens, m, chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr,
-    M: tl.constexpr, T: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, ONE: tl.constexpr,
+    q, q_batch, q_token, marks, marks_batch, marks_token, out, out_batch, out_token, cu, cu_l, mixed, H, tokens, m,
+    chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr, ONE: tl.constexpr,
 ):
     """out = P Y of one chunk of tokens; ONE block of landmarks or several."""
+    scale = tl.cast(scale, tl.float32)
     row, part = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    q, n = head_of(q, cu, image, head, tokens, VARLEN)
-    out, _ = head_of(out, cu, image, head, tokens, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
+    q, n = head_of(q, q_batch, q_token, cu, image, head, tokens, D, VARLEN)
+    out, _ = head_of(out, out_batch, out_token, cu, image, head, tokens, D, VARLEN)
+    marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
     if ONE:
         landmarks = rows(marks, 0, count, D, M, W)  # M W

@@ -39,12 +39,13 @@ def store_pair(out, offset, size, value, ok):
 
 @triton.jit(do_not_specialize=["H", "m", "blocks", "ridge"])
 def matrix(
-    marks, cu_l, out, sums, H, m, blocks, ridge, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
-    VARLEN: tl.constexpr, DOT: tl.constexpr,
+    marks, marks_batch, marks_token, cu_l, out, sums, H, m, blocks, ridge, D: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """A block of rows of A + ridge I, ONE times and as pairs, and the row sums of A."""
+    ridge = tl.cast(ridge, tl.float32)
     row, block = tl.program_id(0), tl.program_id(1)
-    marks, count = head_of(marks, cu_l, row // H, row % H, m, VARLEN)
+    marks, count = head_of(marks, marks_batch, marks_token, cu_l, row // H, row % H, m, D, VARLEN)
     a = rows(marks, block * M, count, D, M, W)  # M W
     square = squares(a, M, DOT)
     size = blocks * M
@@ -93,6 +94,7 @@ def newton_product(
     KIND "error": E = I - u X A of a = X / u and b = A. Of a = E and b = X / u, "step": X / u + E X / u, "last": u times
     that in float32, "scaled": that between D^-1/2. `degrees` are the row sums D of A, and u = factor / ||A||_1^2.
     """
+    factor = tl.cast(factor, tl.float32)
     size = blocks * K
     tiles = tl.cdiv(size, P)
     row, tile = tl.program_id(0) // (tiles * tiles), tl.program_id(0) % (tiles * tiles)
@@ -151,18 +153,21 @@ def multiply(a, b, out, size, columns, M: tl.constexpr, P: tl.constexpr, K: tl.c
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def backward_queries(
-    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, dq, dv, H, tokens, m, chunk, blocks, scale, D: tl.constexpr,
-    W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    q, q_batch, q_token, v, v_batch, v_token, marks, marks_batch, marks_token, g, g_batch, g_token, mask, cu, cu_l,
+    mixed, mixed_grad, dq, dq_batch, dq_token, dv, dv_batch, dv_token, H, tokens, m, chunk, blocks, scale,
+    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr,
 ):
     """dq and dv of one chunk, over all blocks of landmarks."""
+    scale = tl.cast(scale, tl.float32)
     row, part = tl.program_id(0), tl.program_id(1)
     image, head = row // H, row % H
-    q, n = head_of(q, cu, image, head, tokens, VARLEN)
-    v, _ = head_of(v, cu, image, head, tokens, VARLEN)
-    g, _ = head_of(g, cu, image, head, tokens, VARLEN)
-    dq, _ = head_of(dq, cu, image, head, tokens, VARLEN)
-    dv, _ = head_of(dv, cu, image, head, tokens, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
+    q, n = head_of(q, q_batch, q_token, cu, image, head, tokens, D, VARLEN)
+    v, _ = head_of(v, v_batch, v_token, cu, image, head, tokens, D, VARLEN)
+    g, _ = head_of(g, g_batch, g_token, cu, image, head, tokens, D, VARLEN)
+    dq, _ = head_of(dq, dq_batch, dq_token, cu, image, head, tokens, D, VARLEN)
+    dv, _ = head_of(dv, dv_batch, dv_token, cu, image, head, tokens, D, VARLEN)
+    marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     last = tl.minimum(part * chunk + chunk, n)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
@@ -172,7 +177,7 @@ def backward_queries(
         vt = rows(v, t0, last, D, T, W)  # T W
         gt = rows(g, t0, last, D, T, W)  # T W
         if MASKED:
-            vt = tl.where(shown(mask, t0, last, T)[:, None], vt, 0.0).to(v.ptr.dtype.element_ty)
+            vt = tl.where(shown(mask, t0, last, T)[:, None], vt, 0.0).to(v[0].dtype.element_ty)
         half_q = half_square(qt, scale, DOT)
         d_q = tl.zeros((T, W), tl.float32)
         d_v = tl.zeros((T, W), tl.float32)
@@ -195,16 +200,18 @@ def backward_queries(
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def backward_landmarks(
-    q, v, marks, g, mask, cu, cu_l, mixed, mixed_grad, edges, H, tokens, m, chunk, blocks, scale, D: tl.constexpr,
-    W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    q, q_batch, q_token, v, v_batch, v_token, marks, marks_batch, marks_token, g, g_batch, g_token, mask, cu, cu_l,
+    mixed, mixed_grad, edges, H, tokens, m, chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """The part of dl of one block of landmarks that comes from one chunk of tokens."""
+    scale = tl.cast(scale, tl.float32)
     row, piece = tl.program_id(0), tl.program_id(1)
     image, head, part, block = row // H, row % H, piece // blocks, piece % blocks
-    q, n = head_of(q, cu, image, head, tokens, VARLEN)
-    v, _ = head_of(v, cu, image, head, tokens, VARLEN)
-    g, _ = head_of(g, cu, image, head, tokens, VARLEN)
-    marks, count = head_of(marks, cu_l, image, head, m, VARLEN)
+    q, n = head_of(q, q_batch, q_token, cu, image, head, tokens, D, VARLEN)
+    v, _ = head_of(v, v_batch, v_token, cu, image, head, tokens, D, VARLEN)
+    g, _ = head_of(g, g_batch, g_token, cu, image, head, tokens, D, VARLEN)
+    marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
     landmarks = rows(marks, block * M, count, D, M, W)  # M W
@@ -220,12 +227,13 @@ def backward_landmarks(
 
 @triton.jit(do_not_specialize=["H", "m", "blocks"])
 def backward_matrix(
-    marks, cu_l, degrees, sums, sums_grad, mixed, mixed_grad, edges, H, m, blocks, D: tl.constexpr, W: tl.constexpr,
-    M: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    marks, marks_batch, marks_token, cu_l, degrees, sums, sums_grad, mixed, mixed_grad, edges, H, m, blocks,
+    D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr,
 ):
     """The part of dl of one block of landmarks that comes from A; `degrees` are its row sums, `sums_grad` is dY."""
     row, block = tl.program_id(0), tl.program_id(1)
-    marks, count = head_of(marks, cu_l, row // H, row % H, m, VARLEN)
+    marks, count = head_of(marks, marks_batch, marks_token, cu_l, row // H, row % H, m, D, VARLEN)
     base = tl.cast(row, tl.int64) * blocks * M
     a = rows(marks, block * M, count, D, M, W)  # M W
     square = squares(a, M, DOT)

@@ -12,7 +12,7 @@ a smooth pseudo-inverse, eigenvalue by eigenvalue f(t) = (1 - (1 - a t^2)^(2^k))
 import torch
 from torch import Tensor
 
-from sightline.ops.common.registration import Context
+from sightline.ops.common.operator import Context
 
 RIDGE = 0.01  # plain SOFT inverts A + RIDGE I
 # Newton's first step times ||A||_1^2, by `normalized`. At exactly 2, the paper's, the iteration loses the

@@ -24,7 +24,7 @@ def rows(x, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
     ok = first + t < last
     if D < W:
         ok = ok & (c < D)
-    return tl.load(x.ptr + tl.cast(first, tl.int64) * x.token + (t * x.token + c * x.dim), mask=ok, other=0)
+    return tl.load(x[0] + tl.cast(first, tl.int64) * x[1] + (t * x[1] + c), mask=ok, other=0)
 
 
 @triton.jit
@@ -34,8 +34,8 @@ def store_rows(x, value, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.co
     ok = first + t < last
     if D < W:
         ok = ok & (c < D)
-    pointers = x.ptr + tl.cast(first, tl.int64) * x.token + (t * x.token + c)
-    tl.store(pointers, value.to(x.ptr.dtype.element_ty), mask=ok)
+    pointers = x[0] + tl.cast(first, tl.int64) * x[1] + (t * x[1] + c)
+    tl.store(pointers, value.to(x[0].dtype.element_ty), mask=ok)
 
 
 @triton.jit

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from sightline.ops.common.registration import needs_gradient
+from sightline.ops.common.launching import neighbors, products
+from sightline.ops.common.operator import needs_gradient
 from sightline.ops.soft.operator import soft_attend
 
 
@@ -25,7 +26,8 @@ def soft_attention(
     the largest numbers of them.
     """
     cu, cu_landmarks = (None, None) if ends is None else (t.to(q.device, torch.int32) for t in ends)
-    save = needs_gradient(q, v, landmarks)
+    mask = None if key_mask is None else key_mask.contiguous()
     return soft_attend(
-        q, v, landmarks, key_mask, cu, cu_landmarks, longest, most, scale, normalized, iterations, save
+        neighbors(q), neighbors(v), neighbors(landmarks), mask, cu, cu_landmarks, longest, most, scale, normalized,
+        iterations, products(q.dtype), needs_gradient(q, v, landmarks),
     )[0]  # fmt: skip

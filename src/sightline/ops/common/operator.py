@@ -1,0 +1,112 @@
+"""Functions that launch kernels as torch operators, with their gradients and FLOPs.
+
+torch.compile, torch.export, fake tensors and FLOP counters see the registered operator, whose launches become part of
+the graph. Eager calls skip torch's dispatcher, which takes longer than small kernels run, and replay recorded launches.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.flop_counter import register_flop_formula
+
+from sightline.ops.common.launching import INTERPRETED, replay
+
+
+class Context(Protocol):
+    """The context that `torch.autograd.Function` hands to forward and backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    options: tuple[Any, ...]  # ours: the arguments that are not tensors
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+class Operator:
+    """A function of tensors and options that launches kernels, as `torch.ops.sightline.NAME`.
+
+    Args:
+        name: of the operator.
+        function: its implementation; tensors come first among its arguments, and a tuple of tensors is returned.
+        flops: their number from the arguments, with shapes for tensors.
+        setup: saves what backward needs, as for `torch.library.register_autograd`.
+        backward: the gradients of all arguments from those of the results, likewise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., tuple[Tensor, ...]],
+        *,
+        flops: Callable[..., int],
+        setup: Callable[..., None] | None = None,
+        backward: Callable[..., tuple[Tensor | None, ...]] | None = None,
+    ) -> None:
+        self.function = function
+        # The interpreter's kernels cannot be traced: there the operator is opaque.
+        register: Any = torch.library.custom_op if INTERPRETED else torch.library.triton_op
+        registered = register(f"sightline::{name}", function, mutates_args=())
+        if INTERPRETED:
+            registered.register_fake(function)
+        self.packet = getattr(torch.ops.sightline, name)
+        register_flop_formula(self.packet)(lambda *args, out_shape=None, **_: flops(*args))
+        self.setup, self.backward = setup, backward
+        if setup is not None and backward is not None:
+            registered.register_autograd(backward, setup_context=setup)
+
+    def __call__(self, *args: Any) -> Sequence[Tensor]:
+        if _traced(args[0]):
+            return self.packet(*args)
+        if self.setup is not None and needs_gradient(*args):
+            return _Eager.apply(*args, self)
+        return self.run(*args)
+
+    def run(self, *args: Any) -> Sequence[Tensor]:
+        """Without autograd."""
+        with _on_device(args[0]):
+            return replay(self.function, args)
+
+
+class _Eager(torch.autograd.Function):
+    """An operator with its gradient, in eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
+        *inputs, operator = args
+        outputs = tuple(operator.run(*inputs))
+        operator.setup(ctx, inputs, outputs)
+        ctx.operator = operator
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *ctx.operator.backward(ctx, *grads), None
+
+
+def needs_gradient(*args: object) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
+
+
+def _traced(tensor: Tensor) -> bool:
+    """Whether torch looks at operators: the compiler, a mode, a transform or a subclass of tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+        or _get_current_dispatch_mode() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def _on_device(tensor: Tensor) -> AbstractContextManager:
+    """The tensor's device as the current one, which Triton launches on."""
+    current = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
+    return nullcontext() if current else torch.cuda.device(tensor.device)

@@ -1,0 +1,49 @@
+"""InLine attention as a layer has it: the weights of the residual are made by the same operator that uses them."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sightline.ops.checks import Grid
+from sightline.ops.common.launching import neighbors, products
+from sightline.ops.common.operator import needs_gradient
+from sightline.ops.linear.operator import attend
+
+
+class ResidualLayers(NamedTuple):
+    """The layers that make the weights of the residual from the mean token: (C, D), (C,), (9 C, D), (9 C,)."""
+
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+
+def inline_from_packed(
+    qkv: Tensor, x: Tensor, layers: ResidualLayers | None, heads: int, grid: Grid, prefix: int, phi: str
+) -> Tensor:
+    """The packed projection (B, N, 3 C) of the tokens x (B, N, C) -> (B, N, C), with the usual scale."""
+    qkv = qkv if qkv.stride(2) == 1 else qkv.contiguous()
+    return _attend(qkv, None, None, x, layers, heads, qkv.shape[2] // 3 // heads, grid, prefix, phi)
+
+
+def inline_from_parts(
+    q: Tensor, k: Tensor, v: Tensor, x: Tensor, layers: ResidualLayers, grid: Grid, prefix: int, phi: str
+) -> Tensor:
+    """q, k and v (B, N, H, D) and the tokens x (B, N, C) -> (B, N, H, D), with the usual scale."""
+    return _attend(neighbors(q), neighbors(k), neighbors(v), x, layers, q.shape[2], q.shape[3], grid, prefix, phi)
+
+
+def _attend(
+    q: Tensor, k: Tensor | None, v: Tensor | None, x: Tensor, layers: ResidualLayers | None, heads: int, dim: int,
+    grid: Grid, prefix: int, phi: str,
+) -> Tensor:  # fmt: skip
+    made: tuple[Tensor | None, ...] = (None,) * 5
+    if layers is None:
+        grid = (0, 0)
+    else:
+        made = (x if x.stride(2) == 1 else x.contiguous(), *layers)
+    return attend(
+        q, k, v, None, *made, None, None, None, heads, 0, *grid, prefix, dim**-0.5, 0.0, phi, False, products(q.dtype),
+        needs_gradient(q, k, v, *made),
+    )[0]  # fmt: skip

@@ -1,0 +1,102 @@
+"""How the work of InLine and linear attention is cut: fixed rules by shape; nothing is tuned at run time.
+
+Numbers of tokens and sides of the grid may be symbols of a graph.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from sightline.ops.common.launching import Constant, largest, smallest
+
+SHORT = 1024  # tokens up to which one program takes the keys of a whole image
+CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up to 32 and beyond
+PARTS = 64  # chunks at most
+ROWS = 32  # grid rows of a chunk in the sum of dw
+PROGRAMS = 1024  # programs that a pass over the grid is cut into, if it has the rows
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of a program: heads, channels (a power of two), tokens or columns; and how it is compiled."""
+
+    heads: int
+    width: int
+    size: int
+    warps: int
+    stages: int = 3  # depth of the pipeline of loads
+    registers: int | None = None  # a limit per thread, where more programs at a time pay for it
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        limit: dict[str, Constant] = {"maxnreg": self.registers} if self.registers else {}
+        return {"GROUP": self.heads, "W": self.width, "num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the work is cut. Sums depend on `chunk` and `rows`, which follow from the size of an image alone, so that an
+    image gives the same bits in any batch."""
+
+    sums: Tile  # sums over the keys
+    queries: Tile  # passes over the tokens without a residual
+    whole: Tile  # a whole image at once, with the residual
+    write: Tile  # the output with the residual
+    keys: Tile  # dk and dv with the residual
+    taps: Tile  # dw
+    chunk: int  # tokens of a chunk
+    rows: int  # grid rows of a chunk of dw
+    short: bool  # one chunk
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return self.sums, self.queries, self.whole, self.write, self.keys, self.taps
+
+    def pieces(self, tile: Tile, grid: tuple[int, int], tokens: int, programs: int, residual: bool) -> tuple[int, int]:
+        """Pieces of a pass over the tokens by `programs` heads of images; tokens or grid rows of a piece."""
+        if not residual:
+            return triton.cdiv(tokens, self.chunk), self.chunk
+        height, width = grid
+        strips = largest(1, triton.cdiv(width, tile.size))
+        wanted = triton.cdiv(PROGRAMS, programs // tile.heads * strips)
+        rows = largest(8, triton.cdiv(height, wanted))
+        return strips * largest(1, triton.cdiv(height, rows)), rows
+
+
+def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.dtype, linear: bool) -> Plan:
+    """The configuration for a shape, as measured on an H200 (docs/performance.md).
+
+    Tokens are read in segments of 128 bytes or more where the heads allow it. Where the residual walks down the grid, a
+    tile of 16 columns x 32 channels per warp is best, 16 x 16 where registers are short. Linear attention keeps to one
+    head per program, whose totals are sums over its channels.
+    """
+    small = dtype == torch.bfloat16  # other types are multiplied as float32
+    wide, narrow = (1, 1) if linear else (_heads(heads, dim, 64), _heads(heads, dim, 32))
+    flat, strip = padded(wide * dim), padded(narrow * dim)
+    size = 64 if small else 32
+    depth = 3 if strip <= 64 or dtype != torch.float32 else 2
+    short = bool(tokens <= SHORT)
+    parts = 1 if short else smallest(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
+    return Plan(
+        sums=Tile(wide, flat, size, 4 if flat <= 64 else 8),
+        queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
+        whole=Tile(wide, flat, 32, max(1, flat // 16), registers=168 if small else None),
+        write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
+        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, max(1, strip // 16), depth),
+        taps=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
+        chunk=triton.cdiv(triton.cdiv(tokens, parts), size) * size,
+        rows=largest(1, triton.cdiv(grid[0], largest(1, triton.cdiv(grid[0], ROWS)))),
+        short=short,
+    )
+
+
+def _heads(heads: int, dim: int, channels: int) -> int:
+    """How many heads to take together for at least so many channels."""
+    choices = [g for g in range(1, heads + 1) if heads % g == 0 and g * dim <= 64] or [1]
+    return next((g for g in choices if g * dim >= channels), choices[-1])
+
+
+def padded(channels: int) -> int:
+    """The width of a tile for so many channels."""
+    return max(16, triton.next_power_of_2(channels))

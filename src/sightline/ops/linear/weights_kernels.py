@@ -1,0 +1,134 @@
+"""The weights of InLine's local residual: the mean token of an image through two small layers per head, and back.
+
+    hidden = mean W1^T + b1        weights = gelu(hidden) W2^T + b2        (D -> D -> 9 D)
+
+Row c * 9 + tap of a head's W2 makes tap `tap` of its channel c. The weights are laid out tap by tap, as the residual
+reads them: (images, 9, C).
+"""
+
+import triton
+import triton.language as tl
+
+from sightline.ops.common.tiles import dot, operand
+from sightline.ops.linear.tiles import pairs_of
+
+
+@triton.jit
+def _gate(x):
+    """Phi(x) of the GELU x Phi(x)."""
+    return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+
+
+@triton.jit
+def _tap(hidden, w2, b2, row, ok, pair, column, D: tl.constexpr):
+    """One tap of the weights as a row (1, W)."""
+    second = tl.load(w2 + row[:, None] * D + column, mask=pair, other=0).to(tl.float32)  # W W
+    bias = tl.load(b2 + row, mask=ok, other=0).to(tl.float32)  # W
+    return (tl.sum(second * hidden[None, :], 1) + bias)[None, :]
+
+
+@triton.jit
+def make_weights(mean, w1, b1, w2, b2, first_channel, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
+    """The mean token of an image, (W,) channels of a group of heads -> its nine taps as rows (1, W)."""
+    c = tl.arange(0, W)
+    ok, pair = pairs_of(D, GROUP, W)
+    channel, column = first_channel + c, (c % D)[None, :]
+    first = tl.load(w1 + channel[:, None] * D + column, mask=pair, other=0).to(tl.float32)  # W W
+    hidden = tl.sum(first * mean[None, :], 1) + tl.load(b1 + channel, mask=ok, other=0).to(tl.float32)
+    hidden *= _gate(hidden)
+    t0 = _tap(hidden, w2, b2, channel * 9, ok, pair, column, D)
+    t1 = _tap(hidden, w2, b2, channel * 9 + 1, ok, pair, column, D)
+    t2 = _tap(hidden, w2, b2, channel * 9 + 2, ok, pair, column, D)
+    t3 = _tap(hidden, w2, b2, channel * 9 + 3, ok, pair, column, D)
+    t4 = _tap(hidden, w2, b2, channel * 9 + 4, ok, pair, column, D)
+    t5 = _tap(hidden, w2, b2, channel * 9 + 5, ok, pair, column, D)
+    t6 = _tap(hidden, w2, b2, channel * 9 + 6, ok, pair, column, D)
+    t7 = _tap(hidden, w2, b2, channel * 9 + 7, ok, pair, column, D)
+    t8 = _tap(hidden, w2, b2, channel * 9 + 8, ok, pair, column, D)
+    return t0, t1, t2, t3, t4, t5, t6, t7, t8
+
+
+@triton.jit
+def store_weights(weights, mean, taps, average, image, C, first_channel, live, W: tl.constexpr):
+    """Write the taps to weights (images, 9, C) and the mean token to mean (images, C), both float32."""
+    offset = first_channel + tl.arange(0, W)[None, :]
+    tl.store(mean + tl.cast(image, tl.int64) * C + offset, average[None, :], mask=live)
+    ptr = weights + tl.cast(image, tl.int64) * 9 * C + offset
+    for tap in tl.static_range(9):
+        tl.store(ptr + tap * C, taps[tap], mask=live)
+
+
+@triton.jit
+def _square(w, row, dim, D: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """D rows of a layer's weights (W, W): [row, dim], or transposed."""
+    cell = (dim < D)[:, None] & (dim < D)[None, :]
+    if TRANSPOSED:
+        return tl.load(w + row[None, :] * D + dim[:, None], mask=cell, other=0)
+    else:
+        return tl.load(w + row[:, None] * D + dim[None, :], mask=cell, other=0)
+
+
+@triton.jit
+def _hidden(mean, w1, b1, channel, dim, D: tl.constexpr, DOT: tl.constexpr):
+    """The first layer of a tile of mean tokens, (images, W), before the activation."""
+    hidden = dot(operand(mean, DOT), operand(_square(w1, channel, dim, D, True), DOT), DOT)
+    return hidden + tl.load(b1 + channel, mask=dim < D, other=0).to(tl.float32)[None, :]
+
+
+@triton.jit(do_not_specialize=["images", "tokens"])
+def two_layers_back(
+    grad, mean, w1, b1, w2, d_hidden, d_mean, images, tokens, C, D: tl.constexpr, W: tl.constexpr,
+    IMAGES: tl.constexpr, DOT: tl.constexpr,
+):
+    """From grad (images, 9, C) the gradients of the hidden layer and of a single token, both (images, C)."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    image, dim = (tile * IMAGES + tl.arange(0, IMAGES)).to(tl.int64), tl.arange(0, W)
+    channel = head * D + dim
+    cell = (image < images)[:, None] & (dim < D)[None, :]
+    offset = image[:, None] * C + channel[None, :]
+    hidden = _hidden(tl.load(mean + offset, mask=cell, other=0), w1, b1, channel, dim, D, DOT)
+    back = tl.zeros((IMAGES, W), tl.float32)
+    for tap in range(9):
+        g = tl.load(grad + (image[:, None] * 9 + tap) * C + channel[None, :], mask=cell, other=0)  # IMAGES W
+        second = _square(w2, channel * 9 + tap, dim, D, False)
+        back = dot(operand(g, DOT), operand(second, DOT), DOT, back)
+    slope = _gate(hidden) + hidden * tl.exp(-0.5 * hidden * hidden) * 0.3989422804014327
+    back = tl.where(cell, back * slope, 0.0)
+    tl.store(d_hidden + offset, back, mask=cell)
+    first = operand(_square(w1, channel, dim, D, False), DOT)
+    tl.store(d_mean + offset, (dot(operand(back, DOT), first, DOT) / tokens).to(d_mean.dtype.element_ty), mask=cell)
+
+
+@triton.jit(do_not_specialize=["images"])
+def layer_gradients(
+    grad, mean, d_hidden, w1, b1, d_w1, d_b1, d_w2, d_b2, images, C, D: tl.constexpr, W: tl.constexpr,
+    IMAGES: tl.constexpr, DOT: tl.constexpr,
+):
+    """The gradients of the parameters for a head: one tap of the second layer, or (tap 9) the first layer."""
+    head, tap = tl.program_id(0), tl.program_id(1)
+    dim = tl.arange(0, W)
+    channel = head * D + dim
+    weight, bias = tl.zeros((W, W), tl.float32), tl.zeros((IMAGES, W), tl.float32)
+    for start in range(0, images, IMAGES):
+        image = (start + tl.arange(0, IMAGES)).to(tl.int64)
+        cell = (image < images)[:, None] & (dim < D)[None, :]
+        offset = image[:, None] * C + channel[None, :]
+        inner = tl.load(mean + offset, mask=cell, other=0)
+        if tap < 9:
+            outer = tl.load(grad + (image[:, None] * 9 + tap) * C + channel[None, :], mask=cell, other=0)  # IMAGES W
+            outer = outer.to(tl.float32)
+            inner = _hidden(inner, w1, b1, channel, dim, D, DOT)
+            inner = tl.where(cell, inner * _gate(inner), 0.0)
+        else:
+            outer = tl.load(d_hidden + offset, mask=cell, other=0)
+        weight = dot(operand(tl.trans(outer), DOT), operand(inner, DOT), DOT, weight)
+        bias += outer
+    bias = tl.sum(bias, 0)
+    cell = (dim < D)[:, None] & (dim < D)[None, :]
+    if tap < 9:
+        row = channel * 9 + tap
+        tl.store(d_w2 + row[:, None] * D + dim[None, :], weight.to(d_w2.dtype.element_ty), mask=cell)
+        tl.store(d_b2 + row, bias.to(d_b2.dtype.element_ty), mask=dim < D)
+    else:
+        tl.store(d_w1 + channel[:, None] * D + dim[None, :], weight.to(d_w1.dtype.element_ty), mask=cell)
+        tl.store(d_b1 + channel, bias.to(d_b1.dtype.element_ty), mask=dim < D)

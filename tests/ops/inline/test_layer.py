@@ -1,0 +1,114 @@
+"""InLine attention with the weights of its residual made on the way, against the layers it stands for."""
+
+import pytest
+import torch
+
+from sightline.layers.core import Place
+from sightline.layers.mechanisms.inline import InlineCore, ResidualWeights
+from sightline.ops import inline_attention
+from sightline.ops.common.launching import forget
+from sightline.ops.inline.layer import inline_from_packed, inline_from_parts
+from sightline.ops.linear import plan
+
+from ..cases import DEVICE, TOLERANCE, assert_close, on_gpu
+
+# images, grid, prefix, heads, head dim
+SHAPES = [(3, (3, 4), 1, 2, 16), (1, (1, 1), 0, 1, 8), (2, (2, 5), 0, 3, 24), (17, (1, 2), 0, 1, 8)]
+LARGE = [(128, (14, 14), 1, 6, 32), (4, (128, 128), 1, 6, 32), (3, (40, 41), 0, 2, 128)]
+
+
+def _layer(heads: int, dim: int, dtype: torch.dtype = torch.float32) -> ResidualWeights:
+    torch.manual_seed(0)
+    return ResidualWeights(heads * dim, heads).to(DEVICE, dtype)
+
+
+def _exact(
+    layer: ResidualWeights, qkv: torch.Tensor, x: torch.Tensor, grid: tuple[int, int], prefix: int
+) -> torch.Tensor:
+    """By the reference: the weights of the layers, then attention."""
+    q, k, v = qkv.unflatten(2, (3, layer.num_heads, -1)).unbind(2)
+    return inline_attention(q, k, v, residual=layer(x), grid=grid, prefix=prefix, backend="torch").flatten(2)
+
+
+@pytest.fixture(params=["whole", "cut"])
+def _cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "cut":
+        monkeypatch.setattr(plan, "SHORT", 8)
+        monkeypatch.setattr(plan, "CHUNK", {True: 8, False: 8})
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_cut")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [*SHAPES, *(pytest.param(s, marks=on_gpu) for s in LARGE)])
+def test_output_and_gradients(shape: tuple, dtype: torch.dtype) -> None:
+    images, grid, prefix, heads, dim = shape
+    tokens, channels = grid[0] * grid[1] + prefix, heads * dim
+    layer = _layer(heads, dim, dtype)
+    exact = _layer(heads, dim).cpu().double()
+    exact.load_state_dict(layer.state_dict())
+    qkv, x = (torch.randn(images, tokens, n * channels, device=DEVICE).to(dtype).requires_grad_() for n in (3, 1))
+    wide = [t.detach().cpu().double().requires_grad_() for t in (qkv, x)]
+    want = _exact(exact, *wide, grid, prefix)
+    got = inline_from_packed(qkv, x, layer.layers, heads, grid, prefix, "identity")
+    q, k, v = qkv.unflatten(2, (3, heads, dim)).unbind(2)
+    parts = inline_from_parts(q, k, v, x, layer.layers, grid, prefix, "identity")
+    grad = torch.randn_like(want)
+    wanted = torch.autograd.grad(want, (*wide, *exact.parameters()), grad)
+    names = ("qkv", "tokens", *(name for name, _ in exact.named_parameters()))
+    for out in (got, parts.flatten(2)):
+        assert out.dtype == dtype
+        assert_close("output", out.cpu(), want, TOLERANCE[dtype])
+        grads = torch.autograd.grad(out, (qkv, x, *layer.parameters()), grad.to(DEVICE, dtype))
+        for name, g, w in zip(names, grads, wanted, strict=True):
+            assert g.shape == w.shape
+            assert g.dtype == dtype
+            assert_close(name, g.cpu(), w, TOLERANCE[dtype])
+
+
+def test_tokens_apart() -> None:
+    """A view with room between tokens and images is read in place, and what lies between is not."""
+    layer, qkv = _layer(2, 16), torch.randn(3, 10, 96, device=DEVICE)
+    room = torch.full((3, 12, 48), float("nan"), device=DEVICE)
+    x = room[:, 1:11, 8:40]
+    x.copy_(torch.randn(3, 10, 32, device=DEVICE))
+    outs = [inline_from_packed(qkv, t, layer.layers, 2, (2, 5), 0, "identity") for t in (x, x.contiguous())]
+    assert torch.equal(*outs)
+
+
+def test_same_bits_in_any_batch() -> None:
+    layer = _layer(2, 16)
+    qkv, x = torch.randn(20, 10, 96, device=DEVICE), torch.randn(20, 10, 32, device=DEVICE)
+    whole = inline_from_packed(qkv, x, layer.layers, 2, (2, 5), 0, "identity")
+    for some in (slice(3, 4), slice(7, 19)):
+        part = inline_from_packed(qkv[some], x[some], layer.layers, 2, (2, 5), 0, "identity")
+        assert torch.equal(part, whole[some])
+
+
+@pytest.mark.slow
+def test_compile_without_graph_breaks() -> None:
+    layer = _layer(2, 16)
+    qkv, x = (torch.randn(3, 10, n * 32, device=DEVICE, requires_grad=True) for n in (3, 1))
+
+    def run(qkv: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return inline_from_packed(qkv, x, layer.layers, 2, (2, 5), 0, "identity")
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    want, got = run(qkv, x), compiled(qkv, x)
+    assert torch.equal(want, got)
+    first, second = (torch.autograd.grad(out.square().sum(), (qkv, x)) for out in (want, got))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@on_gpu
+def test_autocast() -> None:
+    core = InlineCore(192, 6).to(DEVICE)
+    x, qkv = torch.randn(4, 197, 192, device=DEVICE), torch.nn.Linear(192, 576).to(DEVICE)
+    with torch.autocast("cuda", torch.bfloat16):
+        got = core.from_tokens(x, qkv, Place((14, 14), x, 1))
+    assert got.dtype == torch.bfloat16
+    want = _exact(core.residual, qkv(x), x, (14, 14), 1)
+    assert_close("output", got.float(), want.double(), 1e-2)
