@@ -112,6 +112,7 @@ def test_bad_arguments_are_one_line(
     assert name in str(error.value)
     assert value in str(error.value)
     assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())  # no folder of a run that never began
 
 
 def test_a_batch_that_cannot_be_shared_is_rejected(images: Path, tmp_path: Path) -> None:
