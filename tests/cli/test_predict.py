@@ -133,6 +133,10 @@ def test_attention_pictures(tmp_path: Path, capsys: CAPTURE, family: str) -> Non
     assert fact["attention"] == str(tmp_path / "one.png")
     with Image.open(tmp_path / "one.png") as picture:
         assert picture.width > 2 * picture.height  # the image and several maps in a row
+
+
+def test_attention_pictures_in_a_folder(tmp_path: Path, capsys: CAPTURE, weights: str) -> None:
+    data = pictures(tmp_path / "pictures", count=1)
     assert main(["predict", str(data), "--checkpoint", weights, "--attention", str(tmp_path / "maps")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"wrote {tmp_path / 'maps'}"
     assert len(list((tmp_path / "maps").glob("*.png"))) == 3  # all are called 00, and yet none is lost

@@ -10,7 +10,7 @@ from sightline.ops import headwise_conv
 from sightline.ops.common.launching import forget
 from sightline.ops.headwise_conv import launch
 
-from ..cases import DEVICE, DTYPES, GPU, TOLERANCE, assert_close, compare, on_gpu, tokens
+from ..cases import DEVICE, GPU, TOLERANCE, assert_close, compare, on_gpu, tokens, with_dtypes
 
 SIZES = (3, 5, 7, 9)
 GRIDS = [(7, 9), (1, 1), (5, 20), (3, 40), (14, 14), (28, 28), (56, 56), (70, 130)]
@@ -40,8 +40,7 @@ def test_matches_reference(grid: tuple[int, int], size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [24, 32, *([60, 64, 128] if GPU else [])])
+@pytest.mark.parametrize(("dim", "dtype"), with_dtypes([24, 32, *([60, 64, 128] if GPU else [])]))
 def test_types_and_head_dims(dim: int, dtype: torch.dtype) -> None:
     grid = (20, 70) if GPU else (4, 18)
     compare(conv, inputs(grid, 5, dim=dim, dtype=dtype), TOLERANCE[dtype], grid=grid)
