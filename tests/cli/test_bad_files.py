@@ -35,7 +35,7 @@ def rejected(source: Path | str, capsys: CAPTURE, *arguments: str) -> str:
 
 def test_missing(tmp_path: Path, capsys: CAPTURE) -> None:
     assert "no such file" in rejected(tmp_path / "none.pth", capsys)
-    assert "no such file" in rejected(tmp_path, capsys)
+    assert "no weights" in rejected(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

@@ -251,7 +251,7 @@ def test_commands_of_classifiers_reject_the_weights(
         assert "classifier" in line
     given = ["--model.checkpoint", str(run), "--out", str(tmp_path / "run"), "--data.limit", "4"]
     line = error_line(["train", "--config", "quick", *given], capsys)
-    assert line.startswith(f"sightline: error: {weights}: ")
+    assert line.startswith(f"sightline: error: {run}")
     assert what in line
 
 
