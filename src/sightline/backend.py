@@ -182,8 +182,9 @@ def shortened(decide: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
 @shortened
 def inline_layer(x: Tensor, head_dim: int) -> bool:
     """InLine attention of a layer by one operator that also makes the weights of its residual from the tokens x."""
-    dtype = torch.get_autocast_dtype(x.device.type) if _autocast(x.device) else x.dtype
-    return x.numel() > 0 and _kernels("inline_attention", x.device, dtype, head_dim)
+    device = x.device
+    dtype = torch.get_autocast_dtype(device.type) if _autocast(device) else x.dtype
+    return x.numel() > 0 and _kernels("inline_attention", device, dtype, head_dim)
 
 
 @shortened

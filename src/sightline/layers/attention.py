@@ -76,13 +76,13 @@ class Attention(nn.Module):
             context: tokens that data-dependent weights are made from; x by default.
         """
         place = Place(grid, x if context is None else context, prefix, key_mask)
-        out = None
+        core, qkv, out = self.core, self.qkv, None
         if self.sr is not None:
             out = self._reduced(x, place, self.sr).flatten(2)
-        elif key_mask is None and not hooked(self.core) and not hooked(self.qkv):
-            out = self.core.from_tokens(x, self.qkv, place)
+        elif key_mask is None and not hooked(core) and not hooked(qkv):
+            out = core.from_tokens(x, qkv, place)
         if out is None:
-            out = self.core(*project(self.qkv, self.core.num_heads, x), place).flatten(2)
+            out = core(*project(qkv, core.num_heads, x), place).flatten(2)
         return self.proj_drop(self.proj(out))
 
     def _reduced(self, x: Tensor, place: Place, sr: nn.Conv2d) -> Tensor:

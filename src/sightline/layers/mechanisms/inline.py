@@ -38,18 +38,20 @@ class InlineCore(Core):
         residual: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
+        self.phi = phi
         self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
         self.residual = ResidualWeights(dim, num_heads, 3 if length is None else 1) if residual else None
+        self.by_one_operator = phi != AFFINE_MAP and (length is None or not residual)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
-        phi, whole = self.feature_map.phi, place.local is None and place.key_mask is None
-        if self.residual is not None and whole and self._by_kernels(q, place):
-            layers = self.residual.layers
-            return inline_from_parts(q, k, v, place.context, layers, place.grid, place.prefix, phi)
+        residual, whole = self.residual, place.local is None and place.key_mask is None
+        if residual is not None and whole and self._by_kernels(q, place.context):
+            layers = residual.layers
+            return inline_from_parts(q, k, v, place.context, layers, place.grid, place.prefix, self.phi)
         # The operator adds the residual itself if the values lie on the grid of the queries.
         same = place.local is None
         out = inline_attention(
-            q, k, v, phi=phi, affine=self.feature_map.affine, residual=self.local_weights(place) if same else None,
+            q, k, v, phi=self.phi, affine=self.feature_map.affine, residual=self.local_weights(place) if same else None,
             grid=place.grid, prefix=place.prefix, key_mask=place.key_mask,
         )  # fmt: skip
         return out if same else self.add_local(out, v, place)
@@ -75,19 +77,21 @@ class InlineCore(Core):
         return F.pad(local_residual(place.local_values(v), weights, place.grid), (0, 0, 0, 0, place.prefix, 0))
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, place: Place) -> Tensor | None:
-        phi, grid, prefix = self.feature_map.phi, place.grid, place.prefix
-        if phi == "identity" and prefers_tokens(x, qkv):
+        if self._by_kernels(x, place.context):
+            residual = self.residual
+            layers = None if residual is None else residual.layers
+            return inline_from_packed(
+                qkv(x), place.context, layers, self.num_heads, place.grid, place.prefix, self.phi
+            )  # fmt: skip
+        if self.phi == "identity" and prefers_tokens(x, qkv):
             weights = self.local_weights(place)
-            return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, grid, prefix)
-        if self._by_kernels(x, place):
-            layers = None if self.residual is None else self.residual.layers
-            return inline_from_packed(qkv(x), place.context, layers, self.num_heads, grid, prefix, phi)
+            return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, place.grid, place.prefix)
         return None
 
-    def _by_kernels(self, x: Tensor, place: Place) -> bool:
+    def _by_kernels(self, x: Tensor, context: Tensor) -> bool:
         """Whether one operator makes the weights of the residual and mixes, for tokens x or a projection of them."""
-        fits = self.feature_map.phi != AFFINE_MAP and (self.residual is None or self.residual.rows == 3)
-        return fits and place.context.shape[:2] == x.shape[:2] and backend.inline_layer(x, self.head_dim)
+        same = context is x or context.shape[:2] == x.shape[:2]
+        return self.by_one_operator and same and backend.inline_layer(x, self.head_dim)
 
 
 class ResidualWeights(nn.Module):
@@ -121,9 +125,8 @@ class ResidualWeights(nn.Module):
     @property
     def layers(self) -> "ResidualLayers":
         """The parameters, as kernels take them."""
-        assert self.fc1.bias is not None
-        assert self.fc2.bias is not None
-        return ResidualLayers(self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+        fc1, fc2 = self.fc1, self.fc2
+        return ResidualLayers(fc1.weight, fc1.bias, fc2.weight, fc2.bias)  # type: ignore[arg-type]
 
     def _per_head(self, layer: nn.Conv1d, x: Tensor) -> Tensor:
         """(H, D, B) -> (H, E, B): a batched product, many times faster than a grouped convolution of one token."""

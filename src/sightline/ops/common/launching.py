@@ -105,6 +105,9 @@ class Result(NamedTuple):
     slot: int
     view: tuple[Sequence[int], Sequence[int], int] | None
 
+    def tensor(self, made: list[Tensor]) -> Tensor:
+        return made[self.slot] if self.view is None else made[self.slot].as_strided(*self.view)
+
 
 class Recorder:
     """Runs launches and writes down what a replay needs: buffers, launches and where their tensors lie."""
@@ -137,12 +140,11 @@ class Recorder:
     def program(self, outputs: Sequence[Tensor]) -> "Program":
         """The program of what was recorded. Buffers that hold no output share one allocation."""
         kept: dict[int, int] = {}  # slot of a buffer -> slot at replay
-        results: list[Result] = []
+        results: list[Result | Tensor] = []
         shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
         for out in outputs:
             if not out.numel():
-                results.append(Result(len(shapes), None))
-                shapes.append((tuple(out.shape), out.dtype))
+                results.append(out)
                 continue
             slot, start = self._slots[out.untyped_storage().data_ptr()]
             buffer = self.buffers[slot - self._inputs]
@@ -188,7 +190,7 @@ class Program:
     shapes: list[tuple[tuple[int, ...], torch.dtype]]  # of the allocations that hold outputs
     scratch: int  # bytes
     launches: list[Launch]
-    results: list[Result]
+    results: list[Result | Tensor]  # tensors without elements are always the same
 
     def __call__(self, inputs: Sequence[Tensor | None], device: torch.device) -> list[Tensor]:
         made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.shapes]
@@ -203,7 +205,7 @@ class Program:
             for index, slot, offset in launch.positions:
                 values[index] = addresses[slot] + offset
             launch.run(*launch.grid, stream, *launch.head, *values)
-        return [made[r.slot] if r.view is None else made[r.slot].as_strided(*r.view) for r in self.results]
+        return [r if isinstance(r, Tensor) else r.tensor(made) for r in self.results]
 
 
 _recorder: Recorder | None = None

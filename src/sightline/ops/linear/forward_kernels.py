@@ -40,7 +40,7 @@ from sightline.ops.linear.tiles import (
     same_head,
     three_columns,
 )
-from sightline.ops.linear.weights_kernels import make_weights, store_weights
+from sightline.ops.linear.weights_kernels import hidden_of, make_weights, store_weights, tap_of
 
 
 @triton.jit
@@ -308,12 +308,13 @@ def forward_finish(
     parts_ptr, sums, sums_x, weights, w1, b1, w2, b2, mean, parts, size, adders, images, tokens, H, D: tl.constexpr,
     GROUP: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, MADE: tl.constexpr,
 ):
-    """The sum of the partial sums, by the first `adders` programs; by the others, the weights of the residual."""
+    """The sum of the partial sums, by the first `adders` programs; the others make one tap of an image each."""
     program = tl.program_id(0)
     if program < adders:
         add_block(parts_ptr, sums, program, parts, size, PARTS, BLOCK)
     elif MADE:
-        image, group = (program - adders) % images, (program - adders) // images
+        piece = program - adders
+        image, group, tap = piece // 9 % images, piece // (9 * images), piece % 9
         live = live_of(D, GROUP, W)
         channel, C = group * GROUP * D, H * D
         part = tl.arange(0, PARTS)
@@ -323,8 +324,12 @@ def forward_finish(
             cell = (first + part < parts)[:, None] & live
             total += tl.load(sums_x + row[:, None] * C + channel + tl.arange(0, W)[None, :], mask=cell, other=0)
         average = tl.sum(total, 0) / tokens
-        taps = make_weights(average, w1, b1, w2, b2, channel, D, GROUP, W)
-        store_weights(weights, mean, taps, average, image, C, channel, live, W)
+        offset = channel + tl.arange(0, W)[None, :]
+        if tap == 0:
+            tl.store(mean + tl.cast(image, tl.int64) * C + offset, average[None, :], mask=live)
+        hidden = hidden_of(average, w1, b1, channel, D, GROUP, W)
+        taps = weights + (tl.cast(image, tl.int64) * 9 + tap) * C + offset
+        tl.store(taps, tap_of(hidden, w2, b2, tap, channel, D, GROUP, W), mask=live)
 
 
 @triton.jit(do_not_specialize=["tokens", "tokens_k", "chunk", "height", "width", "prefix", "H"])

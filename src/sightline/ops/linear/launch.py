@@ -125,7 +125,7 @@ def forward(
     )  # fmt: skip
     sums = empty((count, size), torch.float32, device)
     adders = triton.cdiv(count * size, ADD["BLOCK"])
-    makers = 0 if layers is None else count * (heads // cut.sums.heads)
+    makers = 0 if layers is None else count * (heads // cut.sums.heads) * 9
     launch(
         forward_kernels.forward_finish, (adders + makers,),
         (partial, sums, sums_x, weights, *parameters, mean, parts, count * size, adders, count, keys, heads),

@@ -20,9 +20,23 @@ def _gate(x):
 
 
 @triton.jit
-def _tap(hidden, w2, b2, row, ok, pair, column, D: tl.constexpr):
+def hidden_of(mean, w1, b1, first_channel, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
+    """The hidden layer of a group of heads after its activation, (W,), from the mean token of an image."""
+    c = tl.arange(0, W)
+    ok, pair = pairs_of(D, GROUP, W)
+    channel = first_channel + c
+    first = tl.load(w1 + channel[:, None] * D + (c % D)[None, :], mask=pair, other=0).to(tl.float32)  # W W
+    hidden = tl.sum(first * mean[None, :], 1) + tl.load(b1 + channel, mask=ok, other=0).to(tl.float32)
+    return hidden * _gate(hidden)
+
+
+@triton.jit
+def tap_of(hidden, w2, b2, tap, first_channel, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
     """One tap of the weights as a row (1, W)."""
-    second = tl.load(w2 + row[:, None] * D + column, mask=pair, other=0).to(tl.float32)  # W W
+    c = tl.arange(0, W)
+    ok, pair = pairs_of(D, GROUP, W)
+    row = (first_channel + c) * 9 + tap
+    second = tl.load(w2 + row[:, None] * D + (c % D)[None, :], mask=pair, other=0).to(tl.float32)  # W W
     bias = tl.load(b2 + row, mask=ok, other=0).to(tl.float32)  # W
     return (tl.sum(second * hidden[None, :], 1) + bias)[None, :]
 
@@ -30,21 +44,16 @@ def _tap(hidden, w2, b2, row, ok, pair, column, D: tl.constexpr):
 @triton.jit
 def make_weights(mean, w1, b1, w2, b2, first_channel, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
     """The mean token of an image, (W,) channels of a group of heads -> its nine taps as rows (1, W)."""
-    c = tl.arange(0, W)
-    ok, pair = pairs_of(D, GROUP, W)
-    channel, column = first_channel + c, (c % D)[None, :]
-    first = tl.load(w1 + channel[:, None] * D + column, mask=pair, other=0).to(tl.float32)  # W W
-    hidden = tl.sum(first * mean[None, :], 1) + tl.load(b1 + channel, mask=ok, other=0).to(tl.float32)
-    hidden *= _gate(hidden)
-    t0 = _tap(hidden, w2, b2, channel * 9, ok, pair, column, D)
-    t1 = _tap(hidden, w2, b2, channel * 9 + 1, ok, pair, column, D)
-    t2 = _tap(hidden, w2, b2, channel * 9 + 2, ok, pair, column, D)
-    t3 = _tap(hidden, w2, b2, channel * 9 + 3, ok, pair, column, D)
-    t4 = _tap(hidden, w2, b2, channel * 9 + 4, ok, pair, column, D)
-    t5 = _tap(hidden, w2, b2, channel * 9 + 5, ok, pair, column, D)
-    t6 = _tap(hidden, w2, b2, channel * 9 + 6, ok, pair, column, D)
-    t7 = _tap(hidden, w2, b2, channel * 9 + 7, ok, pair, column, D)
-    t8 = _tap(hidden, w2, b2, channel * 9 + 8, ok, pair, column, D)
+    hidden = hidden_of(mean, w1, b1, first_channel, D, GROUP, W)
+    t0 = tap_of(hidden, w2, b2, 0, first_channel, D, GROUP, W)
+    t1 = tap_of(hidden, w2, b2, 1, first_channel, D, GROUP, W)
+    t2 = tap_of(hidden, w2, b2, 2, first_channel, D, GROUP, W)
+    t3 = tap_of(hidden, w2, b2, 3, first_channel, D, GROUP, W)
+    t4 = tap_of(hidden, w2, b2, 4, first_channel, D, GROUP, W)
+    t5 = tap_of(hidden, w2, b2, 5, first_channel, D, GROUP, W)
+    t6 = tap_of(hidden, w2, b2, 6, first_channel, D, GROUP, W)
+    t7 = tap_of(hidden, w2, b2, 7, first_channel, D, GROUP, W)
+    t8 = tap_of(hidden, w2, b2, 8, first_channel, D, GROUP, W)
     return t0, t1, t2, t3, t4, t5, t6, t7, t8
 
 
