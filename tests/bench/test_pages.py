@@ -40,7 +40,7 @@ def test_page_has_every_row_and_its_origin(tmp_path: Path) -> None:
         "at 197 tokens already, the fewest measured", "refused: it is wrong", "inline forward: first call",
     ):  # fmt: skip
         assert text in page, text
-    assert [name for name, _ in load_reports(tmp_path)] == [writer.json.name]
+    assert list(load_reports(tmp_path)) == [writer.json]
 
 
 def test_speed_section(tmp_path: Path) -> None:

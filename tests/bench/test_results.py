@@ -1,4 +1,4 @@
-"""Files: named by what was measured, complete at any time, only replaced on request; goals and figures from them."""
+"""Files: named by what was measured, complete at any time, only replaced on request; figures from them."""
 
 import csv
 import io
@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.bench.goals import evaluate
 from sightline.bench.plots import plot_all
-from sightline.bench.results import OK, REJECTED, Finding, Report, Row, Writer, describe_run, file_stem
+from sightline.bench.results import OK, Finding, Report, Row, Writer, describe_run, file_stem
 from sightline.util.errors import FileError
 from sightline.util.provenance import COMMIT_VARIABLE
 
@@ -48,74 +47,6 @@ def full_report() -> Report:
     rows += [model("inline_deit_tiny", 10.0, compiled=False)]
     findings = [Finding("inline forward: first call", 4.0, "s", 3.0), Finding("inline: batches", 0, "of 8", 0)]
     return Report(dict(ABOUT), rows, findings)
-
-
-def test_goals() -> None:
-    report, public = full_report(), "speedup over the public model, measured elsewhere"
-    found = {(g.number, g.what, g.case): (g.measured, g.met) for g in evaluate(report.rows, report.findings)}
-    assert found[1, "ratio to the floor", "deit_tiny_224 forward"] == ("1.50x", True)
-    assert found[1, "ratio to the floor", "deit_tiny_224 forward+backward"] == ("3.00x", False)
-    assert found[1, "ratio to the floor", "deit_tiny_384 forward"] == ("5.00x", False)
-    assert found[1, "faster than SDPA", "deit_tiny_224 forward"] == ("3.00x", True)
-    assert found[1, "speedup over the public forward, measured elsewhere", "deit_tiny_224 forward"] == ("21.5x", True)
-    assert found[1, "speedup over the public forward, measured elsewhere", "deit_tiny_384 forward"] == ("9.6x", False)
-    assert found[2, "of the network without attention", "inline_deit_tiny 224 forward compiled"] == ("95.0%", True)
-    assert found[2, "speedup over timm's deit_tiny", "inline_deit_tiny 224 forward compiled"] == ("2.00x", True)
-    assert found[2, "speedup over timm's deit_tiny", "inline_deit_tiny 1024 forward compiled"] == ("2.00x", False)
-    assert found[2, public, "inline_deit_tiny 224 forward"] == (
-        "2.45x",
-        True,
-    )
-    assert found[4, "first call", "inline forward"] == ("4 s", False)
-    assert found[4, "batches", "inline"] == ("0 of 8", True)
-    assert len(found) == 15
-
-
-def soft_op(candidate: str, tokens: int, ms: float, mib: float) -> Row:
-    return Row(
-        "op", f"soft_{tokens}", candidate, "forward+backward", False, "bfloat16", "cuda", 401408 // tokens, tokens, 2,
-        32, graph_ms=ms, call_ms=ms, memory_mib=mib,
-    )  # fmt: skip
-
-
-def test_goals_of_soft() -> None:
-    """A tensor of 401,408 tokens with 64 channels in bfloat16 is 49 MiB."""
-    rows = [soft_op("soft triton", 784, 0.3, 400), soft_op("sdpa", 784, 0.2, 300)]
-    rows += [soft_op("soft triton", 3136, 0.4, 490), soft_op("sdpa", 3136, 5.0, 300)]
-    rows += [soft_op("soft_norm triton", 3136, 0.4, 400), soft_op("soft_norm triton", 65536, 0.6, 400)]
-    kind = ("soft_tiny 224", "soft_tiny")
-    rows += [Row("model", *kind, "forward", True, "bfloat16", "cuda", 128, graph_ms=4.0, call_ms=5.0)]
-    rows += [Row("model", *kind, "train", True, "tf32", "cuda", 64, graph_ms=10.0, call_ms=20.0)]
-    rows += [Row("model", *kind, "train", False, "tf32", "cuda", 64, graph_ms=10.0, call_ms=20.0)]
-    goals = evaluate(rows)
-    assert {goal.number for goal in goals} == {3}
-    found = {(g.what, g.case): (g.measured, g.met) for g in goals}
-    mode = "tokens, forward+backward bfloat16"
-    assert found["memory, in tensors like q", f"soft, 784 {mode}"] == ("8.2", True)
-    assert found["memory, in tensors like q", f"soft, 3,136 {mode}"] == ("10.0", False)
-    assert found["faster than SDPA", f"soft, 3,136 {mode}"] == ("12.5x", True)
-    assert ("faster than SDPA", f"soft, 784 {mode}") not in found
-    assert found["time per token, relative to 3,136 tokens", f"soft_norm, 65,536 {mode}"] == ("1.53x", False)
-    public = "speedup over the public model (TF32), measured elsewhere, by"
-    assert found[f"{public} graph replay", "soft_tiny 224 forward compiled bfloat16"] == ("10.56x", True)
-    assert found[f"{public} plain calls", "soft_tiny 224 forward compiled bfloat16"] == ("8.45x", False)
-    assert found[f"{public} graph replay", "soft_tiny 224 train compiled tf32"] == ("7.80x", True)
-    assert len(found) == 4 + 2 + 1 + 4
-
-
-def test_what_was_not_measured_is_not_met() -> None:
-    row = op("inline triton", 1.0)
-    row.status, row.graph_ms, row.call_ms = REJECTED, None, None
-    (goal,) = evaluate([row])
-    assert (goal.measured, goal.met) == (REJECTED, False)
-
-
-def test_goal_five_is_inference_on_a_cpu() -> None:
-    rows = [model("inline_deit_tiny", 10.0, compiled=False), model("inline_deit_tiny none", 9.0, compiled=False)]
-    for row in rows:
-        row.device, row.dtype = "cpu", "float32"
-    (goal,) = evaluate(rows)
-    assert (goal.number, goal.measured, goal.met) == (5, "90.0%", False)
 
 
 def test_round_trip_and_csv(tmp_path: Path) -> None:

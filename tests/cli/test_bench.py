@@ -43,7 +43,6 @@ def test_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.about["ceilings"]["float32"]["copy"] > 0
     assert "x floor" in out
     assert "Where linear overtakes SDPA:" in out
-    assert "measured elsewhere" not in out  # public figures are of a GPU
     assert out.splitlines()[-1].startswith(f"wrote {tmp_path}")
     assert "[4/4 measured" in err
     assert "s left]" in err
@@ -151,9 +150,7 @@ def test_cold_start(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
 def test_goals_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "CPU_CASES", (cases.ModelCase("inline_deit_tiny", (32, 32), 1),))
     assert main(["bench", "--preset", "goals", "--device", "cpu", "--budget", "1", "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "of 1 met" in out
-    assert "of the network without attention" in out
+    assert "of limit" in capsys.readouterr().out
     assert only_report(tmp_path).about["command"].startswith("sightline bench --preset goals")
     (path,) = tmp_path.glob("*.csv")
     assert path.name.startswith("goals-float32-torch")

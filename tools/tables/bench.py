@@ -6,11 +6,11 @@ Every number comes from a file in `results/`.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sightline.bench import Report, Row, tables
-from sightline.bench.goals import evaluate, limit_of, pick
-from sightline.bench.published import SOURCE
-from sightline.bench.tables import Table, crossovers, rate
+from sightline.bench import Report, Row
+from sightline.bench.tables import Table, crossovers, finding_table, limit_of, pick, rate, row_tables
+from tables.goals import evaluate, goal_table
 from tables.markdown import table
+from tables.published import SOURCE, with_public
 
 NOTHING = "No measurements are recorded yet; run `sightline bench`."
 TABLES_INTRO = """# Performance tables
@@ -20,45 +20,47 @@ how they are measured.
 """
 
 
-def load_reports(folder: Path) -> list[tuple[str, Report]]:
-    """The reports in a folder, by file name."""
-    return [(path.name, Report.read(path)) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+def load_reports(folder: Path) -> dict[Path, Report]:
+    """The reports in a folder, by file."""
+    return {path: Report.read(path) for path in sorted(folder.glob("*.json"))}
 
 
 def tables_page(folder: Path) -> str:
     """docs/performance_tables.md: every row of every run."""
-    sections = [_section(name, report, folder) for name, report in load_reports(folder)]
+    sections = [section(path, report) for path, report in load_reports(folder).items()]
     return "\n\n".join([TABLES_INTRO.strip(), *(sections or [NOTHING])]) + "\n"
 
 
-def _section(name: str, report: Report, folder: Path) -> str:
-    about = report.about
+def section(path: Path, report: Report) -> str:
+    """A run: how it was made, every row next to the public figures, findings, goals, figures."""
+    about, name = report.about, path.name
     state = ", with local changes" if about.get("clean") is False else ""
     versions = [("torch", about.get("torch")), ("cuda", about.get("cuda")), ("triton", about.get("triton")),
                 ("timm", about.get("timm"))]  # fmt: skip
     made = ", ".join(f"{key} {value}" for key, value in versions if value)
     parts = [
-        f"## {about['card']}: {Path(name).stem.split('-')[0]}",
+        f"## {about['card']}: {path.stem.split('-')[0]}",
         f"`{about['command']}`\n\n{made}; commit {about['commit']}{state}; {about['date'][:10]}. Data: "
-        f"[{name}](../results/{name}), [CSV](../results/{Path(name).with_suffix('.csv')}).",
+        f"[{name}](../results/{name}), [CSV](../results/{path.stem}.csv).",
     ]
     for dtype, best in about.get("ceilings", {}).items():
         copy, product = best["copy"] / 1e12, best["product"] / 1e12
         parts.append(f"Ceilings in this run, {dtype}: copy {copy:.3g} TB/s, matrix product {product:.3g} TFLOP/s.")
-    for title, found in tables.row_tables(report.rows):
-        parts += [f"### {title}", _markdown(found)]
+    for title, rows, found in row_tables(report.rows):
+        parts += [f"### {title}", _markdown(with_public(found, rows))]
     if lines := [f"- {sentence}." for sentence in crossovers(report.rows)]:
         parts.append("Where linear overtakes SDPA:\n\n" + "\n".join(lines))
     if report.findings:
-        parts += ["### First calls, new sizes, batches", _markdown(tables.finding_table(report.findings))]
+        parts += ["### First calls, new sizes, batches", _markdown(finding_table(report.findings))]
     goals = evaluate(report.rows, report.findings)
     if goals and any(f"--preset {name}" in about["command"] for name in ("goals", "soft")):
         met = f"{sum(goal.met for goal in goals)} of {len(goals)} met. \\*Public figures: {SOURCE}."
-        parts += ["### Goals", met, _markdown(tables.goal_table(goals)).replace("| NO |", "| **no** |")]
+        parts += ["### Goals", met, _markdown(goal_table(goals)).replace("| NO |", "| **no** |")]
     wrong = [f"- {r.case}, {r.mode}, {r.candidate}: {r.status}: {r.note}" for r in report if r.ms is None]
     if wrong:
         parts.append("Not measured:\n\n" + "\n".join(wrong))
-    parts += [f"![{path.stem}](../results/{path.name})" for path in sorted(folder.glob(f"{Path(name).stem}-*.png"))]
+    figures = sorted(path.parent.glob(f"{path.stem}-*.png"))
+    parts += [f"![{figure.stem}](../results/{figure.name})" for figure in figures]
     return "\n\n".join(parts)
 
 
@@ -103,7 +105,7 @@ def headline(folder: Path) -> str:
 
 def _model_rows(folder: Path) -> tuple[dict[str, str], list[Row], list[Row]] | None:
     """The `about` of a CUDA run, its rows, and those of compiled inference with `inline_deit_tiny`, by size."""
-    for _, report in load_reports(folder):
+    for report in load_reports(folder).values():
         rows = [row for row in report if row.device == "cuda"]
         if models := _best(rows, "model", True, lambda row: row.candidate == "inline_deit_tiny"):
             return report.about, rows, sorted(models, key=lambda row: row.height or 0)

@@ -41,7 +41,7 @@ SHADES = ("#9ECAE1", "#4292C6", "#2171B5", "#08306B")  # queries, from short to 
 def draw_figures(results: Path, images: Path) -> list[Path]:
     """Draw every figure; returns their paths."""
     images.mkdir(parents=True, exist_ok=True)
-    rows = [row for _, report in load_reports(results) for row in report if row.device == "cuda"]
+    rows = [row for report in load_reports(results).values() for row in report if row.device == "cuda"]
     footer = "One NVIDIA H200, bfloat16, by CUDA-graph replay; commits and versions: docs/performance_tables.md"
     panels_of = (operators(rows), throughput(rows), memory(rows))
     for name, panels in zip(FIGURES, panels_of, strict=False):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sightline.bench import Row
-from sightline.bench.goals import pick
 from sightline.bench.operators import SDPA
+from sightline.bench.tables import pick
 from tables.bench import NOTHING, load_reports, speed_section
 
 METHOD = """## How the numbers are measured
@@ -29,7 +29,7 @@ def performance_page(folder: Path) -> str:
     reports = load_reports(folder)
     if not reports:
         return "\n\n".join([*parts, NOTHING]) + "\n"
-    parts += opening([row for _, report in reports for row in report if row.device == "cuda" and row.ms])
+    parts += opening([row for report in reports.values() for row in report if row.device == "cuda" and row.ms])
     more = (
         "All measurements and goals: [performance_tables.md](performance_tables.md). What was tried on the "
         "way to these kernels: [performance_log.md](performance_log.md)."

@@ -1,12 +1,10 @@
 """The tables of a report as text: titles and cells, for the terminal and for the documentation."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from sightline.bench.goals import Goal, limit_of
 from sightline.bench.operators import MOVE, SDPA
-from sightline.bench.published import public_figure
 from sightline.bench.results import Finding, Row
 
 
@@ -19,18 +17,19 @@ class Table(NamedTuple):
     extra: tuple[str, ...] = ()
 
 
-def row_tables(rows: Sequence[Row]) -> Iterator[tuple[str, Table]]:
-    """Operators and models, one table per dtype, with their titles."""
+def row_tables(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row], Table]]:
+    """Operators and models, one table per dtype: its title, the rows in it, their cells."""
     for kind, title, make in (("op", "Operators", op_table), ("model", "Models", model_table)):
         own = [row for row in rows if row.kind == kind]
         for dtype in dict.fromkeys(row.dtype for row in own):
-            yield f"{title}, {dtype}", make([row for row in own if row.dtype == dtype])
+            part = [row for row in own if row.dtype == dtype]
+            yield f"{title}, {dtype}", part, make(part)
 
 
 def op_table(rows: Sequence[Row]) -> Table:
     """Operators: one line per candidate, in the order of the run."""
     titles = ("shape", "mode", "candidate", "graph ms", "call ms", "floor ms", "x floor", "GB/s", "TFLOP/s", "MiB",
-              "error", "public ms*")  # fmt: skip
+              "error")  # fmt: skip
     lines = []
     for row in rows:
         cells = [number(row.graph_ms), number(row.call_ms), number(row.floor_ms), number(row.of_floor, 2),
@@ -38,14 +37,14 @@ def op_table(rows: Sequence[Row]) -> Table:
                  _error(row.error)]  # fmt: skip
         if row.ms is None:
             cells = [row.status, *["-"] * (len(cells) - 1)]
-        lines.append([row.case, row.mode, row.candidate, *cells, number(public_figure(row))])
-    return Table(titles, lines, 3, ("floor ms", "TFLOP/s", "MiB", "error", "public ms*"))
+        lines.append([row.case, row.mode, row.candidate, *cells])
+    return Table(titles, lines, 3, ("floor ms", "TFLOP/s", "MiB", "error"))
 
 
 def model_table(rows: Sequence[Row]) -> Table:
     """Models: one line per candidate, in the order of the run."""
     titles = ("model, size", "mode", "candidate", "batch", "images/s, graph", "images/s, calls", "of limit", "TFLOP/s",
-              "MiB", "error", "public images/s*")  # fmt: skip
+              "MiB", "error")  # fmt: skip
     lines = []
     for row in rows:
         limit = limit_of(rows, row)
@@ -55,8 +54,8 @@ def model_table(rows: Sequence[Row]) -> Table:
         if row.ms is None:
             cells = [row.status, *["-"] * (len(cells) - 1)]
         mode = f"{row.mode}, compiled" if row.compiled else row.mode
-        lines.append([row.case, mode, row.candidate, str(row.batch), *cells, number(public_figure(row), 0)])
-    return Table(titles, lines, 3, ("batch", "TFLOP/s", "MiB", "error", "public images/s*"))
+        lines.append([row.case, mode, row.candidate, str(row.batch), *cells])
+    return Table(titles, lines, 3, ("batch", "TFLOP/s", "MiB", "error"))
 
 
 def finding_table(findings: Sequence[Finding]) -> Table:
@@ -68,10 +67,14 @@ def finding_table(findings: Sequence[Finding]) -> Table:
     return Table(("what", "measured", "limit", "note"), lines, extra=("note",))
 
 
-def goal_table(goals: Sequence[Goal]) -> Table:
-    """Goal, measured, met."""
-    lines = [[str(g.number), g.what, g.case, g.measured, g.wanted, "yes" if g.met else "NO"] for g in goals]
-    return Table(("goal", "what", "case", "measured", "wanted", "met"), lines, 3)
+def pick(rows: Sequence[Row], like: Row, wanted: Callable[[str], bool]) -> Row | None:
+    """The row of another candidate in the same plan."""
+    return next((row for row in rows if wanted(row.candidate) and row.like(like)), None)
+
+
+def limit_of(rows: Sequence[Row], row: Row) -> Row | None:
+    """The same network without attention, in the same plan."""
+    return pick(rows, row, lambda name: " none" in name)
 
 
 def number(value: float | None, digits: int = 3) -> str:

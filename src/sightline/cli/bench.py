@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from sightline.bench import Report
     from sightline.bench.tables import Table
 
-FOOTNOTE = (
-    "* The public code, measured elsewhere: H200, torch 2.11, bfloat16 (SOFT: TF32), plain calls. Not part of this run."
-)
-
 
 @dataclass(frozen=True)
 class Options:
@@ -25,11 +21,11 @@ class Options:
     gradient does not match the float32 reference is not timed; the run continues.
 
     The exit status is 0 if everything was measured, 1 if a candidate was rejected or failed, 2 for bad input. Running
-    out of memory is a result, not a failure; so is a goal that is not met.
+    out of memory is a result, not a failure.
     """
 
     what: str | None = positional("ops, models or cold_start; optional with the presets goals and soft", optional=True)
-    preset: str | None = option("table; goals: everything the goals of the project need, and whether they are met; "
+    preset: str | None = option("table; goals: everything that the project's speed goals need; "
                                 "soft: the same for SOFT and SOFT++, at 784 to 65,536 tokens",
                                 metavar="NAME")  # fmt: skip
     mechanism: tuple[str, ...] = option(
@@ -81,7 +77,7 @@ def run(options: Options) -> int:
     if options.json:
         print(report.to_json(), end="")
     else:
-        _print(report, goals=options.preset in ("goals", "soft"))
+        _print(report)
     failures = report.failures()
     for line in failures:
         print(f"sightline: {line}", file=sys.stderr)
@@ -89,22 +85,15 @@ def run(options: Options) -> int:
     return 1 if failures else 0
 
 
-def _print(report: "Report", goals: bool) -> None:
+def _print(report: "Report") -> None:
     from sightline.bench import tables
-    from sightline.bench.goals import evaluate
-    from sightline.bench.published import public_figure
 
-    for title, table in tables.row_tables(report.rows):
+    for title, _, table in tables.row_tables(report.rows):
         _show(title, table)
     if lines := [f"  {found}" for found in tables.crossovers(report.rows)]:
         print("\nWhere linear overtakes SDPA:", *lines, sep="\n")
-    if any(map(public_figure, report)):
-        print(f"\n{FOOTNOTE}")
     if report.findings:
         _show("First calls, new sizes, batches", tables.finding_table(report.findings))
-    if goals:
-        found = evaluate(report.rows, report.findings)
-        _show(f"Goals: {sum(goal.met for goal in found)} of {len(found)} met", tables.goal_table(found))
     for dtype, best in report.about.get("ceilings", {}).items():
         copy, product = best["copy"] / 1e12, best["product"] / 1e12
         print(f"\nCeilings, {dtype}: copy {copy:.3g} TB/s, matrix product {product:.3g} TFLOP/s")

@@ -3,7 +3,10 @@
 They are shown next to the figures of a run and never mixed with them. None means not measured.
 """
 
+from collections.abc import Sequence
+
 from sightline.bench.results import Row
+from sightline.bench.tables import Table, number
 
 SOURCE = "public code, measured elsewhere (H200, torch 2.11, bfloat16; SOFT in TF32)"
 
@@ -55,3 +58,10 @@ def public_figure(row: Row) -> float | None:
     dtype = "tf32" if row.candidate.startswith("soft") else "bfloat16"
     same = own and row.device == "cuda" and row.dtype == dtype
     return recorded(row.kind, row.case, row.mode, row.compiled) if same else None
+
+
+def with_public(table: Table, rows: Sequence[Row]) -> Table:
+    """A table of some rows with the public figures as its last column."""
+    title, digits = ("public ms*", 3) if rows[0].kind == "op" else ("public images/s*", 0)
+    lines = [[*line, number(public_figure(row), digits)] for line, row in zip(table.rows, rows, strict=True)]
+    return table._replace(titles=(*table.titles, title), rows=lines)

@@ -1,16 +1,17 @@
-"""The speed goals of the project, and whether the rows of a run meet them. Ratios are within one run.
+"""The speed goals of this project, and whether the rows of a run meet them. Ratios are within one run.
 
 Only the comparison with the public code uses figures measured elsewhere, which is noted in its label.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sightline.bench.candidates import DTYPES
 from sightline.bench.operators import SDPA
-from sightline.bench.published import public_figure, recorded
 from sightline.bench.results import OK, Finding, Row
+from sightline.bench.tables import Table, limit_of, pick
+from tables.published import public_figure, recorded
 
 FLOOR = {"forward": 2.0, "forward+backward": 2.5}
 PUBLIC_FORWARD = 10.0
@@ -55,14 +56,10 @@ def evaluate(rows: Sequence[Row], findings: Sequence[Finding] = ()) -> list[Goal
     return sorted(found, key=lambda each: each.number)
 
 
-def pick(rows: Sequence[Row], like: Row, wanted: Callable[[str], bool]) -> Row | None:
-    """The row of another candidate in the same plan."""
-    return next((row for row in rows if wanted(row.candidate) and row.like(like)), None)
-
-
-def limit_of(rows: Sequence[Row], row: Row) -> Row | None:
-    """The same network without attention, in the same plan."""
-    return pick(rows, row, lambda name: " none" in name)
+def goal_table(goals: Sequence[Goal]) -> Table:
+    """Goal, measured, met."""
+    lines = [[str(g.number), g.what, g.case, g.measured, g.wanted, "yes" if g.met else "NO"] for g in goals]
+    return Table(("goal", "what", "case", "measured", "wanted", "met"), lines, 3)
 
 
 def _row_goals(rows: Sequence[Row], row: Row) -> Iterator[Goal]:
