@@ -53,7 +53,7 @@ def test_published_checkpoint(tmp_path: Path) -> None:
 
 def test_sequences(tmp_path: Path) -> None:
     model = create_sequence_model("lra_image", max_length=16).eval()
-    card = SequenceCard("lra_image", {"max_length": 16}, tuple("abcdefghij"), "image", 16)
+    card = SequenceCard("lra_image", {"max_length": 16}, tuple("abcdefghij"), (16,), "image")
     save_file(model.state_dict(), tmp_path / "model.safetensors", card.to_metadata())
     loaded = sightline.load(tmp_path)
     assert (loaded.task, loaded.transform, loaded.classes) == ("sequences", None, card.classes)

@@ -1,6 +1,7 @@
 """Weight files and run folders: `load` opens them, `convert` writes them in sightline's layout."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from sightline.data.labels import imagenet_classes
 from sightline.models.base import Arguments
 from sightline.models.factory import variant_name
 from sightline.models.weights.checkpoint import Checkpoint, Choice, build, choose, prefix_errors
@@ -18,10 +20,11 @@ from sightline.models.weights.identify import Identity, identify
 from sightline.models.weights.layouts import IGNORED, rename
 from sightline.models.weights.reader import Weights, read_weights
 from sightline.tasks.base import Loaded
-from sightline.tasks.public import open_public
+from sightline.tasks.card import ModelCard
+from sightline.tasks.preprocess import card_of, make_transform
 from sightline.tasks.registry import LABELLED, task_of
 from sightline.util.device import choose_device
-from sightline.util.errors import FileError, InputError
+from sightline.util.errors import FileError, InputError, WeightsWarning
 from sightline.util.files import file_digest, write_atomic
 from sightline.util.provenance import VERSION
 
@@ -65,12 +68,35 @@ def load(
     target = choose_device(device, "device") if isinstance(device, str) else device
     weights = read_weights(path)
     spec = task_of(weights.metadata)
-    if spec is None or model is not None or model_args:
-        loaded = open_public(_classifier_weights(weights), model, model_args)
-    else:
-        loaded = spec.open(weights.path, weights.metadata, lambda: weights.state)
+    with prefix_errors(weights.path):
+        if spec is None or model is not None or model_args:
+            loaded = _open_public(weights, model, model_args)
+        else:
+            loaded = spec.open(weights)
     loaded.model.to(target)
     return loaded
+
+
+def _open_public(weights: Weights, name: str | None, args: Arguments | None) -> Loaded:
+    """Identify a published checkpoint, or one of our own without a card, and load it as a classifier."""
+    file = Checkpoint.of(_classifier_weights(weights))
+    choice = choose(file, name, args)
+    model = build(file, choice)
+    if not model.num_classes:
+        raise FileError("these weights have no classifier; give a checkpoint that has one")
+    if choice.guessed_heads:
+        warnings.warn(
+            f"{weights.path}: nothing shows the number of heads; taken as {choice.guessed_heads}. If they were trained "
+            f"with another number, pass it as num_heads in model_args",
+            WeightsWarning,
+            stacklevel=3,
+        )
+    identity, known = choice.identity, imagenet_classes()
+    classes = known if model.num_classes == len(known) else ()
+    card = ModelCard.from_metadata(weights.metadata) or card_of(
+        identity.name, identity.kwargs, model, classes, model.in_chans, model.img_size
+    )
+    return Loaded(model.eval(), card, make_transform(card), card.classes, weights.path, LABELLED.name, str(identity))
 
 
 @dataclass(frozen=True)
@@ -153,9 +179,10 @@ def convert(
     """
     out = _check_target(Path(source).with_suffix(".safetensors") if target is None else Path(target), force)
     name = None if model is None else variant_name(model)
-    file = Checkpoint.of(_classifier_weights(read_weights(source)))
+    weights = read_weights(source)
     try:
-        with prefix_errors(file.weights.path):
+        with prefix_errors(weights.path):
+            file = Checkpoint.of(_classifier_weights(weights))
             choice = choose(file, name, model_args)
             built = build(file, choice)
     except MismatchError as error:
@@ -193,7 +220,7 @@ def _classifier_weights(weights: Weights) -> Weights:
     """Reject weights of another task."""
     spec = task_of(weights.metadata)
     if spec is not None and spec is not LABELLED:
-        raise FileError(f"{weights.path}: a model for {spec.name}, not a classifier; `sightline eval` takes it")
+        raise FileError(f"a model for {spec.name}, not a classifier; `sightline eval` takes it")
     return weights
 
 

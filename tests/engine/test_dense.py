@@ -100,10 +100,10 @@ def test_without_a_score_the_last_weights_are_the_best(
 
 
 def test_a_score_that_comes_late_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sightline.tasks.evaluation import Result
+    from sightline.tasks.base import Scores
 
     scores = iter([float("nan"), 3.0, 2.0])
-    monkeypatch.setattr(Result, "__iter__", lambda _: iter([("miou", next(scores))]))
+    monkeypatch.setattr(Scores, "__iter__", lambda _: iter([("miou", next(scores))]))
     data = segmentation.make_data(tmp_path / "data")
     folder = train(segmentation.config(data, tmp_path / "run", schedule={"epochs": 3}))
     assert folder is not None

@@ -19,7 +19,7 @@ def test_every_task_has_its_functions(name: str) -> None:
     assert spec.name == name == spec.config().task
     assert spec.best in spec.shown
     module = spec.module
-    assert all(callable(function) for function in (module.make, module.open, module.evaluate, module.predict))
+    assert all(callable(function) for function in (module.make, module.open, module.evaluate, module.predictor))
 
 
 def test_metadata_name_the_task() -> None:

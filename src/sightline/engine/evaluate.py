@@ -74,7 +74,10 @@ def evaluate_label_sets(loaded: Loaded, data: str | None, options: EvalOptions) 
         given = getattr(options, name)
         if given is not None and given < least:
             raise InputError(f"{name}: expected at least {least}; got {given}")
-    return TASKS[loaded.task].evaluate(loaded, data, run_data(loaded.path, loaded.task), options)
+    spec = TASKS[loaded.task]
+    if given := [name for name in spec.without if getattr(options, name) != getattr(EvalOptions, name)]:
+        raise InputError(f"{', '.join(given)}: not for {loaded.task}; leave it out")
+    return spec.evaluate(loaded, data, run_data(loaded.path, loaded.task), options)
 
 
 def run_data(path: Path, task: str) -> object | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import torch
 from PIL import Image
 
-from sightline.data.images import find_images
-from sightline.tasks.base import ImageSource, Loaded, OnError, Prediction, PredictOptions
+from sightline.data.images import MODES, ImageError, find_images, load_image
+from sightline.tasks.base import SKIP, ImageSource, Loaded, OnError, Prediction, PredictOptions, Predictor
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
 from sightline.util.errors import InputError
@@ -52,11 +53,33 @@ def predict(
         raise InputError(f"top: expected at least 1 class; got {top}")
     if not 0 <= score <= 1:
         raise InputError(f"score: expected 0 to 1; got {score:g}")
-    size = (img_size, img_size) if isinstance(img_size, int) else img_size
-    options = PredictOptions(choose_device(device), top, size, score, on_error)
-    several: Iterable[ImageSource]
     if isinstance(images, str | Path):
-        several = find_images([str(images)])
-    else:
-        several = [images] if isinstance(images, Image.Image) else images
-    return TASKS[loaded.task].predict(loaded, several, options)
+        images = find_images([str(images)])
+    elif isinstance(images, Image.Image):
+        images = [images]
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    options = PredictOptions(choose_device(device), top, size, score)
+    predictor = TASKS[loaded.task].predictor(loaded, options)
+    loaded.model.to(options.device)
+    return _predict_each(predictor, images, loaded.card.input_size[0], on_error)
+
+
+def _predict_each(
+    predictor: Predictor, images: Iterable[ImageSource], channels: int, on_error: OnError
+) -> Iterator[Prediction]:
+    for number, source in enumerate(images, 1):
+        file = str(source)
+        try:
+            if isinstance(source, Image.Image):
+                file = str(getattr(source, "filename", "") or f"image {number}")
+                image = source.convert(MODES.get(channels))
+            else:
+                image = load_image(source, channels=channels)
+        except ImageError as error:
+            if on_error == "stop":
+                raise ImageError(f"{error}; repair or remove it, or pass {SKIP}") from error
+            yield Prediction(file, error=str(error))
+            continue
+        with torch.inference_mode():
+            found = predictor(file, image)
+        yield found

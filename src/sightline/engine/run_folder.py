@@ -23,7 +23,7 @@ from sightline.engine.records import (
     read_rows,
 )  # fmt: skip
 from sightline.engine.settings import TASK, to_dict, to_yaml
-from sightline.tasks.base import Evaluation
+from sightline.tasks.base import Scores
 from sightline.tasks.config import RunConfig
 from sightline.util.errors import InputError
 from sightline.util.files import reason, write_text
@@ -67,12 +67,12 @@ class RunFolder:
         """Keep the metrics of the first `epochs` only; drop truncated lines."""
         write_text(self.path / METRICS, "".join(f"{json.dumps(row)}\n" for row in read_rows(self.path)[:epochs]))
 
-    def keep_evaluation(self, evaluation: Evaluation, classes: tuple[str, ...]) -> None:
+    def keep_evaluation(self, evaluation: Scores, classes: tuple[str, ...]) -> None:
         """Write the best evaluation: scores by class and the confusion matrix, if any (one row per true class)."""
         if evaluation.confusion is not None:
             counts = evaluation.confusion.tolist()
             write_text(self.path / CONFUSION, json.dumps({"classes": list(classes), "counts": counts}) + "\n")
-        write_text(self.path / PER_CLASS, json.dumps(evaluation.per_class(classes), indent=1) + "\n")
+        write_text(self.path / PER_CLASS, json.dumps(evaluation.per_class, indent=1) + "\n")
 
     def finish(self, values: Mapping[str, object]) -> list[Row]:
         """Mark the run as complete; returns the metrics."""

@@ -100,7 +100,7 @@ def make_models(choice: ModelChoice, device: torch.device, classes: int | None =
             raise FileError(f"{loaded.path}: expected a classifier, got a model for {loaded.task}")
         if not attention_blocks(loaded.model):
             raise InputError(f"{loaded.title} has no attention blocks of sightline; choose a model of `sightline list`")
-        card = loaded.card if choice.size is None else at_size(loaded.card, choice.size)
+        card = at_size(loaded.card, choice.size)
         base = StudyModel(loaded.title, loaded.title, loaded.model, card, source, None, choice.seed)
         found += [_with_attention(base, name) for name in choice.attention] or [base]
     if not choice.checkpoints:

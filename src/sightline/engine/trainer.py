@@ -18,8 +18,9 @@ from sightline.engine.signals import Stopped, StopSignals
 from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
 from sightline.engine.step import StepFlags, Stepper
 from sightline.models.weights.reader import WEIGHTS
-from sightline.tasks.base import Evaluation, Task
+from sightline.tasks.base import Scores
 from sightline.tasks.config import RunConfig
+from sightline.tasks.evaluation import Task
 from sightline.tasks.registry import TASKS, TaskSpec
 from sightline.util.errors import InputError, RunError
 
@@ -192,7 +193,7 @@ class Trainer:
         if stop:
             raise self._stopped()
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self) -> Scores:
         model = self.raw if self.average is None else self.average.module
         done, images = 0, len(self.task)
 
@@ -203,16 +204,10 @@ class Trainer:
             if self.signals.received and self.accelerator.num_processes == 1:  # several processes agree at the end
                 self._stop()
 
-        return self.task.evaluate(
-            model,
-            device=self.accelerator.device,
-            precision=self.config.run.precision,
-            reduce=total,
-            gather=gather,
-            on_batch=on_batch,
-        )
+        scorer, batches = self.task.scorer(self.accelerator.device), self.task.evaluation()
+        return scorer.evaluate(model, batches, self.config.run.precision, total, gather, on_batch)
 
-    def _log(self, evaluation: Evaluation | None) -> None:
+    def _log(self, evaluation: Scores | None) -> None:
         """Log an epoch, and keep its weights if they are the best."""
         here = self.progress
         values: Row = {
@@ -238,7 +233,7 @@ class Trainer:
             self.board.flush()
         self.printer.line(_epoch_line(values, self.epochs, self.spec, evaluation is not None))
 
-    def _keep_best(self, score: float | None, evaluation: Evaluation) -> None:
+    def _keep_best(self, score: float | None, evaluation: Scores) -> None:
         """Keep the weights if they are the best so far; before the first score, always."""
         here = self.progress
         if here.best is not None and (score is None or not score > here.best):

@@ -1,4 +1,4 @@
-"""Model cards: the metadata that makes a weight file self-contained for classification."""
+"""Cards: the metadata that makes a weight file self-contained."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,6 +13,7 @@ from sightline.util.names import MAX_SIDE
 from sightline.util.provenance import VERSION
 
 T = TypeVar("T")
+E = TypeVar("E", bound="CardEntries")
 Side = Annotated[int, Limit(gt=0, le=MAX_SIDE)]
 Positive = Annotated[float, Limit(gt=0)]
 
@@ -22,17 +23,13 @@ class CardError(FileError):
 
 
 @dataclass(frozen=True)
-class ModelCard:
-    """A classifier and its input.
+class Card:
+    """A model, so that it can be rebuilt and used from a file of its weights alone; a task adds its own fields.
 
     Args:
-        name: registered name of the model.
+        name: registered name of the model, or of the backbone.
         arguments: what it was built with besides its name; JSON can hold it.
-        classes: name of every class, in the order of the model's outputs.
-        input_size: (channels, height, width) that it was trained at.
-        mean, std: of the images, one number per channel.
-        interpolation: of the resizing before the crop.
-        crop_pct: side of the crop as a share of the resized image, at most 1.
+        classes: name of every class, in the order of the model's outputs; empty if unknown.
 
     `to_metadata` and `from_metadata` go through the strings of a safetensors file:
 
@@ -42,11 +39,7 @@ class ModelCard:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
-    input_size: tuple[int, int, int] = (3, 224, 224)
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    interpolation: str = "bicubic"
-    crop_pct: float = 0.9
+    input_size: tuple[int, ...] = ()  # (channels, height, width) of images, (length,) of sequences
 
     @property
     def title(self) -> str:
@@ -57,15 +50,35 @@ class ModelCard:
 
     def to_metadata(self) -> dict[str, str]:
         """The card as safetensors keeps it; `model` and `model_args` are what `sightline convert` writes too."""
-        values = asdict(self)
         return {
             "format": "pt",
             "sightline": VERSION,
             "model": self.name,
             "model_args": json.dumps(self.arguments),
             "classes": json.dumps(list(self.classes)),
-            "input": json.dumps({key: values[key] for key in _Input.model_fields}),
         }
+
+
+@dataclass(frozen=True)
+class ModelCard(Card):
+    """A classifier of images.
+
+    Args:
+        input_size: (channels, height, width) that it was trained at.
+        mean, std: of the images, one number per channel.
+        interpolation: of the resizing before the crop.
+        crop_pct: side of the crop as a share of the resized image, at most 1.
+    """
+
+    input_size: tuple[int, int, int] = (3, 224, 224)
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.9
+
+    def to_metadata(self) -> dict[str, str]:
+        values = asdict(self)
+        return super().to_metadata() | {"input": json.dumps({key: values[key] for key in _Input.model_fields})}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> "ModelCard | None":
@@ -76,19 +89,22 @@ class ModelCard:
         """
         if not {"model", "classes", "input"} <= metadata.keys():
             return None
-        try:
-            read = _Metadata.model_validate(metadata)
-        except ValidationError as error:
-            raise _damaged(error, "metadata") from error
+        read = read_entries(_Entries, metadata)
         input, channels = read.input, read.input.input_size[0]
         if not len(input.mean) == len(input.std) == channels:
             raise CardError(f"mean={input.mean} and std={input.std} do not fit images of {channels} channels")
         return cls(read.model, read.model_args, read.classes, **dict(input))
 
 
-class _Input(BaseModel):
-    """The fields of a card about images."""
+class CardEntries(BaseModel):
+    """The entries of every card in the metadata of a file."""
 
+    model: str
+    model_args: Json[dict[str, Any]] = {}
+    classes: Json[tuple[str, ...]]
+
+
+class _Input(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
     input_size: tuple[Side, Side, Side]
     mean: tuple[float, ...]
@@ -97,13 +113,20 @@ class _Input(BaseModel):
     crop_pct: Annotated[float, Limit(gt=0, le=1)]
 
 
-class _Metadata(BaseModel):
-    """The entries of a card in the metadata of a file."""
-
-    model: str
-    model_args: Json[dict[str, Any]] = {}
-    classes: Json[tuple[str, ...]]
+class _Entries(CardEntries):
     input: Json[_Input]
+
+
+def read_entries(kind: type[E], metadata: Mapping[str, str]) -> E:
+    """The entries of a card.
+
+    Raises:
+        CardError: one is missing or damaged.
+    """
+    try:
+        return kind.model_validate(metadata)
+    except ValidationError as error:
+        raise _damaged(error, "metadata") from error
 
 
 def read_fields(kind: type[T], values: object, where: str) -> T:

@@ -1,7 +1,6 @@
 """Models by name, from timm's registry, and from the card of a file; if one cannot be built, the error is one line."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import timm
@@ -12,6 +11,7 @@ from sightline.models.factory import check_arguments
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.reader import State
 from sightline.models.zoo import VARIANTS
+from sightline.tasks.card import Card
 from sightline.util.errors import FileError, InputError
 from sightline.util.names import nearest
 
@@ -50,29 +50,27 @@ def _tuple(value: Any) -> Any:
     return tuple(_tuple(v) for v in value) if isinstance(value, list) else value
 
 
-def restore(path: Path, arguments: Mapping[str, object], state: State, make: Callable[[], M], title: str) -> M:
+def restore(card: Card, state: State, make: Callable[[], M]) -> M:
     """The model that a card describes, with the weights of its file.
 
     Args:
-        path: of the file, for messages.
-        arguments: of the model, from the card.
+        card: of the file.
         state: the weights.
         make: builds the model; called on the meta device first, before a forged card can take memory.
-        title: of the model, for messages.
 
     Raises:
         FileError: the card asks for other files or describes no model; MismatchError if the weights do not fit.
     """
-    for key in arguments:
+    for key in card.arguments:
         if key.startswith(("pretrained", "checkpoint", "cache")):
-            raise FileError(f"{path}: its card has {key!r}, which the model does not take; save the weights again")
+            raise FileError(f"its card has {key!r}, which the model does not take; save the weights again")
     try:
         with torch.device("meta"):
             mismatch = compare(state, make())
     except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
-        raise FileError(f"{path}: {' '.join(str(error).split())[:240]}") from error
+        raise FileError(" ".join(str(error).split())[:240]) from error
     if mismatch:
-        raise MismatchError(f"{path}: the weights do not fit {title}", mismatch)
+        raise MismatchError(f"the weights do not fit {card.title}", mismatch)
     model = make()
     model.load_state_dict(state)
     return model.eval()

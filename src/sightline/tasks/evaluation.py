@@ -1,56 +1,42 @@
-"""Evaluation of a model, after every epoch of training and by `sightline eval`: one pass, scored batch by batch.
+"""What the engine trains, and its evaluation after every epoch and by `sightline eval`: one pass, scored by batch.
 
-result = LabelScorer(10, device).evaluate(model, batches)
-for name, value in result:
+scores = LabelScorer(names, device).evaluate(model, batches)
+for name, value in scores:
     print(name, value)
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.base import Advance, Card, Row
+from sightline.data.order import Order
+from sightline.tasks.base import Advance, EvalOptions, Row, Scores
+from sightline.tasks.card import Card
 from sightline.tasks.metrics import Statistics, precision, recall, scores, statistics
 from sightline.util.device import autocast
 
-B = TypeVar("B")  # a batch
+T = TypeVar("T")  # a batch to train on
+B = TypeVar("B")  # a batch to evaluate
 R = TypeVar("R")
 Reduce = Callable[[Tensor], Tensor]
 Gather = Callable[[list[Any]], list[Any]]
 LabelBatch = tuple[Tensor, Tensor]  # examples, labels
 
 
-@dataclass(frozen=True)
-class Result:
-    """Scores over a whole set; iterating gives `(name, value)`.
-
-    Args:
-        values: in percent but for losses.
-        by_class: one value per class under every name, nan if it has none.
-        images, seconds: of the evaluation.
-        confusion: counts (classes, classes) on the CPU, a row per true class, or None.
-        nonfinite: examples whose outputs were not finite.
-    """
-
-    values: dict[str, float]
-    by_class: Mapping[str, list[float]]
-    images: int
-    seconds: float = 0.0
-    confusion: Tensor | None = None
-    nonfinite: int = 0
-
-    def __iter__(self) -> Iterator[tuple[str, float]]:
-        yield from self.values.items()
-
-    def per_class(self, names: Sequence[str]) -> list[Row]:
-        """One row per class: its name, and the values or None."""
-        columns = {key: [round(v, 4) if v == v else None for v in column] for key, column in self.by_class.items()}
-        return [{"class": name, **{key: columns[key][i] for key in columns}} for i, name in enumerate(names)]
+def class_rows(names: Sequence[str], columns: Mapping[str, Sequence[float]]) -> list[Row]:
+    """One row per class: its name, and its value in every column, or None for nan."""
+    return [
+        {
+            "class": name,
+            **{key: round(value, 4) if value == value else None for key, value in zip(columns, values, strict=True)},
+        }
+        for name, *values in zip(names, *columns.values(), strict=True)
+    ]
 
 
 class Scorer(ABC, Generic[B, R]):
@@ -97,24 +83,33 @@ class Scorer(ABC, Generic[B, R]):
         return self.result(reduce or _alone, gather or _alone, time.perf_counter() - start)
 
 
+def run_scorer(
+    scorer: Scorer[B, R], model: nn.Module, batches: Iterable[B], options: EvalOptions, total: int, title: str
+) -> R:
+    """The result of a scorer for `sightline.evaluate`, with a progress bar over `total` examples."""
+    bar = nullcontext() if options.progress is None else options.progress(total, title)
+    with bar as advance:
+        return scorer.evaluate(model.to(options.device), batches, options.precision, on_batch=advance)
+
+
 def _alone(value: R) -> R:
     return value
 
 
-class LabelScorer(Scorer[LabelBatch, Result]):
+class LabelScorer(Scorer[LabelBatch, Scores]):
     """Accuracy, calibration and loss of a model that gives (B, classes).
 
     Args:
-        classes: outputs of the model.
+        names: of the classes.
         table: None if batches have labels, or a table of labels if they have its indices: (examples,) or
             (examples, classes), see `metrics.statistics`.
     """
 
-    def __init__(self, classes: int, device: torch.device, table: Tensor | None = None) -> None:
+    def __init__(self, names: Sequence[str], device: torch.device, table: Tensor | None = None) -> None:
         super().__init__(device)
-        self.table = None if table is None else table.to(device)
+        self.names, self.table = names, None if table is None else table.to(device)
         nothing = torch.zeros(0, dtype=torch.long, device=device)
-        self.total = self._statistics(torch.zeros(0, classes, device=device), nothing)
+        self.total = self._statistics(torch.zeros(0, len(names), device=device), nothing)
 
     def add(self, model: nn.Module, batch: LabelBatch) -> int:
         examples, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
@@ -125,45 +120,60 @@ class LabelScorer(Scorer[LabelBatch, Result]):
         """Score the outputs of a batch."""
         self.total = self.total + self._statistics(logits, labels)
 
-    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Result:
+    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Scores:
         total = self.total.map(reduce).map(Tensor.cpu)
         columns = {"images": total.targets, "recall": recall(total), "precision": precision(total)}
-        by_class = {name: column.tolist() for name, column in columns.items()}
-        return Result(scores(total), by_class, int(total.images), seconds, total.confusion, int(total.nonfinite))
+        return Scores(
+            scores(total),
+            class_rows(self.names, {key: column.tolist() for key, column in columns.items()})
+            if total.targets.any()
+            else [],
+            total.confusion if total.confusion.numel() else None,
+            int(total.images),
+            seconds,
+            nonfinite=int(total.nonfinite),
+        )
 
     def _statistics(self, logits: Tensor, labels: Tensor) -> Statistics:
         return statistics(logits, labels if self.table is None else self.table[labels])
 
 
-class ScoredTask(ABC, Generic[B]):
-    """The `evaluate` of a task."""
+class Task(ABC, Generic[T, B]):
+    """A model, its training batches, their loss and the examples it is evaluated on.
+
+    Attributes:
+        model: in training mode on its device, neither compiled nor wrapped.
+        card: what a file of its weights records.
+        order: the order of the training examples.
+        notes: what a user should know about the data, one line each.
+        broken: messages about examples that could not be read, each once.
+    """
+
+    model: nn.Module
+    card: Card
+    order: Order
+    notes: Sequence[str]
+    broken: dict[str, None]
 
     @abstractmethod
-    def scorer(self, device: torch.device) -> Scorer[B, Result]:
-        """Scores the examples to evaluate."""
+    def __len__(self) -> int:
+        """Examples to evaluate."""
+
+    @abstractmethod
+    def batches(self, epoch: int, start: int) -> Iterator[T]:
+        """The local micro-batches of an epoch from update `start` on; random by the seeds of `order` only."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: T) -> Tensor:
+        """The mean loss of a micro-batch. It calls `model`, which may be wrapped for several processes."""
 
     @abstractmethod
     def evaluation(self) -> Iterator[B]:
         """This process's share of the examples to evaluate, every one once over all processes."""
 
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        device: torch.device,
-        precision: str,
-        reduce: Reduce | None = None,
-        gather: Gather | None = None,
-        on_batch: Advance | None = None,
-    ) -> Result:
-        """Score the evaluation set, every example once over all processes."""
-        return self.scorer(device).evaluate(model, self.evaluation(), precision, reduce, gather, on_batch)
+    @abstractmethod
+    def scorer(self, device: torch.device) -> Scorer[B, Scores]:
+        """Scores the examples to evaluate."""
 
-
-class ScoresLabels(ScoredTask[LabelBatch]):
-    """A task with one label per example: classification and sequences."""
-
-    card: Card
-
-    def scorer(self, device: torch.device) -> LabelScorer:
-        return LabelScorer(len(self.card.classes), device)
+    def close(self) -> None:
+        """End the loader processes, if there are any."""

@@ -20,8 +20,10 @@ Size = int | Sequence[int]  # of both sides, or height and width
 Transform = Callable[[Image.Image], Tensor]
 
 
-def at_size(card: ModelCard, size: Size) -> ModelCard:
-    """The card for images of another size, (height, width) or one number for both."""
+def at_size(card: ModelCard, size: Size | None) -> ModelCard:
+    """The card for images of another size, (height, width) or one number for both; None for its own."""
+    if size is None:
+        return card
     height, width = (size, size) if isinstance(size, int) else size
     return replace(card, input_size=(card.input_size[0], height, width))
 
@@ -70,12 +72,17 @@ def shown(image: Tensor, card: ModelCard) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy())
 
 
+def _stop(messages: Sequence[str]) -> None:
+    for message in messages:
+        raise ImageError(message)
+
+
 def one_pass(
     split: Split,
     card: ModelCard,
     batch: int,
     workers: int = 0,
-    on_broken: Callable[[str], None] | None = None,
+    on_broken: Callable[[Sequence[str]], None] = _stop,
     pin: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches (images, indices) over a split, each image once, preprocessed as in `card`.
@@ -83,20 +90,11 @@ def one_pass(
     Args:
         batch: images of a batch.
         workers: processes that decode; 0 for none.
-        on_broken: called with a message for every image that cannot be read, which is then left out.
-
-    Raises:
-        ImageError: an image cannot be read, and `on_broken` is not given.
+        on_broken: called with messages about images that cannot be read, which are then left out; by default raises
+            ImageError.
     """
-
-    def report(messages: Sequence[str]) -> None:
-        for message in messages:
-            if on_broken is None:
-                raise ImageError(message)
-            on_broken(message)
-
     items = Items(len(split), partial(_read, split, make_transform(card), card.input_size[0]), replace=False)
-    with closing(ItemLoader(items, workers, report, stack, pin)) as loader:
+    with closing(ItemLoader(items, workers, on_broken, stack, pin)) as loader:
         yield from filter(None, loader.batches(partial(chunks, len(split), batch)))
 
 

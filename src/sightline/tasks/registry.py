@@ -7,10 +7,9 @@ scores = spec.evaluate(loaded, data, section, options)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,13 @@ from sightline.tasks.segmentation.config import Config as SegmentationConfig
 from sightline.tasks.sequences.config import Config as SequencesConfig
 
 if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
     from sightline.data.order import Placement
     from sightline.data.splits import Split
+    from sightline.models.weights.reader import Weights
+    from sightline.tasks.evaluation import Task
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class TaskSpec:
         config: the dataclass of a whole run.
         best: the metric, in percent, by which the best weights are chosen.
         shown: metrics in the line of an epoch, with their display names.
-        marks: whether a file with this metadata holds a model of this task.
+        without: options of `sightline.evaluate` that are not for it.
         unit: what is trained on, for rates and counts.
         counted: what the confusion matrix counts; by default `unit`.
         pictures: whether a report shows attention maps of `examples`.
@@ -47,7 +51,7 @@ class TaskSpec:
     config: type[RunConfig]
     best: str
     shown: Mapping[str, str]
-    marks: Callable[[base.Metadata], bool]
+    without: tuple[str, ...]
     unit: str = "images"
     counted: str = ""
     pictures: bool = False
@@ -56,19 +60,13 @@ class TaskSpec:
     def module(self) -> ModuleType:
         return import_module(f"sightline.tasks.{self.name}.spec")
 
-    def make(self, config: RunConfig, placement: Placement, note: base.Note) -> base.Task:
+    def make(self, config: RunConfig, placement: Placement, note: base.Note) -> Task:
         """The task of a run: data, model and loss put together."""
         return self.module.make(config, placement, note)
 
-    def open(self, path: Path, metadata: base.Metadata, read: base.StateReader) -> base.Loaded:
-        """The model in a file with a card of this task.
-
-        Args:
-            path: of the file, for messages and for `Loaded.path`.
-            metadata: of the file.
-            read: reads its tensors.
-        """
-        return self.module.open(path, metadata, read)
+    def open(self, weights: Weights) -> base.Loaded:
+        """The model in a file with a card of this task; the message of a `FileError` does not name the file."""
+        return self.module.open(weights)
 
     def evaluate(
         self, loaded: base.Loaded, data: str | None, section: object | None, options: base.EvalOptions
@@ -81,17 +79,19 @@ class TaskSpec:
         """
         return self.module.evaluate(loaded, data, section, options)
 
-    def predict(
-        self, loaded: base.Loaded, images: Iterable[base.ImageSource], options: base.PredictOptions
-    ) -> Iterator[base.Prediction]:
-        """One result per image, in order; an unreadable one stops, or gives its `error`."""
-        return self.module.predict(loaded, images, options)
+    def predictor(self, loaded: base.Loaded, options: base.PredictOptions) -> base.Predictor:
+        """Predicts what is in one image; the model is on the device of the options."""
+        return self.module.predictor(loaded, options)
 
-    def examples(self, loaded: base.Loaded, section: object) -> Iterator[base.Example]:
+    def examples(self, loaded: base.Loaded, section: object) -> Iterator[tuple[str, Tensor, Image.Image]]:
         """A few images of the evaluation split, of different classes, for attention maps in a report.
 
         Args:
             section: the section `data` of the run that the weights are from.
+
+        Yields:
+            What it is and what the model predicts; the image as the model takes it (channels, height, width); and the
+            image to show.
 
         Raises:
             ValueError: there are no images.
@@ -115,25 +115,25 @@ def _shown(*keys: str) -> dict[str, str]:
     return {key: MAIN[key] for key in keys}
 
 
+DENSE = ("slide", "scales", "flip")
+CLASSIFIERS = ("img_size", "labels")
 TASKS: dict[str, TaskSpec] = {
     spec.name: spec
     for spec in (
         TaskSpec(
-            "classification", ClassificationConfig, "top1", {"top1": "top-1", "top5": "top-5"},
-            lambda metadata: {"model", "classes", "input"} <= metadata.keys() and "task" not in metadata,
+            "classification", ClassificationConfig, "top1", {"top1": "top-1", "top5": "top-5"}, without=DENSE,
             pictures=True,
         ),
         TaskSpec(
-            "segmentation", SegmentationConfig, "miou", _shown("miou", "macc", "aacc"),
-            lambda metadata: metadata.get("task") == "segmentation", counted="pixels",
+            "segmentation", SegmentationConfig, "miou", _shown("miou", "macc", "aacc"), without=CLASSIFIERS,
+            counted="pixels",
         ),
         TaskSpec(
-            "detection", DetectionConfig, "box_ap", _shown("box_ap", "mask_ap"),
-            lambda metadata: metadata.get("task") == "detection",
+            "detection", DetectionConfig, "box_ap", _shown("box_ap", "mask_ap"), without=(*CLASSIFIERS, *DENSE)
         ),
         TaskSpec(
-            "sequences", SequencesConfig, "top1", {"top1": "accuracy"},
-            lambda metadata: "sequences" in metadata, unit="sequences",
+            "sequences", SequencesConfig, "top1", {"top1": "accuracy"}, without=(*CLASSIFIERS, "limit", *DENSE),
+            unit="sequences",
         ),
     )
 }  # fmt: skip
@@ -141,6 +141,10 @@ TASKS: dict[str, TaskSpec] = {
 LABELLED = TASKS["classification"]  # images with one label each: the task of public checkpoints and of studies
 
 
-def task_of(metadata: base.Metadata) -> TaskSpec | None:
+def task_of(metadata: Mapping[str, str]) -> TaskSpec | None:
     """The task whose card is in the metadata of a file; None if it has no card, like public checkpoints."""
-    return next((spec for spec in TASKS.values() if spec.marks(metadata)), None)
+    if metadata.get("task") in ("segmentation", "detection"):
+        return TASKS[metadata["task"]]
+    if "sequences" in metadata:
+        return TASKS["sequences"]
+    return LABELLED if {"model", "classes", "input"} <= metadata.keys() and "task" not in metadata else None

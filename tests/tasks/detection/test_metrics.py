@@ -71,7 +71,7 @@ def test_the_figures_are_those_of_pycocotools(split: Split, noise: float) -> Non
 
 def test_classes_add_up_to_the_whole(split: Split) -> None:
     result = score(split.ground_truth(), detections(split, 3.0), masks=True)
-    rows = result.per_class(split.classes)
+    rows = result.per_class
     assert [row["class"] for row in rows] == ["square", "disc"]
     assert np.mean([row["box_ap"] for row in rows]) == pytest.approx(result.values["box_ap"], abs=1e-3)
     assert result.confusion is None
@@ -80,7 +80,7 @@ def test_classes_add_up_to_the_whole(split: Split) -> None:
 def test_nothing_found_is_zero(split: Split) -> None:
     result = score(split.ground_truth(), [], masks=False)
     assert dict(result)["box_ap"] == 0
-    assert result.per_class(split.classes)[0] == {"class": "square", "box_ap": 0.0}
+    assert result.per_class[0] == {"class": "square", "box_ap": 0.0}
 
 
 def test_answers_go_back_to_the_size_of_the_file() -> None:

@@ -27,7 +27,7 @@ def test_scores_are_their_definitions() -> None:
     counts = confusion(found, masks, 7)
     assert counts.sum() == (masks != IGNORE).sum()
     for name, value in by_hand(found, masks, 7).items():
-        assert abs(score(counts, 3).values[name] - value) < 1e-4, name
+        assert abs(score(counts, "abcdefg", 3).values[name] - value) < 1e-4, name
 
 
 def test_counts_add_up() -> None:
@@ -38,8 +38,8 @@ def test_counts_add_up() -> None:
 
 
 def test_rows_by_class() -> None:
-    result = score(torch.tensor([[6, 2, 0], [0, 8, 0], [0, 0, 0]]), 1)
-    rows = result.per_class(["a", "b", "c"])
+    result = score(torch.tensor([[6, 2, 0], [0, 8, 0], [0, 0, 0]]), "abc", 1)
+    rows = result.per_class
     assert rows[0] == {"class": "a", "pixels": 8, "iou": 75.0, "accuracy": 75.0}
     assert rows[1] == {"class": "b", "pixels": 8, "iou": 80.0, "accuracy": 100.0}
     assert rows[2] == {"class": "c", "pixels": 0, "iou": None, "accuracy": None}

@@ -62,6 +62,6 @@ def _figures(folder: Path, record: Record) -> "Iterator[tuple[str, Figure]]":
     if not attention_blocks(loaded.model):
         raise ValueError(f"{loaded.card.name} has no attention blocks of sightline")
     section = configure({TASK: record.spec.name, "data": record.config.get("data", {})}).data
-    for number, example in enumerate(record.spec.examples(loaded, section), 1):
-        maps = telling_maps(loaded.model, example.image, QUERY)
-        yield f"attention/{number:02d}", attention_figure([(example.title, example.picture, maps)])
+    for number, (title, image, picture) in enumerate(record.spec.examples(loaded, section), 1):
+        maps = telling_maps(loaded.model, image, QUERY)
+        yield f"attention/{number:02d}", attention_figure([(title, picture, maps)])

@@ -58,12 +58,11 @@ class Checkpoint:
         Raises:
             FileError: the tensors are of no known family, or damaged.
         """
-        with prefix_errors(weights.path):
-            family, native, shapes = native_shapes(weights.state)
-            layout = observe(shapes, family_class(family))
-            heads = recorded_heads(weights) if None in layout.num_heads else None
-            layout = with_heads(layout, heads.counts) if heads is not None else layout
-            return cls(weights, family, native, shapes, layout, heads)
+        family, native, shapes = native_shapes(weights.state)
+        layout = observe(shapes, family_class(family))
+        heads = recorded_heads(weights) if None in layout.num_heads else None
+        layout = with_heads(layout, heads.counts) if heads is not None else layout
+        return cls(weights, family, native, shapes, layout, heads)
 
 
 @dataclass(frozen=True)

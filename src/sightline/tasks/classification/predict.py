@@ -1,6 +1,6 @@
 """The likeliest classes of images, also of a few examples for the report of a run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -9,10 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sightline.data.images import ImageError, load_image
 from sightline.data.labels import in_words
 from sightline.data.splits import Split
-from sightline.tasks.base import Example, ImageSource, Loaded, Prediction, PredictOptions, Row
+from sightline.tasks.base import Loaded, Prediction, PredictOptions, Predictor, Row
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Data
 from sightline.tasks.classification.data import open_split
@@ -23,48 +22,41 @@ from sightline.util.names import format_size
 EXAMPLES = 4  # images in a report
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Classified(Prediction):
     """The likeliest classes of an image: rows of `index`, `class` and `probability`.
 
     Args:
-        pixels: (channels, height, width) as the model took them, on its device; None for an unreadable image.
+        pixels: (channels, height, width) as the model took them, on its device.
     """
 
-    pixels: Tensor | None = None
+    pixels: Tensor
 
 
 @contextmanager
-def input_errors(loaded: Loaded, size: str) -> Iterator[None]:
-    """Say what to do about an unreadable image, and name a size that the model does not take."""
+def input_errors(loaded: Loaded, card: ModelCard) -> Iterator[None]:
+    """Name a size that the model does not take."""
     try:
         yield
-    except ImageError as error:
-        raise ImageError(f"{error}; repair or remove it, or pass --on-error skip") from error
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
+        size = format_size(card.input_size[1:])
         raise InputError(f"{loaded.title} failed on images of {size}: {reason}") from error
 
 
-def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Classified]:
-    """Classify images one by one, in order."""
+def predictor(loaded: Loaded, options: PredictOptions) -> Predictor:
+    """Gives the likeliest classes of an image."""
     assert isinstance(loaded.card, ModelCard)
-    card = loaded.card if options.img_size is None else at_size(loaded.card, options.img_size)
+    card = at_size(loaded.card, options.img_size)
     transform, names = make_transform(card), in_words(loaded.classes) if loaded.classes else None
-    model = loaded.model.to(options.device)
-    for source in images:
-        file = str(getattr(source, "filename", "image")) if isinstance(source, Image.Image) else str(source)
-        with input_errors(loaded, format_size(card.input_size[1:])), torch.inference_mode():
-            try:
-                image = source if isinstance(source, Image.Image) else load_image(source, channels=card.input_size[0])
-            except ImageError as error:
-                if options.on_error == "stop":
-                    raise
-                found = Classified(file, error=str(error))
-            else:
-                pixels = transform(image).to(options.device)
-                found = Classified(file, _rows(model(pixels[None])[0].float(), options.top, names), pixels=pixels)
-        yield found
+
+    def classify(file: str, image: Image.Image) -> Classified:
+        pixels = transform(image).to(options.device)
+        with input_errors(loaded, card):
+            logits = loaded.model(pixels[None])[0].float()
+        return Classified(file, _rows(logits, options.top, names), pixels=pixels)
+
+    return classify
 
 
 def _rows(logits: Tensor, top: int, names: Sequence[str] | None) -> list[Row]:
@@ -75,7 +67,7 @@ def _rows(logits: Tensor, top: int, names: Sequence[str] | None) -> list[Row]:
     ]
 
 
-def examples(loaded: Loaded, section: Data) -> Iterator[Example]:
+def examples(loaded: Loaded, section: Data) -> Iterator[tuple[str, Tensor, Image.Image]]:
     """Images of the evaluation split, of different classes, each with its class and the predicted one."""
     if section.source == "synthetic":
         raise FileError("synthetic data has no test images")
@@ -86,7 +78,7 @@ def examples(loaded: Loaded, section: Data) -> Iterator[Example]:
         with torch.no_grad():
             predicted = int(loaded.model(image.unsqueeze(0)).argmax())
         title = f"{card.classes[split.targets[index]]}, predicted {card.classes[predicted]}"
-        yield Example(title, image, shown(image, card))
+        yield title, image, shown(image, card)
 
 
 def _spread(split: Split) -> list[int]:

@@ -9,33 +9,29 @@ from torch import Tensor, nn
 from sightline.data.loader import BrokenImages
 from sightline.data.order import Placement, derive
 from sightline.tasks.base import Note
+from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Config
 from sightline.tasks.classification.data import open_split
 from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, SyntheticLoader, WorkerLoader
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.mix import erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
-from sightline.tasks.evaluation import ScoresLabels
+from sightline.tasks.evaluation import LabelBatch, LabelScorer, Task
 from sightline.util.errors import InputError
 
 SYNTHETIC_CLASSES = 10
 
 
-class Classification(ScoresLabels):
+class Classification(Task[Batch, LabelBatch]):
     """A model, its training batches, their loss, and the images it is evaluated on.
 
     Args:
         config: of the run.
         placement: device and share of the work.
         note: reports the progress of preloading.
-
-    Attributes:
-        model: in training mode on the device, not yet compiled or wrapped.
-        card: what a file of its weights records.
-        order: of the training images.
-        broken: messages about images that could not be read, each once.
-        notes: what a user should know about the data, one line each.
     """
+
+    card: ModelCard
 
     def __init__(self, config: Config, placement: Placement, note: Note) -> None:
         data, model, distill = config.data, config.model, config.distill
@@ -47,7 +43,7 @@ class Classification(ScoresLabels):
             splits, classes = (train, open_split(data, "val", train.classes)), train.classes
         torch.manual_seed(placement.seed)
         built, self.card = build(model, data, classes)
-        self.model: nn.Module = built.to(placement.device)
+        self.model = built.to(placement.device)
         if model.channels_last:
             self.model.to(memory_format=torch.channels_last)
         teacher = build_teacher(distill, len(classes), self.card.input_size[0], placement.device)
@@ -91,10 +87,13 @@ class Classification(ScoresLabels):
         """The mean loss of a micro-batch."""
         return self.criterion(model(batch.images), batch.targets, batch.images)
 
-    def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def evaluation(self) -> Iterator[LabelBatch]:
         """This process's share of the images to evaluate, every one once over all processes."""
         for images, targets in self.loader.evaluation():
             yield self._layout(images), targets
+
+    def scorer(self, device: torch.device) -> LabelScorer:
+        return LabelScorer(self.card.classes, device)
 
     def close(self) -> None:
         """End the loader processes."""

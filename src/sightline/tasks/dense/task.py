@@ -7,23 +7,25 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightline.data.loader import BrokenImages, ItemLoader, Items
 from sightline.data.order import Placement
+from sightline.tasks.base import Scores
 from sightline.tasks.dense.card import DenseCard, H
 from sightline.tasks.dense.config import DenseData
 from sightline.tasks.dense.data import Split
 from sightline.tasks.dense.transforms import EvalTransform
-from sightline.tasks.evaluation import Result, ScoredTask, Scorer
+from sightline.tasks.evaluation import Scorer, Task
 
+Batch = TypeVar("Batch")
 Target = TypeVar("Target")  # annotations as read
 Item = TypeVar("Item")  # an example, augmented
 Truth = TypeVar("Truth")  # what predictions are compared with
 Augmented = Callable[[Image.Image, Target, random.Random], Item]
 
 
-class DenseScorer(Scorer[list[Item], Result], Generic[H, Item]):
+class DenseScorer(Scorer[list[Item], Scores], Generic[H, Item]):
     """Scores images, which may differ in size, as the card of the model says."""
 
     def __init__(self, card: DenseCard[H], device: torch.device) -> None:
@@ -31,7 +33,7 @@ class DenseScorer(Scorer[list[Item], Result], Generic[H, Item]):
         self.card = card
 
 
-class DenseTask(ScoredTask[list[tuple[Tensor, Truth]]], Generic[Target, Item, Truth]):
+class DenseTask(Task[Batch, list[tuple[Tensor, Truth]]], Generic[Batch, Target, Item, Truth]):
     """Images to train on and to evaluate, read by loader processes; a subclass adds the model and the loss.
 
     Args:
@@ -40,15 +42,9 @@ class DenseTask(ScoredTask[list[tuple[Tensor, Truth]]], Generic[Target, Item, Tr
         train, val: splits.
         card: of the model.
         transform: augments an example.
-
-    Attributes:
-        model: in training mode on the device, neither compiled nor wrapped.
-        order: of the training images.
-        notes: what a user should know about the data, one line each.
-        broken: messages about images that could not be used, each once.
     """
 
-    model: nn.Module
+    card: DenseCard[Any]
 
     def __init__(
         self, data: DenseData, placement: Placement, train: Split[Target, Truth], val: Split[Target, Truth],

@@ -8,19 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sightline.tasks.base import Scores
 from sightline.tasks.dense.task import DenseScorer
 from sightline.tasks.dense.transforms import normalize
 from sightline.tasks.detection.coco import Json, to_coco
 from sightline.tasks.detection.data import Split
 from sightline.tasks.detection.model import Card, Head, in_original
-from sightline.tasks.evaluation import Gather, Reduce, Result
+from sightline.tasks.evaluation import Gather, Reduce, class_rows
 
 KINDS = {"box": "bbox", "mask": "segm"}
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 Item = tuple[Tensor, int]  # uint8 image (3, h, w), index in the split
 
 
-def score(truth: Json, found: list[Json], masks: bool, seconds: float = 0.0) -> Result:
+def score(truth: Json, found: list[Json], masks: bool, seconds: float = 0.0) -> Scores:
     """`box_ap`, `box_ap50`, ..., `mask_ap`, ... in percent, of sizes that occur; by class `box_ap` and `mask_ap`.
 
     Args:
@@ -33,7 +34,8 @@ def score(truth: Json, found: list[Json], masks: bool, seconds: float = 0.0) -> 
     for name in ("box", "mask") if masks else ("box",):
         figures, by_class[f"{name}_ap"] = _evaluate(truth, found, KINDS[name])
         values |= {f"{name}_{key}": v for key, v in zip(NAMES, figures, strict=True) if not math.isnan(v)}
-    return Result(values, by_class, len(truth["images"]), seconds)
+    rows = class_rows([category["name"] for category in truth["categories"]], by_class)
+    return Scores(values, rows, images=len(truth["images"]), seconds=seconds)
 
 
 def _evaluate(truth: Json, found: list[Json], kind: str) -> tuple[list[float], list[float]]:
@@ -74,6 +76,6 @@ class ObjectScorer(DenseScorer[Head, Item]):
             self.seen.append(index)
         return len(items)
 
-    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Result:
+    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Scores:
         rows, seen = gather(self.rows), gather(self.seen)
         return score(self.split.ground_truth(seen), rows, self.split.masks, seconds)

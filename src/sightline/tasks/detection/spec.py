@@ -1,8 +1,7 @@
 """Detection as an entry of `sightline.tasks.registry`: the task that the engine trains, evaluation, prediction."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -10,21 +9,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sightline.data.order import Placement
-from sightline.tasks.base import (
-    EvalOptions,
-    ImageSource,
-    Loaded,
-    Metadata,
-    Note,
-    Prediction,
-    PredictOptions,
-    Row,
-    Scores,
-    StateReader,
-)
+from sightline.models.weights.reader import Weights
+from sightline.tasks.base import SKIP, EvalOptions, Loaded, Note, Prediction, PredictOptions, Predictor, Row, Scores
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.draw import draw_objects
-from sightline.tasks.dense.inference import SKIP, eval_section, evaluate_split, open_dense, predict_each
+from sightline.tasks.dense.inference import eval_section, evaluate_split, open_dense
 from sightline.tasks.dense.task import DenseTask
 from sightline.tasks.dense.transforms import normalize
 from sightline.tasks.detection.config import Config, Data
@@ -32,12 +21,11 @@ from sightline.tasks.detection.data import Target, open_split
 from sightline.tasks.detection.metrics import ObjectScorer
 from sightline.tasks.detection.model import Card, Detector, Head, Objects, from_card, has_masks, in_original
 from sightline.tasks.detection.transforms import TrainTransform
-from sightline.util.errors import InputError
 
 Batch = tuple[list[Tensor], list[Target]]
 
 
-class Detection(DenseTask[Target, tuple[Tensor, Target], int]):
+class Detection(DenseTask[Batch, Target, tuple[Tensor, Target], int]):
     """A model, its training batches, their loss, and the images it is evaluated on."""
 
     def __init__(self, config: Config, placement: Placement) -> None:
@@ -82,18 +70,15 @@ def make(config: Config, placement: Placement, note: Note) -> Detection:
     return Detection(config, placement)
 
 
-def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
+def open(weights: Weights) -> Loaded:
     """The detector in a file."""
-    return open_dense(path, metadata, read, Head, from_card)
+    return open_dense(weights, Head, from_card)
 
 
 def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOptions) -> dict[str, Scores]:
     """COCO's average precision of boxes and masks, overall and per class."""
-    given = {"slide": options.slide, "scales": options.scales, "flip": options.flip}
-    if wrong := [name for name, value in given.items() if value]:
-        raise InputError(f"{', '.join(wrong)}: for segmentation; leave it out for a detector")
     card = cast(Card, loaded.card)
-    chosen = eval_section(Data, card.task, data, section, options)
+    chosen = eval_section(Data, data, section, options)
     split = open_split(chosen, "val", masks=has_masks(card.head.name), skip=SKIP)
     return evaluate_split(loaded, split, ObjectScorer(card, options.device, split), options)
 
@@ -117,12 +102,14 @@ class Detected(Prediction):
         return draw_objects(self.image, self.objects, self.names)
 
 
-def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
-    """The objects with at least `options.score`; `found` has class, score and box, the most certain first."""
-    names = loaded.classes
+def predictor(loaded: Loaded, options: PredictOptions) -> Predictor:
+    """Finds the objects with at least `options.score`; `found` has class, score and box, the most certain first."""
+    names, transform = loaded.classes, loaded.transform
+    assert transform is not None
 
-    def detect(model: nn.Module, pixels: Tensor, file: str, image: Image.Image) -> Detected:
-        outputs = model([pixels])[0]
+    def detect(file: str, image: Image.Image) -> Detected:
+        pixels = transform(image).to(options.device)
+        outputs = loaded.model([pixels])[0]
         kept = {key: value[outputs["scores"] >= options.score] for key, value in outputs.items()}
         objects = in_original(kept, pixels.shape[-2:], (image.height, image.width))
         columns = zip(*(objects[key].tolist() for key in ("labels", "scores", "boxes")), strict=True)
@@ -132,4 +119,4 @@ def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptio
         ]
         return Detected(file, rows, image=image, objects=objects, names=names)
 
-    return predict_each(loaded, images, options, detect)
+    return detect

@@ -1,13 +1,15 @@
 """Scores of segmentation in two steps: counts of pixels, which add up, and scores of the sums."""
 
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
+from sightline.tasks.base import Scores
 from sightline.tasks.dense.task import DenseScorer
 from sightline.tasks.dense.transforms import normalize
-from sightline.tasks.evaluation import Gather, Reduce, Result
+from sightline.tasks.evaluation import Gather, Reduce, class_rows
 from sightline.tasks.segmentation.config import Inference
 from sightline.tasks.segmentation.data import IGNORE
 from sightline.tasks.segmentation.infer import probabilities
@@ -28,7 +30,7 @@ def confusion(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
-def score(counts: Tensor, images: int, seconds: float = 0.0) -> Result:
+def score(counts: Tensor, names: Sequence[str], images: int, seconds: float = 0.0) -> Scores:
     """`miou`, `macc` and `aacc` in percent: means over the classes that occur, and the share of all pixels.
 
     By class: pixels, intersection over union (nan for a class in neither mask nor prediction) and accuracy, its recall
@@ -38,8 +40,8 @@ def score(counts: Tensor, images: int, seconds: float = 0.0) -> Result:
     iou = 100 * right / (counts.sum(0) + pixels - right)
     accuracy = 100 * right / pixels
     values = {"miou": iou.nanmean(), "macc": accuracy.nanmean(), "aacc": 100 * right.sum() / pixels.sum()}
-    by_class = {"pixels": pixels.tolist(), "iou": iou.tolist(), "accuracy": accuracy.tolist()}
-    return Result({name: float(value) for name, value in values.items()}, by_class, images, seconds, counts)
+    rows = class_rows(names, {"pixels": pixels.tolist(), "iou": iou.tolist(), "accuracy": accuracy.tolist()})
+    return Scores({name: float(value) for name, value in values.items()}, rows, counts, images, seconds)
 
 
 class PixelScorer(DenseScorer[Head, Item]):
@@ -61,5 +63,5 @@ class PixelScorer(DenseScorer[Head, Item]):
             self.images += len(images)
         return len(items)
 
-    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Result:
-        return score(reduce(self.counts).cpu(), int(reduce(self.images)), seconds)
+    def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Scores:
+        return score(reduce(self.counts).cpu(), self.card.classes, int(reduce(self.images)), seconds)

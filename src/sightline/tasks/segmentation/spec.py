@@ -1,8 +1,7 @@
 """Segmentation as an entry of `sightline.tasks.registry`: the task that the engine trains, evaluation, prediction."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -12,21 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.data.order import Placement
-from sightline.tasks.base import (
-    EvalOptions,
-    ImageSource,
-    Loaded,
-    Metadata,
-    Note,
-    Prediction,
-    PredictOptions,
-    Row,
-    Scores,
-    StateReader,
-)
+from sightline.models.weights.reader import Weights
+from sightline.tasks.base import SKIP, EvalOptions, Loaded, Note, Prediction, PredictOptions, Predictor, Row, Scores
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.draw import draw_classes
-from sightline.tasks.dense.inference import SKIP, eval_section, evaluate_split, open_dense, predict_each
+from sightline.tasks.dense.inference import eval_section, evaluate_split, open_dense
 from sightline.tasks.dense.task import DenseTask
 from sightline.tasks.dense.transforms import normalize, pair
 from sightline.tasks.segmentation.config import Config, Data
@@ -40,7 +29,7 @@ from sightline.util.errors import InputError
 Batch = tuple[Tensor, Tensor]  # normalized images (B, 3, h, w); masks (B, h, w)
 
 
-class Segmentation(DenseTask[Tensor, Item, Tensor]):
+class Segmentation(DenseTask[Batch, Tensor, Item, Tensor]):
     """A model, its training batches, their loss, and the images it is evaluated on."""
 
     def __init__(self, config: Config, placement: Placement) -> None:
@@ -92,15 +81,15 @@ def make(config: Config, placement: Placement, note: Note) -> Segmentation:
     return Segmentation(config, placement)
 
 
-def open(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
+def open(weights: Weights) -> Loaded:
     """The segmenter in a file."""
-    return open_dense(path, metadata, read, Head, from_card)
+    return open_dense(weights, Head, from_card)
 
 
 def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOptions) -> dict[str, Scores]:
     """mIoU, mean accuracy and pixel accuracy, with IoU per class and the confusion matrix."""
     card = cast(Card, loaded.card)
-    split = open_split(eval_section(Data, card.task, data, section, options), "val", skip=SKIP)
+    split = open_split(eval_section(Data, data, section, options), "val", skip=SKIP)
     usual = card.head.test
     test = replace(
         usual, mode="slide" if options.slide else usual.mode, scales=options.scales or usual.scales,
@@ -128,13 +117,14 @@ class Segmented(Prediction):
         return draw_classes(self.image, self.classes, self.names)
 
 
-def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptions) -> Iterator[Prediction]:
-    """The class of every pixel; `found` has the share of each class, largest first."""
-    card, names = cast(Card, loaded.card), loaded.classes
+def predictor(loaded: Loaded, options: PredictOptions) -> Predictor:
+    """Finds the class of every pixel; `found` has the share of each class, largest first."""
+    card, names, transform = cast(Card, loaded.card), loaded.classes, loaded.transform
+    assert transform is not None
 
-    def segment(model: nn.Module, pixels: Tensor, file: str, image: Image.Image) -> Segmented:
-        size = (image.height, image.width)
-        scores = probabilities(model, pixels[None], card.head.test, card.input_size[1:], size)
+    def segment(file: str, image: Image.Image) -> Segmented:
+        pixels, size = transform(image).to(options.device), (image.height, image.width)
+        scores = probabilities(loaded.model, pixels[None], card.head.test, card.input_size[1:], size)
         classes = scores[0].argmax(0).cpu().numpy()
         shares = np.bincount(classes.reshape(-1), minlength=len(names)) / classes.size
         rows: list[Row] = [
@@ -142,4 +132,4 @@ def predict(loaded: Loaded, images: Iterable[ImageSource], options: PredictOptio
         ]
         return Segmented(file, rows, image=image, classes=classes, names=names)
 
-    return predict_each(loaded, images, options, segment)
+    return segment

@@ -11,15 +11,15 @@ from sightline.tasks.config import RunConfig
 from sightline.tasks.options import entry
 from sightline.util.errors import InputError
 
+TaskName = Literal["listops", "text", "retrieval", "image", "pathfinder"]
+
 
 @dataclass(frozen=True)
 class Data:
     """Which sequences."""
 
     path: str | None = entry(None, "folder with the files as published; not needed for listops and pathfinder")
-    name: Literal["listops", "text", "retrieval", "image", "pathfinder"] = entry(
-        "listops", "the task of the Long Range Arena"
-    )
+    name: TaskName = entry("listops", "the task of the Long Range Arena")  # noqa: RUF009
     length: int | None = entry(None, "longer sequences are cut to this many tokens; by default as published", least=1)
     train: int | None = entry(None, "examples to generate for training; by default as published", least=1)
     val: int | None = entry(None, "examples to generate for validation; by default as published", least=1)

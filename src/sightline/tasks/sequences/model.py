@@ -1,19 +1,15 @@
 """The model of a run on sequences, and that of a file of weights."""
 
-from pathlib import Path
-
-import torch
-from torch import Tensor, nn
-
 from sightline.models.sequence import SEQUENCE_MODELS, SequenceEncoder, create_sequence_model
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.heads import check_recorded
-from sightline.models.weights.reader import read_weights
-from sightline.tasks.base import Loaded, Metadata, StateReader
+from sightline.models.weights.reader import Weights, read_weights
+from sightline.tasks.base import Loaded
+from sightline.tasks.create import restore
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
 from sightline.tasks.sequences.data import SEQUENCE_TASKS
-from sightline.util.errors import FileError, InputError
+from sightline.util.errors import InputError
 
 OWN = ("num_tokens", "num_classes", "towers")  # of the task, not of the user
 
@@ -44,30 +40,15 @@ def build(config: Model, data: Data) -> tuple[SequenceEncoder, SequenceCard]:
     if config.checkpoint is not None:
         weights = read_weights(config.checkpoint)
         check_recorded(weights, model)
-        _check(config.checkpoint, model, weights.state)
+        if mismatch := compare(weights.state, model):
+            raise MismatchError(f"{config.checkpoint}: the weights do not fit the model", mismatch)
         model.load_state_dict(weights.state)
     model.set_grad_checkpointing(config.grad_checkpointing)
-    return model, SequenceCard(config.name, arguments, task.classes, data.name, length)
+    return model, SequenceCard(config.name, arguments, task.classes, (length,), data.name)
 
 
-def open_model(path: Path, metadata: Metadata, read: StateReader) -> Loaded:
-    """The model in a file that `sightline train` wrote, in evaluation mode.
-
-    Raises:
-        FileError: its card is damaged, or the weights do not fit it.
-    """
-    try:
-        card = SequenceCard.from_metadata(metadata)
-    except FileError as error:
-        raise FileError(f"{path}: {error}") from error
-    state = read()
-    with torch.device("meta"):  # before memory is taken: a forged card ends here
-        _check(path, create_sequence_model(card.name, **card.arguments), state)
-    model = create_sequence_model(card.name, **card.arguments)
-    model.load_state_dict(state)
-    return Loaded(model.eval(), card, None, card.classes, path, "sequences")
-
-
-def _check(path: str | Path, model: nn.Module, state: dict[str, Tensor]) -> None:
-    if mismatch := compare(state, model):
-        raise MismatchError(f"{path}: the weights do not fit the model", mismatch)
+def open_model(weights: Weights) -> Loaded:
+    """The model in a file that `sightline train` wrote, in evaluation mode."""
+    card = SequenceCard.from_metadata(weights.metadata)
+    model = restore(card, weights.state, lambda: create_sequence_model(card.name, **card.arguments))
+    return Loaded(model, card, None, card.classes, weights.path, "sequences")

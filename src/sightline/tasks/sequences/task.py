@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.data.order import Placement
-from sightline.tasks.evaluation import ScoresLabels
+from sightline.tasks.evaluation import LabelScorer, Task
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Loss, Model
 from sightline.tasks.sequences.data import ProgressPrinter, cut, open_splits
@@ -18,19 +18,12 @@ from sightline.tasks.sequences.tokens import TokenSet, quiet
 Batch = tuple[Tensor, Tensor]  # ids (B, N) or (B, 2, N), and labels (B,)
 
 
-class Sequences(ScoresLabels):
+class Sequences(Task[Batch, Batch]):
     """A model, its training batches, their loss, and the sequences it is evaluated on.
 
     Args:
         data, model, loss: sections of the configuration.
         placement: device and share of the work.
-
-    Attributes:
-        model: in training mode on the device, not yet compiled or wrapped.
-        card: what a file of its weights records.
-        order: of the training examples.
-        notes: lines about the data, such as how many sequences were cut.
-        broken: nothing; sequences that cannot be read end a run.
     """
 
     card: SequenceCard
@@ -40,7 +33,7 @@ class Sequences(ScoresLabels):
         built, self.card = build(model, data)
         splits = open_splits(data, ProgressPrinter() if placement.rank == 0 else quiet, ("train", "val"))
         self.train, self.val = splits["train"], splits["val"]
-        self.model: nn.Module = built.to(placement.device)
+        self.model = built.to(placement.device)
         self.placement, self.smoothing = placement, loss.smoothing
         self.order = placement.order(len(self.train), length=data.epoch_steps)
         self.notes = [
@@ -48,7 +41,7 @@ class Sequences(ScoresLabels):
             for name, tokens in splits.items()
             if (count := cut(data, tokens))
         ]
-        self.broken: dict[str, None] = {}
+        self.broken = {}  # sequences that cannot be read end a run
 
     def __len__(self) -> int:
         """Examples to evaluate."""
@@ -70,8 +63,8 @@ class Sequences(ScoresLabels):
         for share in self.placement.evaluation(len(self.val)):
             yield self._batch(self.val, np.arange(share.start, share.stop))
 
-    def close(self) -> None:
-        """Nothing was started that would have to end."""
+    def scorer(self, device: torch.device) -> LabelScorer:
+        return LabelScorer(self.card.classes, device)
 
     def _batch(self, tokens: TokenSet, indices: np.ndarray) -> Batch:
         ids, labels = tokens.batch(indices, self.card.length)
