@@ -93,7 +93,7 @@ def launches() -> Iterator[tuple[str, torch.dtype, int, Launch]]:
         *(("headwise_conv", c[0], c[1], convolution, c) for c in CONV),
     ]
     for operator, dtype, dim, run, case in cases:
-        launching._recorder = collector = Collector()
+        launching._local.recorder = collector = Collector()
         run(*case)
         for launch in collector.launches:
             yield operator, dtype, dim, launch

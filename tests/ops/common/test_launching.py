@@ -3,6 +3,8 @@
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from sightline.ops import inline_attention
 from sightline.ops.common import launching
-from sightline.ops.common.launching import empty, launch, replay
+from sightline.ops.common.launching import empty, launch, replay, views
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,9 @@ def _operator(kernel: FakeKernel):  # type: ignore[no-untyped-def]
     def run(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
         out, other = empty((4, 2), torch.float32, x.device), empty((3,), torch.float32, x.device)
         scratch = [empty((5,), torch.float32, x.device) for _ in range(2)]
-        launch(kernel, (5,), (x[1:], x.stride(0), out, size), {"BLOCK": 16})
+        part = x[1:]
+        views(x, part)
+        launch(kernel, (5,), (part, x.stride(0), out, size), {"BLOCK": 16})
         launch(kernel, (5, 2), (scratch[1][1:], 1, other, size), {"BLOCK": 16})
         return out.t(), other
 
@@ -93,6 +97,27 @@ def test_another_signature_is_recorded_anew() -> None:
         replay(function, args)
     assert len(kernel.plain) == 2 * 4
     assert len(kernel.direct) == 2
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_two_threads_record_at_the_same_time() -> None:
+    """Each waits in its first launch for the other: neither records what the other launches."""
+    barrier = Barrier(2, timeout=10)
+
+    class Waiting(FakeKernel):
+        def __getitem__(self, grid: tuple[int, ...]):  # type: ignore[no-untyped-def]
+            if not self.plain:
+                barrier.wait()
+            return super().__getitem__(grid)
+
+    kernels = Waiting(), Waiting()
+    functions = [_operator(kernel) for kernel in kernels]
+    x = torch.zeros(4, 8)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda function: replay(function, (x, 7)), functions))
+    for function, kernel in zip(functions, kernels, strict=True):
+        replay(function, (x, 7))
+        assert (len(kernel.plain), len(kernel.direct)) == (2, 2)
 
 
 @pytest.mark.usefixtures("_compiled")

@@ -10,6 +10,7 @@ on, with one warning.
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,15 +45,22 @@ class Kernel(Protocol):
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A contiguous tensor that the kernels of the running implementation write."""
     made = torch.empty(shape, dtype=dtype, device=device)
-    if _recorder is not None:
-        _recorder.add_buffer(made)
+    if _local.recorder is not None:
+        _local.recorder.add_buffer(made)
     return made
+
+
+def views(base: Tensor, *parts: Tensor) -> None:
+    """Declare views of an argument of the running implementation that kernels take in its place."""
+    if _local.recorder is not None:
+        for part in parts:
+            _local.recorder.add_view(part, base)
 
 
 def launch(kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Constants) -> None:
     """Launch `kernel` on a grid of programs: `args` in the order of its signature, then `constants` by name."""
-    if _recorder is not None:
-        _recorder.launch(kernel, grid, args, constants)
+    if _local.recorder is not None:
+        _local.recorder.launch(kernel, grid, args, constants)
     elif any(isinstance(t, Tensor) and t.is_meta for t in args):
         kernel.warmup(*args, grid=grid, **constants)
     elif not INTERPRETED:
@@ -88,7 +96,7 @@ def sizes(x: Tensor) -> tuple[int, int]:
 
 def recording() -> bool:
     """Whether this is the first call of a signature in eager mode."""
-    return _recorder is not None
+    return _local.recorder is not None
 
 
 class Position(NamedTuple):
@@ -110,20 +118,27 @@ class Result(NamedTuple):
 
 
 class Recorder:
-    """Runs launches and writes down what a replay needs: buffers, launches and where their tensors lie."""
+    """Runs launches and writes down what a replay needs: buffers, launches and where their tensors lie.
 
-    def __init__(self, inputs: Sequence[Tensor | None]) -> None:
-        self._slots: dict[int, tuple[int, int]] = {}  # start of a storage -> slot, address of the slot's tensor
+    Inputs are told apart by the tensor object, as two of them may share memory in one call and not in the next.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         self.buffers: list[Tensor] = []
         self.launches: list[Launch] = []
         self._inputs = len(inputs)
-        for slot, t in enumerate(inputs):
-            if t is not None and t.numel():
-                self._slots.setdefault(t.untyped_storage().data_ptr(), (slot, t.data_ptr()))
+        self._known = {id(t): (t, slot, 0) for slot, t in enumerate(inputs)}
+        self._starts: dict[int, tuple[int, int]] = {}  # start of a buffer's storage -> slot, address
 
     def add_buffer(self, made: Tensor) -> None:
-        self._slots[made.untyped_storage().data_ptr()] = self._inputs + len(self.buffers), made.data_ptr()
+        if made.numel():
+            slot = self._inputs + len(self.buffers)
+            self._starts[made.untyped_storage().data_ptr()] = slot, made.data_ptr()
         self.buffers.append(made)
+
+    def add_view(self, view: Tensor, base: Tensor) -> None:
+        _, slot, offset = self._known[id(base)]
+        self._known[id(view)] = view, slot, offset + view.data_ptr() - base.data_ptr()
 
     def launch(self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], constants: Constants) -> None:
         compiled = kernel[grid](*args, **constants)
@@ -133,9 +148,15 @@ class Recorder:
             if isinstance(arg, Tensor):
                 values[index] = 0  # the address of a tensor without elements; others are filled in at every replay
                 if arg.numel():
-                    slot, start = self._slots[arg.untyped_storage().data_ptr()]
-                    positions.append(Position(index, slot, arg.data_ptr() - start))
+                    positions.append(Position(index, *self._find(arg)))
         self.launches.append(Launch(compiled, (*grid, 1, 1)[:3], values, positions))
+
+    def _find(self, t: Tensor) -> tuple[int, int]:
+        """The slot that a tensor lies in and its offset in bytes."""
+        if id(t) in self._known:
+            return self._known[id(t)][1:]
+        slot, start = self._starts[t.untyped_storage().data_ptr()]
+        return slot, t.data_ptr() - start
 
     def program(self, outputs: Sequence[Tensor]) -> "Program":
         """The program of what was recorded. Buffers that hold no output share one allocation."""
@@ -146,13 +167,13 @@ class Recorder:
             if not out.numel():
                 results.append(out)
                 continue
-            slot, start = self._slots[out.untyped_storage().data_ptr()]
+            slot, offset = self._find(out)
             buffer = self.buffers[slot - self._inputs]
             if slot not in kept:
                 kept[slot] = self._inputs + len(shapes)
                 shapes.append((tuple(buffer.shape), buffer.dtype))
             whole = out.shape == buffer.shape and out.stride() == buffer.stride()
-            view = None if whole else (out.shape, out.stride(), (out.data_ptr() - start) // out.itemsize)
+            view = None if whole else (out.shape, out.stride(), offset // out.itemsize)
             results.append(Result(kept[slot] - self._inputs, view))
         scratch, end = {}, 0
         for slot, buffer in enumerate(self.buffers, self._inputs):
@@ -192,10 +213,9 @@ class Program:
     launches: list[Launch]
     results: list[Result | Tensor]  # tensors without elements are always the same
 
-    def __call__(self, inputs: Sequence[Tensor | None], device: torch.device) -> list[Tensor]:
+    def __call__(self, inputs: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.shapes]
-        addresses = [0 if t is None else t.data_ptr() for t in inputs]
-        addresses += [t.data_ptr() for t in made]
+        addresses = [t.data_ptr() for t in (*inputs, *made)]
         if self.scratch:
             shared = torch.empty(self.scratch, dtype=torch.uint8, device=device)
             addresses.append(shared.data_ptr())
@@ -208,53 +228,56 @@ class Program:
         return [r if isinstance(r, Tensor) else r.tensor(made) for r in self.results]
 
 
-_recorder: Recorder | None = None
+class _Local(threading.local):
+    """What belongs to a thread: backward passes and servers call operators from several at once."""
+
+    recorder: Recorder | None = None
+
+
+_local = _Local()
 _programs: dict[Hashable, Program] = {}
 _direct = True  # programs are replayed
 
 
 def replay(function: Callable[..., tuple[Tensor, ...]], args: Sequence[object]) -> Sequence[Tensor]:
-    """`function(*args)`, recorded at the first call of a signature and replayed at later ones. Tensors come first."""
+    """`function(*args)`, recorded at the first call of a signature and replayed at later ones."""
     if INTERPRETED or not _direct:
         return function(*args)
     key: list[Hashable] = [function]
-    inputs: list[Tensor | None] = []
+    inputs: list[Tensor] = []
     for arg in args:
         if isinstance(arg, Tensor):
             key += (arg.shape, arg.stride(), arg.dtype, arg.data_ptr() % 16)
             inputs.append(arg)
         else:
             key.append(arg)
-    device = inputs[0].device  # type: ignore[union-attr]
+    device = inputs[0].device
     key.append(device.index)
     signature = tuple(key)
     program = _programs.get(signature)
     if program is None:
-        return _record(function, args, inputs, signature)
+        return _record(function, args, signature)
     try:
         return program(inputs, device)
-    except Exception as error:
+    except (AttributeError, TypeError, ValueError) as error:
         _give_up(error)
         return function(*args)
 
 
-def _record(
-    function: Callable[..., tuple[Tensor, ...]], args: Sequence[object], inputs: list[Tensor | None], key: Hashable
-) -> Sequence[Tensor]:
-    global _recorder
+def _record(function: Callable[..., tuple[Tensor, ...]], args: Sequence[object], key: Hashable) -> Sequence[Tensor]:
     if len(_programs) >= CACHED:
         _programs.clear()
-    _recorder = Recorder(inputs)
+    args = [t.detach() if isinstance(t, Tensor) else t for t in args]  # one object per argument
+    _local.recorder = recorder = Recorder([t for t in args if isinstance(t, Tensor)])
     try:
         outputs = function(*args)
-        _programs[key] = _recorder.program(outputs)
+        _programs[key] = recorder.program(outputs)
+        return outputs
     except _Unsupported as error:
         _give_up(error)
-        _recorder = None
-        return function(*args)
     finally:
-        _recorder = None
-    return outputs
+        _local.recorder = None
+    return function(*args)
 
 
 def forget() -> None:
@@ -298,10 +321,9 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
 
     A kernel that fails here fails again, with its reason, when it is called.
     """
-    global _recorder
     if INTERPRETED or not _direct:
         return
-    recorder, _recorder = _recorder, None
+    recorder, _local.recorder = _local.recorder, None
     try:
         from triton.runtime._async_compile import AsyncCompileMode
 
@@ -313,7 +335,7 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
     except Exception as error:
         _give_up(error)
     finally:
-        _recorder = recorder
+        _local.recorder = recorder
 
 
 @torch.compiler.assume_constant_result

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import empty, neighbors
+from sightline.ops.common.launching import empty, neighbors, views
 from sightline.ops.common.operator import Context, Operator
 from sightline.ops.linear import launch
 from sightline.ops.linear.launch import Images, Layers, Options
@@ -49,7 +49,9 @@ def _backward(
     """
     device = q.device
     gradients = [empty(t.shape, t.dtype, device) for t in (q, k, v) if t is not None]
-    grad = grad.unflatten(2, (heads, -1)) if k is None else grad
+    if k is None:
+        packed, grad = grad, grad.unflatten(2, (heads, -1))
+        views(packed, grad)
     q, k, v = _parts(q, k, v, heads)
     images = Images(mask, cu, grids, longest, (height, width), prefix)
     options = Options(phi, linear, scale, eps, dot)
@@ -68,7 +70,9 @@ def _backward(
 def _parts(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v (B, N, H, D), from the packed (B, N, 3 C) if q is that."""
     if k is None or v is None:
-        q, k, v = q.unflatten(2, (3, heads, -1)).unbind(2)
+        packed = q
+        q, k, v = packed.unflatten(2, (3, heads, -1)).unbind(2)
+        views(packed, q, k, v)
     return q, k, v
 
 
