@@ -120,6 +120,13 @@ def test_flops_are_those_of_the_products_and_taps() -> None:
     assert backward.get_total_flops() == 2 * forward.get_total_flops()
 
 
+def test_second_derivative_is_an_error_instead_of_wrong() -> None:
+    q, k, v, _ = _inputs()
+    (grad,) = torch.autograd.grad(inline_attention(q, k, v, backend="triton").square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
 def test_no_gradient_no_sums() -> None:
     inputs = [t.detach() for t in _inputs()]
     arguments = _arguments(*(neighbors(t) for t in inputs[:3]))
