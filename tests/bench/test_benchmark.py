@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sightline import bench
-from sightline.bench import Network, benchmark, plots
+from sightline.bench import Network, benchmark, info, plots
 from sightline.bench.run import Silent
 from sightline.util import provenance
 from sightline.util.errors import InputError
@@ -14,7 +14,7 @@ from sightline.util.errors import InputError
 TINY = Network("tiny", "inline_deit_tiny", {"depths": 1, "embed_dims": 24, "num_heads": 2})
 
 
-@pytest.mark.parametrize("module", [bench, plots, provenance])
+@pytest.mark.parametrize("module", [bench, info, plots, provenance])
 def test_examples(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
     assert result.attempted > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline.bench.cases import MODEL_CASES, OP_CASES
-from sightline.bench.results import REJECTED, Row, Writer
+from sightline.bench.results import REJECTED, Row, result_files
 
 from .test_results import full_report, model, op
 
@@ -87,9 +87,9 @@ def test_goal_five_is_inference_on_a_cpu() -> None:
 
 
 def test_the_tool_prints_what_is_met(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    writer = Writer(tmp_path, "x")
-    writer.write(full_report())
-    assert check_goals.main([str(writer.json)]) == 1
+    files = result_files(tmp_path, "x")
+    full_report(files).write()
+    assert check_goals.main([str(files[0])]) == 1
     shown = capsys.readouterr().out
     assert "10 of 15 met" in shown
     assert "public ms" in shown

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.bench.results import REJECTED, Writer, file_stem
+from sightline.bench.results import REJECTED, file_stem, result_files
 
 from .test_results import ABOUT, full_report, op
 
@@ -24,27 +24,26 @@ def test_pages_without_results(tmp_path: Path) -> None:
 
 
 def test_page_has_every_row_and_its_origin(tmp_path: Path) -> None:
-    report = full_report()
+    report = full_report(result_files(tmp_path, file_stem("goals", ["bfloat16"], ABOUT)))
     bad = op("linear triton", 1.0)
     bad.status, bad.note, bad.graph_ms, bad.call_ms = REJECTED, "it is wrong", None, None
     report.rows.append(bad)
-    writer = Writer(tmp_path, file_stem("goals", ["bfloat16"], ABOUT))
-    writer.write(report)
+    report.write()
     page = tables_page(tmp_path)
     assert page.count("inline triton") >= 3
     for text in (
-        "`sightline bench --preset goals`", "commit abc123", "copy 4.25 TB/s", "NVIDIA H200", writer.json.name,
+        "`sightline bench --preset goals`", "commit abc123", "copy 4.25 TB/s", "NVIDIA H200", report.files[0].name,
         "| 1 | ratio to the floor | deit_tiny_224 forward+backward | 3.00x | <= 2.5x | **no** |",
         "| deit_tiny_224 | forward | inline triton | 0.030 | 0.060 | 0.020 | 1.50 | 4,000 | - | 100 | - | 0.644 |",
         "| inline_deit_tiny 224 | forward, compiled | inline_deit_tiny | 512 | 51,200 | 51,200 | 95.0% |",
         "at 197 tokens already, the fewest measured", "refused: it is wrong", "inline forward: first call",
     ):  # fmt: skip
         assert text in page, text
-    assert list(load_reports(tmp_path)) == [writer.json]
+    assert list(load_reports(tmp_path)) == report.files[:1]
 
 
 def test_speed_section(tmp_path: Path) -> None:
-    Writer(tmp_path, "x").write(full_report())
+    full_report(result_files(tmp_path, "x")).write()
     text = speed_section(tmp_path)
     assert "| 1024 px, batch 512 | 10,240 | 5,120 | 10,779 | 10,240 | 5,120 | 10,779 |" in text
     assert "One NVIDIA H200, torch 2.11.0+cu129, bfloat16" in text

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sightline.bench.plots import plot_all
-from sightline.bench.results import OK, Finding, Report, Row, Writer, describe_run, file_stem
+from sightline.bench.results import OK, Finding, Report, Row, describe_run, file_stem, result_files
 from sightline.util.errors import FileError
 from sightline.util.provenance import COMMIT_VARIABLE
 
@@ -34,7 +34,7 @@ def model(candidate: str, ms: float, side: int = 224, compiled: bool = True, mod
     )  # fmt: skip
 
 
-def full_report() -> Report:
+def full_report(files: list[Path] | None = None) -> Report:
     rows = [op("inline triton", 0.03), op("sdpa", 0.09), op("move", 0.02)]
     rows += [op("inline triton", 0.06, "forward+backward"), op("sdpa", 0.5, "forward+backward")]
     rows += [
@@ -46,18 +46,17 @@ def full_report() -> Report:
         rows += [model("timm deit_tiny_patch16_224", 2 * ms, side)]
     rows += [model("inline_deit_tiny", 10.0, compiled=False)]
     findings = [Finding("inline forward: first call", 4.0, "s", 3.0), Finding("inline: batches", 0, "of 8", 0)]
-    return Report(dict(ABOUT), rows, findings)
+    return Report(dict(ABOUT), rows, findings, files or [])
 
 
 def test_round_trip_and_csv(tmp_path: Path) -> None:
-    report = full_report()
-    writer = Writer(tmp_path, "x")
-    writer.write(report)
-    again = Report.read(writer.json)
+    report = full_report(result_files(tmp_path, "x"))
+    report.write()
+    again = Report.read(report.files[0])
     assert again.about == ABOUT
     assert again.to_json() == report.to_json()
     assert again.rows[0] == report.rows[0]
-    lines = list(csv.DictReader(io.StringIO(writer.csv.read_text())))
+    lines = list(csv.DictReader(io.StringIO(report.files[1].read_text())))
     assert len(lines) == len(report.rows)
     assert (lines[0]["entrant"], lines[0]["graph_ms"]) == ("inline triton", "0.03")
     assert (lines[0]["commit"], lines[0]["command"]) == ("abc123", "sightline bench --preset goals")
@@ -66,21 +65,21 @@ def test_round_trip_and_csv(tmp_path: Path) -> None:
 def test_files_are_numbered_or_replaced(tmp_path: Path) -> None:
     names = []
     for replace in (False, False, True):
-        writer = Writer(tmp_path / "new", "x", replace)
-        writer.write(Report(dict(ABOUT)))
-        names.append(writer.json.name)
+        files = result_files(tmp_path / "new", "x", replace)
+        Report(dict(ABOUT), files=files).write()
+        names.append(files[0].name)
     assert names == ["x.json", "x-2.json", "x.json"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["x-2.csv", "x-2.json", "x.csv", "x.json"]
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Writer(tmp_path, "x")
-    writer.write(full_report())
-    before = writer.json.read_text()
+    files = result_files(tmp_path, "x")
+    full_report(files).write()
+    before = files[0].read_text()
     monkeypatch.setattr(Path, "replace", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        writer.write(Report(dict(ABOUT)))
-    assert writer.json.read_text() == before
+        Report(dict(ABOUT), files=files).write()
+    assert files[0].read_text() == before
 
 
 def test_other_files_are_rejected_by_name(tmp_path: Path) -> None:

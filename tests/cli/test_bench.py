@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,6 @@ def test_no_cuda_is_one_line(
 
 
 def test_figures_without_matplotlib(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main([*OPS, "--plot"]) == 2
     assert "pip install matplotlib" in capsys.readouterr().err

@@ -9,13 +9,13 @@ from sightline.bench import Row
 from sightline.bench.operators import SDPA
 from sightline.bench.plots import (
     COLOURS,
+    DPI,
     FONT,
     GREY,
     Panel,
     draw,
     draw_panel,
-    label_lines,
-    require_matplotlib,
+    new_figure,
     series_of,
     side,
     time_per_image,
@@ -24,6 +24,7 @@ from tables.bench import load_reports
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
 
 FIGURES = ("operators", "throughput", "memory", "hero")
 NAMES = {"inline triton": "InLine", SDPA: "softmax", "soft triton": "SOFT", "soft reference": "SOFT, reference"}
@@ -102,31 +103,22 @@ def _mib(row: Row) -> float | None:
 
 def hero(speed: Panel, path: Path) -> None:
     """The README's picture: throughput against resolution, and scores of four collinear queries."""
-    pyplot = require_matplotlib()
-    with pyplot.rc_context({"font.size": FONT, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = pyplot.figure(figsize=(14, 4.4))
-        left, right = figure.add_gridspec(1, 2, width_ratios=(1, 1.3), wspace=0.4, bottom=0.15, top=0.82)
-        axis = figure.add_subplot(left)
-        draw_panel(axis, speed, STYLES)
-        axis.set_title("", loc="left")
-        _headline(axis, "Fast at high resolution", "DeiT-Tiny inference, compiled, one H200, bfloat16")
-        axes = [figure.add_subplot(cell) for cell in right.subgridspec(1, 3, wspace=0.12)]
-        for each, (name, scores) in zip(axes, toy_scores().items(), strict=True):
-            _scores(each, {"softmax": "softmax", "linear": "linear", "inline": "InLine"}[name], scores.tolist())
-        for each in axes[1:]:
-            each.tick_params(labelleft=False)
-        axes[0].set_ylabel("attention score")
-        _headline(axes[0], "InLine tells queries apart that linear attention confuses",
-                  "four queries that differ in length only, scores over four keys")  # fmt: skip
-        figure.canvas.draw()
-        label_lines(axis, speed, STYLES)
-        figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
-        pyplot.close(figure)
+    figure = new_figure(14, 4.4)
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.4), wspace=0.04)
+    _headline(left, "Fast at high resolution", "DeiT-Tiny inference, compiled, one H200, bfloat16")
+    draw_panel(left.add_subplot(), speed._replace(title=""), STYLES)
+    _headline(right, "InLine tells queries apart that linear attention confuses",
+              "four queries that differ in length only, scores over four keys")  # fmt: skip
+    axes = right.subplots(1, 3, sharey=True)
+    for axis, (name, scores) in zip(axes, toy_scores().items(), strict=True):
+        _scores(axis, {"softmax": "softmax", "linear": "linear", "inline": "InLine"}[name], scores.tolist())
+    axes[0].set_ylabel("attention score")
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
-def _headline(axis: "Axes", title: str, line: str) -> None:
-    axis.text(0, 1.21, title, transform=axis.transAxes, fontsize=FONT + 3, fontweight="bold")
-    axis.text(0, 1.13, line, transform=axis.transAxes, fontsize=FONT, color=GREY)
+def _headline(part: "SubFigure", title: str, line: str) -> None:
+    part.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=FONT + 3, fontweight="bold")
+    part.text(0.01, 0.9, line, fontsize=FONT, color=GREY)
 
 
 def _scores(axis: "Axes", name: str, rows: Sequence[Sequence[float]]) -> None:
@@ -137,5 +129,6 @@ def _scores(axis: "Axes", name: str, rows: Sequence[Sequence[float]]) -> None:
     axis.set(ylim=(0, 0.48), xlim=(0.7, len(rows[0]) + 0.3), xlabel="key", xticks=list(keys))
     axis.set_title(name, fontsize=FONT + 1)
     axis.grid(True, axis="y", color="0.92")
+    axis.spines[["top", "right"]].set_visible(False)
     if name == "softmax":
         axis.legend(frameon=False, fontsize=FONT - 2, loc="upper right", handlelength=1.2, borderaxespad=0)

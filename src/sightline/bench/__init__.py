@@ -5,7 +5,7 @@ from pathlib import Path
 from sightline.bench.cost import Cost, measure_cost
 from sightline.bench.networks import Network
 from sightline.bench.request import Models, Names, Numbers, command_of, given_arguments, make_plans, read_request
-from sightline.bench.results import Finding, Report, Row, Writer, describe_run, file_stem
+from sightline.bench.results import Finding, Report, Row, describe_run, file_stem, result_files
 from sightline.bench.run import ProgressMaker, Silent, compile_ahead, run_all
 
 __all__ = ["Cost", "Finding", "Network", "Report", "Row", "benchmark", "measure_cost"]
@@ -81,23 +81,21 @@ def benchmark(
     given = given_arguments(locals())
     request = read_request(given)
     if plot:
-        from sightline.bench.plots import require_matplotlib
+        from sightline.bench.plots import new_figure
 
-        require_matplotlib()
+        new_figure(1, 1)  # raises if matplotlib is missing
     plans = make_plans(request)
     report = Report(describe_run(command_of(given), request.target))
-    writer = None
     if out is not None:
         dtypes = tuple(dict.fromkeys(plan.dtype for plan in plans))
-        writer = Writer(Path(out), file_stem(request.title, dtypes, report.about), force)
-        report.files = [writer.json, writer.csv]
+        report.files = result_files(Path(out), file_stem(request.title, dtypes, report.about), force)
     try:
         compile_ahead(plans, request.target, jobs, progress)
-        run_all(plans, report, request.target, budget, progress, writer.write if writer else lambda report: None)
+        run_all(plans, report, request.target, budget, progress)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*report.files) from None
-    if plot and writer is not None:
+    if plot and report.files:
         from sightline.bench.plots import plot_all
 
-        report.files += plot_all(report, writer.json.with_suffix(""))
+        report.files += plot_all(report, report.files[0].with_suffix(""))
     return report

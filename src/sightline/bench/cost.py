@@ -1,13 +1,14 @@
 """Parameters, multiply-adds and activations of a model at a given input size, without running it."""
 
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,18 @@ def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """
     shadow = _on_meta(model)
     image = torch.empty(1, *input_size, device="meta", dtype=next(shadow.parameters()).dtype)
-    with FlopCounterMode(display=False) as counter, _ActivationCounter() as activations:
+    with_weights = dict.fromkeys((aten.addmm, aten.mm, aten.convolution), _elements)
+    outputs = FlopCounterMode(display=False, custom_mapping=with_weights)
+    with FlopCounterMode(display=False) as flops, outputs:
         shadow(image)
     params = sum(p.numel() for p in model.parameters())
-    return Cost(params, counter.get_total_flops() // 2, activations.total)
+    counts = outputs.get_flop_counts()["Global"]
+    return Cost(params, flops.get_total_flops() // 2, sum(counts.get(op, 0) for op in with_weights))
+
+
+def _elements(*shapes: object, out_shape: tuple[int, ...], **options: object) -> int:
+    """Elements of the output of an operation, in the place of its FLOPs."""
+    return math.prod(out_shape)
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
@@ -42,19 +51,3 @@ def _on_meta(model: nn.Module) -> nn.Module:
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(model, memo).eval()
-
-
-class _ActivationCounter(TorchDispatchMode):
-    """Adds up the output elements of products with weights."""
-
-    total = 0
-    counted = (torch.ops.aten.addmm, torch.ops.aten.mm, torch.ops.aten.convolution)
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
-    ) -> object:
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in self.counted:
-            assert isinstance(out, Tensor)
-            self.total += out.numel()
-        return out

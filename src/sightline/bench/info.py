@@ -1,11 +1,11 @@
 """What a model is and what it costs at a given size."""
 
-from dataclasses import dataclass, fields
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from timm.data import resolve_model_data_config
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightline.bench.cost import measure_cost
 from sightline.layers.pattern import format_pattern, parse_pattern
@@ -35,29 +35,12 @@ class StageInfo:
 
 
 @dataclass(frozen=True)
-class PublishedInfo:
-    """Published figures: parameters in millions, multiply-adds in billions, ImageNet-1K top-1 in percent."""
-
-    img_size: int
-    params_m: float
-    flops_g: float | None
-    top1: float | None
-
-
-@dataclass(frozen=True)
-class InputInfo:
-    """The input that a model is evaluated on."""
-
-    input_size: tuple[int, int, int]
-    interpolation: str
-    crop_pct: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class ModelInfo:
-    """The facts about a model at a size, in the order in which `sightline info --json` prints them."""
+    """The facts about a model at a size, in the order in which `sightline info --json` prints them.
+
+    `published` has parameters in millions, multiply-adds in billions and ImageNet-1K top-1 in percent; `input` is what
+    the model is evaluated on.
+    """
 
     name: str
     family: str
@@ -68,9 +51,9 @@ class ModelInfo:
     params: int
     macs: int
     activations: int
-    published: PublishedInfo
+    published: dict[str, float | None]
     stages: tuple[StageInfo, ...]
-    input: InputInfo
+    input: dict[str, Any]
     notes: tuple[str, ...]
 
 
@@ -90,7 +73,7 @@ def describe_model(
 
     Example:
         >>> describe_model("inline_deit_tiny").params
-        6484456
+        6477736
     """
     variant, own = VARIANTS[variant_name(name)], arguments(name)
     asked = {"img_size": img_size, "attention": attention, "num_classes": num_classes}
@@ -108,6 +91,7 @@ def describe_model(
     published = parse_pattern(own["attention"], own["depths"])
     pattern = parse_pattern(attention or own["attention"], own["depths"])
     of_stages = zip(maps[-len(pattern) :], own["embed_dims"], own["num_heads"], own["depths"], pattern, strict=True)
+    config = resolve_model_data_config(model)
     notes = [NEWTON_NOTE] if variant.cls.family == "soft" else []
     return ModelInfo(
         name=name,
@@ -119,12 +103,17 @@ def describe_model(
         params=cost.params,
         macs=cost.macs,
         activations=cost.activations,
-        published=PublishedInfo(variant.size, variant.params, variant.flops, variant.top1),
+        published={
+            "img_size": variant.size,
+            "params_m": variant.params,
+            "flops_g": variant.flops,
+            "top1": variant.top1,
+        },
         stages=tuple(
             StageInfo((found.shape[-2], found.shape[-1]), dim, heads, depth, format_pattern([blocks]))
             for found, dim, heads, depth, blocks in of_stages
         ),
-        input=_input(model),
+        input={name: config[name] for name in ("input_size", "interpolation", "crop_pct", "mean", "std")},
         notes=(*notes, *_table_note(name, given, cost.params)),
     )
 
@@ -141,8 +130,3 @@ def _table_note(name: str, given: Arguments, params: int) -> list[str]:
         f"{abs(more):,} parameters {'more' if more > 0 else 'fewer'} than at {size}: position tables have an entry per "
         f"token. A model built for {size} takes this size too, by interpolating them."
     ]
-
-
-def _input(model: nn.Module) -> InputInfo:
-    config = resolve_model_data_config(model)
-    return InputInfo(**{item.name: config[item.name] for item in fields(InputInfo)})

@@ -101,7 +101,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """A run: its rows, its findings, how it was made (`about`) and the files it wrote. Iterating gives the rows."""
+    """A run: its rows, its findings, how it was made (`about`) and its files. Iterating gives the rows."""
 
     about: About
     rows: list[Row] = field(default_factory=list)
@@ -131,6 +131,11 @@ class Report:
         writer.writerows({**_entry(row), **origin} for row in self.rows)
         return text.getvalue()
 
+    def write(self) -> None:
+        """Bring the JSON and the CSV file, if any, up to date; they are complete at any time."""
+        for path, make in zip(self.files, (self.to_json, self.to_csv), strict=False):
+            write_text(path, make())
+
     @classmethod
     def read(cls, path: Path) -> "Report":
         """Read a JSON file of a run.
@@ -154,18 +159,12 @@ def _entry(item: Row | Finding) -> dict[str, object]:
     return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in values.items()}
 
 
-class Writer:
-    """Keeps the files of a run up to date after every row; they are complete at any time."""
-
-    def __init__(self, folder: Path, stem: str, replace: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        pairs = ((folder / f"{name}.json", folder / f"{name}.csv") for name in names)
-        self.json, self.csv = next(pair for pair in pairs if replace or not any(path.exists() for path in pair))
-
-    def write(self, report: Report) -> None:
-        for path, text in ((self.json, report.to_json()), (self.csv, report.to_csv())):
-            write_text(path, text)
+def result_files(folder: Path, stem: str, replace: bool = False) -> list[Path]:
+    """The JSON and the CSV file of a run, numbered if they exist and are not to be replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    pairs = ([folder / f"{name}.json", folder / f"{name}.csv"] for name in names)
+    return next(pair for pair in pairs if replace or not any(path.exists() for path in pair))
 
 
 def file_stem(what: str, dtypes: Sequence[str], about: About) -> str:

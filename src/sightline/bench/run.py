@@ -78,7 +78,6 @@ def run_all(
     device: torch.device,
     budget_ms: float,
     progress: ProgressMaker,
-    write: Callable[[Report], None],
 ) -> None:
     """Add the results of all plans to the report, and write it after each; ceilings are measured once per dtype."""
     ceilings: dict[str, Ceilings] = {}
@@ -96,7 +95,7 @@ def run_all(
                 rows = run_plan(plan, device, ceilings[plan.dtype], budget_ms)
                 report.rows += rows
                 result = ", ".join(f"{r.candidate} {r.status if r.ms is None else f'{r.ms:.3g} ms'}" for r in rows)
-            write(report)
+            report.write()
             steps.done(result)
 
 

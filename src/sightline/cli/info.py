@@ -9,7 +9,7 @@ from sightline.cli.output import Column, show
 from sightline.util.names import format_size, parse_classes, parse_img_size
 
 if TYPE_CHECKING:
-    from sightline.bench.info import InputInfo, StageInfo
+    from sightline.bench.info import StageInfo
 
 FIGURES = (Column("figure"), Column("measured", right=True), Column("published", right=True))
 STAGES = (
@@ -54,24 +54,20 @@ def run(options: Options) -> None:
     print(f"{info.name} ({info.family}) at {format_size(info.img_size)}, {info.num_classes} classes")
     print(f"paper: {info.paper}\n")
     rows = [
-        ["parameters", f"{info.params:,}", _number(published.params_m, "M", 2)],
-        ["FLOPs (multiply-adds)", f"{info.macs / 1e9:,.2f} G", _number(published.flops_g, "G", 1)],
+        ["parameters", f"{info.params:,}", _number(published["params_m"], "M", 2)],
+        ["FLOPs (multiply-adds)", f"{info.macs / 1e9:,.2f} G", _number(published["flops_g"], "G", 1)],
         ["activations", f"{info.activations / 1e6:,.2f} M", "-"],
-        ["ImageNet-1K top-1", "-", _number(published.top1, "%", 1)],
+        ["ImageNet-1K top-1", "-", _number(published["top1"], "%", 1)],
     ]
     show(FIGURES, rows)
-    print(f"Published figures are for {published.img_size}x{published.img_size}.")
+    print("Published figures are for {img_size}x{img_size}.".format(**published))
     for note in info.notes:
         print(note)
     print()
     show(STAGES, [_stage_cells(i, stage) for i, stage in enumerate(info.stages, 1)])
-    print("\ninput: " + _input_line(info.input))
-
-
-def _input_line(config: "InputInfo") -> str:
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (config.mean, config.std))
-    size = format_size(config.input_size)
-    return f"{size}, {config.interpolation}, crop {config.crop_pct:g}, mean {mean}, std {std}"
+    mean, std = (", ".join(f"{value:g}" for value in info.input[name]) for name in ("mean", "std"))
+    size, crop = format_size(info.input["input_size"]), info.input["crop_pct"]
+    print(f"\ninput: {size}, {info.input['interpolation']}, crop {crop:g}, mean {mean}, std {std}")
 
 
 def _number(value: float | None, unit: str, digits: int) -> str:
