@@ -74,6 +74,9 @@ class Collector:
     def add_buffer(self, made: Tensor) -> None:
         pass
 
+    def add_view(self, view: Tensor, base: Tensor) -> None:
+        pass
+
     def launch(self, kernel: JITFunction, grid: tuple, args: tuple, constants: dict[str, object]) -> None:
         self.launches.append(Launch(kernel, args, dict(constants)))
 

@@ -202,15 +202,11 @@ def layers_backward(
     constants: dict[str, Constant] = {
         "D": dim, "W": padded(dim), "IMAGES": IMAGES, "DOT": dot, "num_warps": max(2, padded(dim) // 16)
     }  # fmt: skip
-    d_hidden, d_token = empty(mean.shape, torch.float32, device), empty(mean.shape, dtype, device)
+    d_token = empty(mean.shape, dtype, device)
     gradients = [empty(t.shape, t.dtype, device) for t in parameters]
     launch(
-        weights_kernels.two_layers_back, (triton.cdiv(count, IMAGES), heads),
-        (taps, mean, *parameters[:3], d_hidden, d_token, count, tokens, channels), constants,
-    )  # fmt: skip
-    launch(
-        weights_kernels.layer_gradients, (heads, 10),
-        (taps, mean, d_hidden, *parameters[:2], *gradients, count, channels), constants,
+        weights_kernels.layers_back, (heads, 10 + triton.cdiv(count, IMAGES)),
+        (taps, mean, *parameters[:3], d_token, *gradients, count, tokens, channels), constants,
     )  # fmt: skip
     return d_token, *gradients
 

@@ -84,60 +84,60 @@ def _hidden(mean, w1, b1, channel, dim, D: tl.constexpr, DOT: tl.constexpr):
     return hidden + tl.load(b1 + channel, mask=dim < D, other=0).to(tl.float32)[None, :]
 
 
-@triton.jit(do_not_specialize=["images", "tokens"])
-def two_layers_back(
-    grad, mean, w1, b1, w2, d_hidden, d_mean, images, tokens, C, D: tl.constexpr, W: tl.constexpr,
-    IMAGES: tl.constexpr, DOT: tl.constexpr,
+@triton.jit
+def _hidden_gradient(
+    grad, hidden, w2, image, channel, dim, cell, C, D: tl.constexpr, W: tl.constexpr, IMAGES: tl.constexpr,
+    DOT: tl.constexpr,
 ):
-    """From grad (images, 9, C) the gradients of the hidden layer and of a single token, both (images, C)."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    image, dim = (tile * IMAGES + tl.arange(0, IMAGES)).to(tl.int64), tl.arange(0, W)
-    channel = head * D + dim
-    cell = (image < images)[:, None] & (dim < D)[None, :]
-    offset = image[:, None] * C + channel[None, :]
-    hidden = _hidden(tl.load(mean + offset, mask=cell, other=0), w1, b1, channel, dim, D, DOT)
+    """From grad (images, 9, C) the gradient of the hidden layer before its activation, (images, W) of a tile."""
     back = tl.zeros((IMAGES, W), tl.float32)
     for tap in range(9):
         g = tl.load(grad + (image[:, None] * 9 + tap) * C + channel[None, :], mask=cell, other=0)  # IMAGES W
         second = _square(w2, channel * 9 + tap, dim, D, False)
         back = dot(operand(g, DOT), operand(second, DOT), DOT, back)
     slope = _gate(hidden) + hidden * tl.exp(-0.5 * hidden * hidden) * 0.3989422804014327
-    back = tl.where(cell, back * slope, 0.0)
-    tl.store(d_hidden + offset, back, mask=cell)
-    first = operand(_square(w1, channel, dim, D, False), DOT)
-    tl.store(d_mean + offset, (dot(operand(back, DOT), first, DOT) / tokens).to(d_mean.dtype.element_ty), mask=cell)
+    return tl.where(cell, back * slope, 0.0)
 
 
-@triton.jit(do_not_specialize=["images"])
-def layer_gradients(
-    grad, mean, d_hidden, w1, b1, d_w1, d_b1, d_w2, d_b2, images, C, D: tl.constexpr, W: tl.constexpr,
+@triton.jit(do_not_specialize=["images", "tokens"])
+def layers_back(
+    grad, mean, w1, b1, w2, d_token, d_w1, d_b1, d_w2, d_b2, images, tokens, C, D: tl.constexpr, W: tl.constexpr,
     IMAGES: tl.constexpr, DOT: tl.constexpr,
 ):
-    """The gradients of the parameters for a head: one tap of the second layer, or (tap 9) the first layer."""
-    head, tap = tl.program_id(0), tl.program_id(1)
+    """For a head, from grad (images, 9, C): one tap of the second layer (piece 0 to 8), the first layer (piece 9), or
+    the gradient of each token of a tile of images (from piece 10 on), (images, C)."""
+    head, piece = tl.program_id(0), tl.program_id(1)
     dim = tl.arange(0, W)
     channel = head * D + dim
-    weight, bias = tl.zeros((W, W), tl.float32), tl.zeros((IMAGES, W), tl.float32)
-    for start in range(0, images, IMAGES):
-        image = (start + tl.arange(0, IMAGES)).to(tl.int64)
+    square = (dim < D)[:, None] & (dim < D)[None, :]
+    if piece >= 10:
+        image = ((piece - 10) * IMAGES + tl.arange(0, IMAGES)).to(tl.int64)
         cell = (image < images)[:, None] & (dim < D)[None, :]
         offset = image[:, None] * C + channel[None, :]
-        inner = tl.load(mean + offset, mask=cell, other=0)
-        if tap < 9:
-            outer = tl.load(grad + (image[:, None] * 9 + tap) * C + channel[None, :], mask=cell, other=0)  # IMAGES W
-            outer = outer.to(tl.float32)
-            inner = _hidden(inner, w1, b1, channel, dim, D, DOT)
-            inner = tl.where(cell, inner * _gate(inner), 0.0)
-        else:
-            outer = tl.load(d_hidden + offset, mask=cell, other=0)
-        weight = dot(operand(tl.trans(outer), DOT), operand(inner, DOT), DOT, weight)
-        bias += outer
-    bias = tl.sum(bias, 0)
-    cell = (dim < D)[:, None] & (dim < D)[None, :]
-    if tap < 9:
-        row = channel * 9 + tap
-        tl.store(d_w2 + row[:, None] * D + dim[None, :], weight.to(d_w2.dtype.element_ty), mask=cell)
-        tl.store(d_b2 + row, bias.to(d_b2.dtype.element_ty), mask=dim < D)
+        hidden = _hidden(tl.load(mean + offset, mask=cell, other=0), w1, b1, channel, dim, D, DOT)
+        back = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, C, D, W, IMAGES, DOT)
+        total = dot(operand(back, DOT), operand(_square(w1, channel, dim, D, False), DOT), DOT) / tokens
+        tl.store(d_token + offset, total.to(d_token.dtype.element_ty), mask=cell)
     else:
-        tl.store(d_w1 + channel[:, None] * D + dim[None, :], weight.to(d_w1.dtype.element_ty), mask=cell)
-        tl.store(d_b1 + channel, bias.to(d_b1.dtype.element_ty), mask=dim < D)
+        weight, bias = tl.zeros((W, W), tl.float32), tl.zeros((IMAGES, W), tl.float32)
+        for start in range(0, images, IMAGES):
+            image = (start + tl.arange(0, IMAGES)).to(tl.int64)
+            cell = (image < images)[:, None] & (dim < D)[None, :]
+            inner = tl.load(mean + image[:, None] * C + channel[None, :], mask=cell, other=0)  # IMAGES W
+            hidden = _hidden(inner, w1, b1, channel, dim, D, DOT)
+            if piece < 9:
+                outer = tl.load(grad + (image[:, None] * 9 + piece) * C + channel[None, :], mask=cell, other=0)
+                outer = outer.to(tl.float32)  # IMAGES W
+                inner = tl.where(cell, hidden * _gate(hidden), 0.0)
+            else:
+                outer = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, C, D, W, IMAGES, DOT)
+            weight = dot(operand(tl.trans(outer), DOT), operand(inner, DOT), DOT, weight)
+            bias += outer
+        bias = tl.sum(bias, 0)
+        if piece < 9:
+            row = channel * 9 + piece
+            tl.store(d_w2 + row[:, None] * D + dim[None, :], weight.to(d_w2.dtype.element_ty), mask=square)
+            tl.store(d_b2 + row, bias.to(d_b2.dtype.element_ty), mask=dim < D)
+        else:
+            tl.store(d_w1 + channel[:, None] * D + dim[None, :], weight.to(d_w1.dtype.element_ty), mask=square)
+            tl.store(d_b1 + channel, bias.to(d_b1.dtype.element_ty), mask=dim < D)
