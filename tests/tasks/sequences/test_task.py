@@ -14,7 +14,7 @@ from sightline.cli.main import main
 from sightline.data.order import Placement
 from sightline.engine.arena import configure as configure_arena
 from sightline.engine.settings import configure as resolve
-from sightline.engine.settings import load_recipe, recipe_names, to_dict
+from sightline.engine.settings import load_recipe, parse, recipe_names, to_dict
 from sightline.hub import load
 from sightline.models.sequence import SEQUENCE_MODELS
 from sightline.tasks.sequences import arena
@@ -52,10 +52,9 @@ READ = {f"data__{split}": "null" for split in ("train", "val", "test")}  # files
 
 
 def configure(cache: str, out: Path, task: str = "listops", **more: str) -> Any:
-    given = {key.replace("__", "."): value for key, value in more.items()}
-    return resolve(
-        load_recipe(f"lra_{task}"), {**SMALL, "data.cache": cache, "run.folder": str(out), **given}
-    )  # fmt: skip
+    given = {**SMALL, "data.cache": cache, "run.folder": str(out)}
+    given |= {key.replace("__", "."): value for key, value in more.items()}
+    return resolve(load_recipe(f"lra_{task}"), {key: parse(value, key) for key, value in given.items()})
 
 
 def weights(out: Path) -> dict[str, bytes]:
