@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from sightline.data.labels import imagenet_classes
 from sightline.models.base import Arguments
-from sightline.models.factory import variant_name
 from sightline.models.weights.checkpoint import Checkpoint, Choice, build, choose, prefix_errors
 from sightline.models.weights.fit import MismatchError
 from sightline.models.weights.identify import Identity, identify
@@ -96,7 +95,7 @@ def _open_public(weights: Weights, name: str | None, args: Arguments | None) -> 
     card = ModelCard.from_metadata(weights.metadata) or card_of(
         identity.name, identity.kwargs, model, classes, model.in_chans, model.img_size
     )
-    return Loaded(model.eval(), card, make_transform(card), card.classes, weights.path, LABELLED.name, str(identity))
+    return Loaded(model.eval(), card, make_transform(card), card.classes, weights.path, LABELLED.name)
 
 
 @dataclass(frozen=True)
@@ -178,15 +177,14 @@ def convert(
         >>> loaded = sightline.load("out.safetensors")
     """
     out = _check_target(Path(source).with_suffix(".safetensors") if target is None else Path(target), force)
-    name = None if model is None else variant_name(model)
     weights = read_weights(source)
     try:
         with prefix_errors(weights.path):
             file = Checkpoint.of(_classifier_weights(weights))
-            choice = choose(file, name, model_args)
+            choice = choose(file, model, model_args)
             built = build(file, choice)
     except MismatchError as error:
-        raise _with_remedy(error, file, name) from error
+        raise _with_remedy(error, file, model) from error
     identity = choice.identity
     metadata = {"sightline": VERSION, "model": identity.name, "model_args": json.dumps(identity.kwargs)}
     write_tensors(out, built.state_dict(), {"format": "pt", **metadata})

@@ -111,8 +111,8 @@ def run(options: Options) -> None:
         ]
     device = str(wanted.device)
     facts: Facts = {
-        "checkpoint": str(loaded.path), "task": loaded.task, "model": loaded.title, "parameters": loaded.parameters,
-        "device": device, **to_facts(found, options),
+        "checkpoint": str(loaded.path), "task": loaded.task, "model": loaded.card.title,
+        "parameters": loaded.parameters, "device": device, **to_facts(found, options),
     }  # fmt: skip
     if options.json:
         print_json(facts)

@@ -61,9 +61,9 @@ def check_attention(loaded: Loaded, query: Query | Patch) -> None:
     """
     new_figure(1, 1)  # raises if matplotlib is missing
     if not attention_blocks(loaded.model):
-        raise InputError(f"attention: {loaded.title} has no attention blocks of sightline")
+        raise InputError(f"attention: {loaded.card.title} has no attention blocks of sightline")
     if query is None and not getattr(loaded.model, "num_prefix_tokens", 0):
-        raise InputError(f"query: {loaded.title} has no class token; give a point such as 0.5,0.5")
+        raise InputError(f"query: {loaded.card.title} has no class token; give a point such as 0.5,0.5")
 
 
 def draw_attention(loaded: Loaded, pixels: Tensor, query: Query | Patch, title: str, target: Path) -> None:

@@ -99,9 +99,11 @@ def make_models(choice: ModelChoice, device: torch.device, classes: int | None =
         if loaded.task != LABELLED.name or not isinstance(loaded.card, ModelCard):
             raise FileError(f"{loaded.path}: expected a classifier, got a model for {loaded.task}")
         if not attention_blocks(loaded.model):
-            raise InputError(f"{loaded.title} has no attention blocks of sightline; choose a model of `sightline list`")
+            raise InputError(
+                f"{loaded.card.title} has no attention blocks of sightline; choose a model of `sightline list`"
+            )
         card = at_size(loaded.card, choice.size)
-        base = StudyModel(loaded.title, loaded.title, loaded.model, card, source, None, choice.seed)
+        base = StudyModel(loaded.card.title, loaded.card.title, loaded.model, card, source, None, choice.seed)
         found += [_with_attention(base, name) for name in choice.attention] or [base]
     if not choice.checkpoints:
         found = [_random(choice, classes, name) for name in choice.attention or (None,)]

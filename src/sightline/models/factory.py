@@ -32,9 +32,7 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
         >>> model(torch.zeros(1, 3, 224, 224)).shape
         torch.Size([1, 10])
     """
-    if name not in VARIANTS and not timm.is_model(name.partition(".")[0]):
-        remedy = nearest(name, [*VARIANTS, *timm.list_models()], "`sightline list` and timm.list_models() show all")
-        raise InputError(f"no model {name!r}; {remedy}")
+    check_name(name)
     if name in VARIANTS:
         check_arguments(name, {key: value for key, value in kwargs.items() if key not in TIMM_ARGUMENTS})
     try:
@@ -81,6 +79,17 @@ def describe_models() -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def check_name(name: str) -> None:
+    """Reject a name that neither our models nor timm's have.
+
+    Raises:
+        InputError: names the nearest.
+    """
+    if name not in VARIANTS and not timm.is_model(name.partition(".")[0]):
+        remedy = nearest(name, [*VARIANTS, *timm.list_models()], "`sightline list` and timm.list_models() show all")
+        raise InputError(f"no model {name!r}; {remedy}")
 
 
 def variant_name(name: str) -> str:

@@ -40,7 +40,6 @@ class Loaded:
         classes: names in the order of the outputs, or () if unknown.
         path: the file of weights.
         task: name of its entry in `sightline.tasks.registry.TASKS`.
-        label: a short description of the model; by default `card.title`.
     """
 
     model: nn.Module
@@ -49,11 +48,6 @@ class Loaded:
     classes: tuple[str, ...]
     path: Path
     task: str
-    label: str = ""
-
-    @property
-    def title(self) -> str:
-        return self.label or self.card.title
 
     @property
     def parameters(self) -> int:

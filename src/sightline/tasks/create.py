@@ -7,13 +7,12 @@ import timm
 import torch
 from torch import nn
 
-from sightline.models.factory import check_arguments
+from sightline.models.factory import check_arguments, check_name
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.reader import State
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.card import Card
 from sightline.util.errors import FileError, InputError
-from sightline.util.names import nearest
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -25,16 +24,15 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
         pretrained: with the weights that timm publishes, downloaded.
         section: of the configuration that is to blame.
     """
-    key = {"model": "model.name", "distill": "distill.teacher"}[section]
-    if name not in VARIANTS and not timm.is_model(name.partition(".")[0]):
-        remedy = nearest(name, [*VARIANTS, *timm.list_models()], "`sightline list` and timm.list_models() show all")
-        raise InputError(f"{key}: no model {name!r}; {remedy}")
+    key = where = {"model": "model.name", "distill": "distill.teacher"}[section]
     try:
+        check_name(name)
+        where = f"{section}.args"
         if name in VARIANTS:
             check_arguments(name, kwargs)
         return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
     except (InputError, TypeError) as error:
-        raise InputError(f"{section}.args: {error}") from error
+        raise InputError(f"{where}: {error}") from error
     except OSError as error:
         if not pretrained:
             raise

@@ -41,7 +41,7 @@ def input_errors(loaded: Loaded, card: ModelCard) -> Iterator[None]:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         size = format_size(card.input_size[1:])
-        raise InputError(f"{loaded.title} failed on images of {size}: {reason}") from error
+        raise InputError(f"{loaded.card.title} failed on images of {size}: {reason}") from error
 
 
 def predictor(loaded: Loaded, options: PredictOptions) -> Predictor:

@@ -2,9 +2,7 @@
 
 from functools import partial
 
-from sightline.models.weights.identify import Identity, arguments
 from sightline.models.weights.reader import Weights
-from sightline.models.zoo import VARIANTS
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.data import images
@@ -30,13 +28,4 @@ def open(weights: Weights) -> Loaded:
         raise FileError("these weights have no classifier; give a checkpoint that has one")
     if card.classes and len(card.classes) != count:
         raise FileError(f"{len(card.classes)} names for {count} classes; save the weights again")
-    return Loaded(model, card, make_transform(card), card.classes, weights.path, "classification", _label(card))
-
-
-def _label(card: ModelCard) -> str:
-    """The variant with the arguments that are not its defaults, as for checkpoints without a card."""
-    if card.name not in VARIANTS:
-        return card.name
-    own = arguments(card.name)
-    changed = {key: value for key, value in card.arguments.items() if value != own.get(key)}
-    return str(Identity(card.name, changed))
+    return Loaded(model, card, make_transform(card), card.classes, weights.path, "classification")
