@@ -9,14 +9,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightline.data.labels import imagenet_classes
 from sightline.models.base import Arguments
-from sightline.models.weights.checkpoint import Checkpoint, Choice, build, choose, prefix_errors
-from sightline.models.weights.fit import MismatchError
-from sightline.models.weights.identify import Identity, identify
-from sightline.models.weights.layouts import IGNORED, rename
+from sightline.models.weights.checkpoint import Checkpoint, Choice, load_model, prefix_errors
+from sightline.models.weights.layouts import IGNORED
 from sightline.models.weights.reader import Weights, read_weights
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
@@ -78,9 +76,8 @@ def load(
 
 def _open_public(weights: Weights, name: str | None, args: Arguments | None) -> Loaded:
     """Identify a published checkpoint, or one of our own without a card, and load it as a classifier."""
-    file = Checkpoint.of(_classifier_weights(weights))
-    choice = choose(file, name, args)
-    model = build(file, choice)
+    choice = load_model(Checkpoint.of(_classifier_weights(weights)), name, args)
+    model = choice.model
     if not model.num_classes:
         raise FileError("these weights have no classifier; give a checkpoint that has one")
     if choice.guessed_heads:
@@ -130,7 +127,7 @@ class Conversion:
         """What the weights do not show about the model, one sentence each, with the option that settles it."""
         choice, found = self.choice, []
         if choice.alike:
-            flags = " or ".join(option_flags(other) for other in choice.alike)
+            flags = " or ".join(other.flags for other in choice.alike)
             found.append(f"another model has the same shapes and cannot be told from it; for that one pass {flags}")
         if choice.guessed_heads:
             found.append(
@@ -178,17 +175,13 @@ def convert(
     """
     out = _check_target(Path(source).with_suffix(".safetensors") if target is None else Path(target), force)
     weights = read_weights(source)
-    try:
-        with prefix_errors(weights.path):
-            file = Checkpoint.of(_classifier_weights(weights))
-            choice = choose(file, model, model_args)
-            built = build(file, choice)
-    except MismatchError as error:
-        raise _with_remedy(error, file, model) from error
+    with prefix_errors(weights.path):
+        file = Checkpoint.of(_classifier_weights(weights))
+        choice = load_model(file, model, model_args)
     identity = choice.identity
     metadata = {"sightline": VERSION, "model": identity.name, "model_args": json.dumps(identity.kwargs)}
-    write_tensors(out, built.state_dict(), {"format": "pt", **metadata})
-    return _describe(file, choice, built, out)
+    write_tensors(out, choice.model.state_dict(), {"format": "pt", **metadata})
+    return _describe(file, choice, out)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -234,8 +227,8 @@ def _check_target(out: Path, force: bool) -> Path:
     return out
 
 
-def _describe(file: Checkpoint, choice: Choice, model: nn.Module, out: Path) -> Conversion:
-    own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+def _describe(file: Checkpoint, choice: Choice, out: Path) -> Conversion:
+    own = {key: tuple(value.shape) for key, value in choice.model.state_dict().items()}
     given = {key: tuple(value.shape) for key, value in file.shapes.items()}
     ignored = [key for key in file.weights.state if not file.native and IGNORED.search(key)]
     head = [key for key, shape in given.items() if key.startswith("head.") and own.get(key) != shape]
@@ -254,26 +247,5 @@ def _describe(file: Checkpoint, choice: Choice, model: nn.Module, out: Path) -> 
         missing=tuple(key for key in own if key not in given or key in head),
         unexpected=tuple(key for key in given if key not in own and key not in head),
         tensors=len(own),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=sum(p.numel() for p in choice.model.parameters()),
     )
-
-
-def _with_remedy(error: MismatchError, file: Checkpoint, name: str | None) -> MismatchError:
-    """The error with the names of the file, and with the model that would fit if there is one."""
-    try:
-        found = identify(file.weights.state)[0]
-        if name is not None and not found.exact:
-            found = identify(file.weights.state, [name])[0]
-        remedy = f"; it fits with {option_flags(found)}"
-    except FileError:
-        remedy = "; nothing was written"
-    explained = MismatchError(error.what, error.mismatch, remedy)
-    if not file.native:
-        explained.origins = {rename(key, file.family): key for key in file.weights.state}
-    return explained
-
-
-def option_flags(identity: Identity) -> str:
-    """The options that choose a model; its channels and classes follow from the weights in any case."""
-    args = {key: value for key, value in identity.kwargs.items() if key not in ("in_chans", "num_classes")}
-    return f"--model {identity.name}" + (f" --model-args '{json.dumps(args)}'" if args else "")

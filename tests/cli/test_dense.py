@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sightline.cli.main import main
-from sightline.models.weights.reader import read_metadata
+from sightline.models.weights.reader import read_weights
 from sightline.tasks.dense.backbone import Backbone
 from tests.tasks.detection import tiny as detection
 from tests.tasks.segmentation import tiny as segmentation
@@ -161,7 +161,7 @@ def test_eval_names_its_own_option(run: Path, capsys: pytest.CaptureFixture[str]
 def forged(run: Path, target: Path, **fields: Any) -> str:
     """The weights of a run with other fields in the head of their card; None leaves one out."""
     path = run / "checkpoints/best/model.safetensors"
-    metadata, tensors = read_metadata(path), load_file(path)
+    metadata, tensors = read_weights(path).metadata, load_file(path)
     head = json.loads(metadata["head"]) | fields
     kept = {key: value for key, value in head.items() if value is not None or key in ("anchor", "short")}
     save_file(tensors, target, metadata | {"head": json.dumps(kept)})

@@ -12,7 +12,7 @@ from sightline.cli.main import main
 from sightline.data.images import ImageError, load_image
 from sightline.engine.settings import all_keys, load_recipe, recipe_names, to_yaml
 from sightline.engine.settings import configure as resolve
-from sightline.models.weights.reader import read_state
+from sightline.models.weights.reader import read_weights
 from sightline.util.errors import FileError
 from tests.engine import warm
 from tests.engine.tiny import RECIPE, command, make_images, run, write_recipe
@@ -172,7 +172,7 @@ def test_unreadable_files_are_named(
         load_image(images / "train/red/3.png")
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(FileError, match="permission"):
-        read_state(recipe)
+        read_weights(recipe)
     recipe.rename(tmp_path / "closed.yaml")
     assert main(["train", "--config", str(tmp_path / "closed.yaml")]) == 2
     assert "closed.yaml: permission denied" in capsys.readouterr().err

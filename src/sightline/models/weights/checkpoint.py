@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,19 +14,10 @@ from sightline.models.base import Arguments, VisionModel
 from sightline.models.factory import check_arguments, variant_name
 from sightline.models.weights.fit import MismatchError, adapt, compare
 from sightline.models.weights.heads import RecordedHeads, published_heads, recorded_heads, with_heads
-from sightline.models.weights.identify import (
-    FREE_ARGS,
-    Identity,
-    arguments,
-    build_empty,
-    check,
-    family_class,
-    native_shapes,
-    nearest_variants,
-    plain,
-)
+from sightline.models.weights.identify import Identity, arguments, build_empty, nearest_variants, plain, recognize
+from sightline.models.weights.layouts import rename
 from sightline.models.weights.reader import State, Weights
-from sightline.models.weights.shapes import Layout, observe
+from sightline.models.weights.shapes import Layout
 from sightline.models.zoo import VARIANTS, create
 from sightline.util.errors import FileError
 
@@ -58,8 +49,7 @@ class Checkpoint:
         Raises:
             FileError: the tensors are of no known family, or damaged.
         """
-        family, native, shapes = native_shapes(weights.state)
-        layout = observe(shapes, family_class(family))
+        family, native, shapes, layout = recognize(weights.state)
         heads = recorded_heads(weights) if None in layout.num_heads else None
         layout = with_heads(layout, heads.counts) if heads is not None else layout
         return cls(weights, family, native, shapes, layout, heads)
@@ -70,33 +60,32 @@ class Choice:
     """The model of a checkpoint.
 
     Args:
+        model: with the weights.
         identity: variant and arguments.
         alike: variants that shapes cannot tell from it.
         guessed_heads: the heads that were assumed, if nothing shows or records them.
         guessed_attention: the pattern that was assumed, if other mechanisms have the same shapes.
-        empty: the model on the meta device, if it was already built.
     """
 
+    model: VisionModel
     identity: Identity
     alike: tuple[Identity, ...] = ()
     guessed_heads: str = ""
     guessed_attention: str = ""
-    empty: nn.Module | None = None
 
 
 @contextmanager
-def prefix_errors(path: str | Path) -> Iterator[None]:
+def prefix_errors(path: Path) -> Iterator[None]:
     """Start the message of a `FileError` with the file that it is about."""
     try:
         yield
-    except MismatchError as error:
-        raise MismatchError(f"{path}: {error.what}", error.mismatch) from error
     except FileError as error:
-        raise FileError(f"{path}: {error}") from error
+        error.args = (f"{path}: {error}",)
+        raise
 
 
-def choose(file: Checkpoint, name: str | None = None, args: Arguments | None = None) -> Choice:
-    """The model for a checkpoint.
+def load_model(file: Checkpoint, name: str | None = None, args: Arguments | None = None) -> Choice:
+    """The model for a checkpoint, with every key of its weights; tables are resampled to its size.
 
     Args:
         file: the checkpoint.
@@ -105,47 +94,45 @@ def choose(file: Checkpoint, name: str | None = None, args: Arguments | None = N
 
     Raises:
         InputError: there is no such variant or argument.
-        FileError: the weights are of another family, depth or number of heads.
+        FileError: the weights are of another family, depth or number of heads, the model does not fit into memory, or
+            (MismatchError) the keys or shapes do not fit.
     """
     args = args or {}
     recorded = _recorded(file) if name is None else None
     if recorded is not None:
-        found: Sequence[Identity] = [recorded.identity]
+        found: Sequence[Identity] = [recorded[0]]
     elif name is not None:
         found = [_named(file, name)]
     else:
         vit = file.family == "deit" and not file.native and file.heads is None
         layout = with_heads(file.layout, published_heads(file.layout)) if vit else file.layout
         found = nearest_variants(layout, file.family)
-    _check_args(file, found, args)
+    _check_args(file, found[0].name, args)
     identity, *alike = (_with_args(identity, args) for identity in found)
+    model = _build(file, identity, recorded[1] if recorded is not None and not args else None)
     guess = recorded is None and not identity.exact
     heads = {**arguments(identity.name), **identity.kwargs}["num_heads"]
     unknown = None in file.layout.num_heads
     return Choice(
+        model,
         identity,
         tuple(alike),
-        _listed(heads) if guess and unknown and "num_heads" not in args else "",
+        ", ".join(map(str, _tuple(heads))) if guess and unknown and "num_heads" not in args else "",
         str(identity.kwargs.get("attention", "")) if guess and "attention" not in args else "",
-        recorded.empty if recorded is not None and not args else None,
     )
 
 
-def build(file: Checkpoint, choice: Choice) -> VisionModel:
-    """The chosen model with the weights of the file, every key loaded; tables are resampled to its size.
-
-    Raises:
-        MismatchError: the keys or shapes do not fit.
-        FileError: the model does not fit into memory.
-    """
-    identity = choice.identity
+def _build(file: Checkpoint, identity: Identity, empty: nn.Module | None) -> VisionModel:
+    """A variant with the weights of the file; `empty` is the same on the meta device, if it was already built."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # about a new classifier and heads, which callers report
         torch.manual_seed(0)
         # Before memory is allocated: forged shapes end here.
-        empty = choice.empty or build_empty(identity.name, identity.kwargs)
+        empty = empty or build_empty(identity.name, identity.kwargs)
         assert isinstance(empty, VisionModel)
-        check(adapt(file.shapes, empty), empty, identity)
+        if mismatch := compare(adapt(file.shapes, empty), empty):
+            origins = {} if file.native else {rename(key, file.family): key for key in file.weights.state}
+            raise MismatchError(f"the weights do not fit {identity}", mismatch, _remedy(file), origins)
         try:
             model = create(identity.name, **identity.kwargs)
         except (MemoryError, RuntimeError) as error:  # how torch reports that memory is insufficient
@@ -156,19 +143,26 @@ def build(file: Checkpoint, choice: Choice) -> VisionModel:
     return model
 
 
+def _remedy(file: Checkpoint) -> str:
+    """The options for the variant that the weights do fit, if there is one."""
+    with suppress(ValueError):
+        found = nearest_variants(file.layout, file.family)[0]
+        if not compare(file.shapes, build_empty(found.name, found.kwargs)):
+            return f"; it fits with {found.flags}"
+    return ""
+
+
 def _with_args(identity: Identity, args: Arguments) -> Identity:
     own = arguments(identity.name)
-    kwargs = {key: value for key, value in {**identity.kwargs, **args}.items() if value != own[key]}
-    return Identity(identity.name, kwargs, not kwargs.keys() - FREE_ARGS)
+    return Identity(identity.name, {k: v for k, v in {**identity.kwargs, **args}.items() if v != own[k]})
 
 
-def _check_args(file: Checkpoint, found: Sequence[Identity], args: Arguments) -> None:
-    """Reject arguments that the variants do not have, or that contradict the weights."""
-    for identity in found:
-        check_arguments(identity.name, args)
+def _check_args(file: Checkpoint, name: str, args: Arguments) -> None:
+    """Reject arguments that a variant does not have, or that contradict the weights."""
+    check_arguments(name, args)
     if not _agrees(args, "depths", file.layout):  # never build more than the weights show
         raise FileError(
-            f"depths={_tuple(args['depths'])} of {found[0].name}, but the weights have {file.layout.depths}; "
+            f"depths={_tuple(args['depths'])} of {name}, but the weights have {file.layout.depths}; "
             f"leave it out, or give these"
         )
     if file.heads is not None and None not in file.layout.num_heads and not _agrees(args, "num_heads", file.layout):
@@ -192,8 +186,8 @@ def _named(file: Checkpoint, name: str) -> Identity:
     return Identity(name, {key: plain(value) for key, value in seen.items() if value != own[key]})
 
 
-def _recorded(file: Checkpoint) -> Choice | None:
-    """The model that one of our own files names, if the weights fit it."""
+def _recorded(file: Checkpoint) -> tuple[Identity, nn.Module] | None:
+    """The model that one of our own files names, and the same on the meta device, if the weights fit it."""
     name = file.weights.metadata.get("model", "")
     if name not in VARIANTS or VARIANTS[name].cls.family != file.family:
         return None
@@ -204,7 +198,7 @@ def _recorded(file: Checkpoint) -> Choice | None:
         empty = build_empty(name, args)
     except (ValueError, TypeError, RecursionError):
         return None
-    return None if compare(file.shapes, empty) else Choice(Identity(name, args, exact=not args), empty=empty)
+    return None if compare(file.shapes, empty) else (Identity(name, args), empty)
 
 
 def _agrees(args: Arguments, key: str, layout: Layout) -> bool:
@@ -214,7 +208,3 @@ def _agrees(args: Arguments, key: str, layout: Layout) -> bool:
 
 def _tuple(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _listed(value: object) -> str:
-    return ", ".join(map(str, _tuple(value)))

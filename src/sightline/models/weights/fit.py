@@ -3,13 +3,12 @@
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from timm.models import adapt_input_conv
-from torch import Tensor, nn
+from torch import nn
 
 from sightline.layers.core import Core
 from sightline.layers.position import PositionTable, resample_grid
@@ -17,27 +16,12 @@ from sightline.layers.stripe_attention import StripeAttention
 from sightline.layers.window_attention import RelativePositionBias, resample_bias
 from sightline.models.weights.layouts import family_of, to_native
 from sightline.models.weights.reader import State, some, unwrap
-from sightline.models.weights.shapes import shown_heads
+from sightline.models.weights.shapes import Target, shown_heads
 from sightline.util.errors import FileError, WeightsWarning
 
 # What belongs to an attention mechanism rather than to the model around it, and the block that it is in.
 MECHANISM_KEY = re.compile(r"^(.*\bblocks\.\d+)\.attn\.(?:(?:branches\.\d+\.)?core|position_bias|sr|sr_norm)\.")
 CORE_KEY = re.compile(r"^(.*\bblocks\.\d+)\.attn\.(?:branches\.\d+\.)?core$")
-
-
-class Target(Protocol):
-    """A model that weights are fitted to."""
-
-    family: str
-    first_conv: str
-    in_chans: int
-    num_classes: int
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-
-    def get_classifier(self) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -56,22 +40,26 @@ class Mismatch:
             ("of the wrong shape", self.misshapen),
         ]
 
-    def lines(self) -> list[str]:
-        """One line per non-empty category, with the first few keys."""
-        return [f"{len(keys)} {what}: {some(keys)}" for what, keys in self.rows() if keys]
-
     def __bool__(self) -> bool:
         return any(keys for _, keys in self.rows())
 
 
 class MismatchError(FileError, RuntimeError):
-    """Weights that do not fit the model; `mismatch` has every key. Also a RuntimeError, like torch's own."""
+    """Weights that do not fit the model. Also a RuntimeError, like torch's own.
 
-    def __init__(self, what: str, mismatch: Mismatch, remedy: str = "") -> None:
-        super().__init__(f"{what}: {'; '.join(mismatch.lines())}{remedy}")
-        self.what = what
-        self.mismatch = mismatch
-        self.origins: Mapping[str, str] = {}  # names in the file of keys that were renamed
+    Args:
+        what: does not fit.
+        mismatch: every key.
+        remedy: the end of the message.
+        origins: names in the file of keys that were renamed.
+    """
+
+    def __init__(
+        self, what: str, mismatch: Mismatch, remedy: str = "", origins: Mapping[str, str] | None = None
+    ) -> None:
+        lines = [f"{len(keys)} {which}: {some(keys)}" for which, keys in mismatch.rows() if keys]
+        super().__init__(f"{what}: {'; '.join(lines)}{remedy}")
+        self.mismatch, self.origins = mismatch, origins or {}
 
 
 def prepare(

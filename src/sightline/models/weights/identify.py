@@ -1,14 +1,14 @@
 """Which registered variant a state dict belongs to, from the names and shapes of its tensors alone."""
 
 import inspect
-from collections.abc import Iterable
+import json
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from sightline.layers.pattern import format_pattern, parse_pattern
 from sightline.layers.spec import Spec
-from sightline.models.base import Arguments, VisionModel, to_pair
+from sightline.models.base import Arguments, to_pair
 from sightline.models.pvt import usual_reduction
 from sightline.models.pyramid import stage_dims
 from sightline.models.weights.fit import MismatchError, compare
@@ -24,58 +24,57 @@ FREE_ARGS = {"img_size", "num_classes", "in_chans"}
 
 @dataclass(frozen=True)
 class Identity:
-    """A variant, and the arguments in which the weights differ from it.
-
-    `exact`: the published architecture; only the image size, the channels and the classes may differ.
-    """
+    """A variant, and the arguments in which the weights differ from it."""
 
     name: str
     kwargs: Arguments = field(default_factory=dict)
-    exact: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """The published architecture: only the image size, the channels and the classes may differ."""
+        return not self.kwargs.keys() - FREE_ARGS
+
+    @property
+    def flags(self) -> str:
+        """The options that choose it; its channels and classes follow from the weights in any case."""
+        args = {key: value for key, value in self.kwargs.items() if key not in ("in_chans", "num_classes")}
+        return f"--model {self.name}" + (f" --model-args '{json.dumps(args)}'" if args else "")
 
     def __str__(self) -> str:
         args = ", ".join(f"{key}={value!r}" for key, value in self.kwargs.items())
         return f"{self.name} ({args})" if args else self.name
 
 
-def identify(state: State, among: Iterable[str] | None = None) -> list[Identity]:
+def identify(state: State) -> list[Identity]:
     """The variants that `state`, published or native, fits; several if shapes cannot tell them apart.
 
     Example: for the public soft_small, whose third stage has 20 blocks, the first is
-    `Identity("soft_small", {"depths": (1, 3, 20, 4)}, exact=False)` and the second soft_norm_small.
+    `Identity("soft_small", {"depths": (1, 3, 20, 4)})` and the second soft_norm_small.
 
     Args:
-        state: a state dict without wrappers, as `read_state` returns it.
-        among: names to choose from; all by default.
+        state: a state dict without wrappers, as `read_weights` returns it.
 
     Raises:
         FileError: it is of no known family, or fits none of its variants.
     """
-    family, _, native = native_shapes(state)
-    found = nearest_variants(observe(native, family_class(family)), family, among)
+    family, _, shapes, layout = recognize(state)
+    found = nearest_variants(layout, family)
     first = found[0]  # what fits one of them fits all: they differ in no shape
-    check(native, build_empty(first.name, first.kwargs), first)
+    if mismatch := compare(shapes, build_empty(first.name, first.kwargs)):
+        raise MismatchError(f"the weights do not fit {first}", mismatch)
     return found
 
 
-def nearest_variants(layout: Layout, family: str, among: Iterable[str] | None = None) -> list[Identity]:
+def nearest_variants(layout: Layout, family: str) -> list[Identity]:
     """The variants of a family that are nearest to a layout, several if shapes cannot tell them apart."""
-    names = [name for name in (among or VARIANTS) if VARIANTS[name].cls.family == family]
-    if not names:
-        raise FileError(f"these are weights of the {family} family; see `sightline list '*{family}*'`")
+    names = [name for name, variant in VARIANTS.items() if variant.cls.family == family]
     found = {name: _kwargs(layout, name) for name in names}
     ranks = {name: _rank(layout, name, kwargs) for name, kwargs in found.items()}
-    best = [name for name in names if ranks[name] == min(ranks.values())]
-    return [Identity(name, found[name], not found[name].keys() - FREE_ARGS) for name in best]
+    return [Identity(name, found[name]) for name in names if ranks[name] == min(ranks.values())]
 
 
-def family_class(family: str) -> type[VisionModel]:
-    """The class of a family's models."""
-    return next(variant.cls for variant in VARIANTS.values() if variant.cls.family == family)
-
-
-def native_shapes(state: State) -> tuple[str, bool, State]:
-    """The family of a state dict, whether its layout is sightline's own, and that layout without data."""
+def recognize(state: State) -> tuple[str, bool, State, Layout]:
+    """The family of a state dict, whether its names are sightline's own, its shapes under those, and what they show."""
     found = family_of(list(state))
     if found is None:
         raise FileError(
@@ -83,8 +82,10 @@ def native_shapes(state: State) -> tuple[str, bool, State]:
             f"{next(iter(state), 'none')!r}; see `sightline list`"
         )
     family, native = found
-    empty = {key: value.detach().to("meta") for key, value in state.items()}
-    return family, native, empty if native else to_native(empty, family)
+    shapes = {key: value.detach().to("meta") for key, value in state.items()}
+    shapes = shapes if native else to_native(shapes, family)
+    cls = next(variant.cls for variant in VARIANTS.values() if variant.cls.family == family)
+    return family, native, shapes, observe(shapes, cls)
 
 
 def build_empty(name: str, kwargs: Arguments) -> nn.Module:
@@ -98,12 +99,6 @@ def build_empty(name: str, kwargs: Arguments) -> nn.Module:
     except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{Identity(name, kwargs)} cannot be built: {reason}") from error
-
-
-def check(native: State, model: nn.Module, identity: Identity) -> None:
-    """Reject weights unless every key fits."""
-    if mismatch := compare(native, model):
-        raise MismatchError(f"the weights do not fit {identity}", mismatch)
 
 
 def arguments(name: str) -> Arguments:

@@ -73,8 +73,8 @@ RULES: dict[str, list[Rule]] = {
 }
 # Index and mask buffers follow from the architecture.
 IGNORED = re.compile(r"relative_position_index$|attn_mask$|relative_coords_table$")
-# Projections that sightline keeps as one tensor, in order.
-JOINED = [(("attn.q.", "attn.kv."), "attn.qkv."), (("attn.W_q.", "attn.W_v."), "attn.qkv.")]
+# Projections that sightline keeps as one tensor, in order, and their name there.
+JOINED = [("attn.q.", "attn.kv.", "attn.qkv."), ("attn.W_q.", "attn.W_v.", "attn.qkv.")]
 
 
 def family_of(keys: list[str]) -> tuple[str, bool] | None:
@@ -114,24 +114,13 @@ def _from_timm_swin(state: State) -> State:
 
 def _join(state: State) -> State:
     """Join split projections; halves that do not match stay apart and are reported as unexpected."""
-    out: State = {}
-    for key, value in state.items():
-        parts, whole = _halves(key)
-        if all(part in state for part in parts) and len({state[part].shape[1:] for part in parts}) == 1:
-            if key == parts[0]:
-                out[whole] = torch.cat([state[part] for part in parts])
-        else:
-            out[key] = value
+    out = dict(state)
+    for first, second, whole in JOINED:
+        for key in (key for key in state if first in key):
+            other = key.replace(first, second)
+            if other in state and state[key].shape[1:] == state[other].shape[1:]:
+                out[key.replace(first, whole)] = torch.cat([out.pop(key), out.pop(other)])
     return out
-
-
-def _halves(key: str) -> tuple[tuple[str, ...], str]:
-    """The two keys of a split projection that `key` is one of, and the key of the whole."""
-    for halves, whole in JOINED:
-        for half in halves:
-            if half in key:
-                return tuple(key.replace(half, other) for other in halves), key.replace(half, whole)
-    return ("",), key
 
 
 def _split_positions(state: State) -> State:

@@ -49,32 +49,21 @@ class Weights:
     architecture: str = ""
 
 
-def find_weights(folder: Path) -> Path:
-    """The best weights in a run folder, else the last ones; a folder in `checkpoints` works too.
-
-    Raises:
-        FileError: there are none.
-    """
-    for inner in RUN_FOLDERS:
-        path = folder / inner / WEIGHTS
-        if path.is_file():
-            return path
-    raise FileError(f"{folder}: no weights in it; give a file, or a run folder with checkpoints/best/{WEIGHTS}")
-
-
 def read_weights(path: str | Path) -> Weights:
     """Read a `.safetensors` file or a pickled checkpoint, header and tensors in one pass; of a run folder the best one.
 
     Raises:
         FileError: the file is missing, empty, truncated, not a checkpoint, or would execute code.
     """
-    path = find_weights(Path(path)) if Path(path).is_dir() else Path(path)
+    path = Path(path)
+    if path.is_dir():
+        found = (path / inner / WEIGHTS for inner in RUN_FOLDERS)
+        path = next((file for file in found if file.is_file()), path)
     if not path.is_file():
-        raise FileError(f"{path}: no such file; give the path of a checkpoint")
+        what = "no weights in it" if path.is_dir() else "no such file"
+        raise FileError(f"{path}: {what}; give a file, or a run folder with checkpoints/best/{WEIGHTS}")
     if not os.access(path, os.R_OK):
         raise FileError(f"{path}: permission denied; check the permissions of the file")
-    if path.stat().st_size == 0:
-        raise FileError(f"{path}: the file is empty; download or save it again")
     metadata: dict[str, str] = {}
     loaded: object
     if path.suffix == ".safetensors":
@@ -86,22 +75,6 @@ def read_weights(path: str | Path) -> Weights:
         raise FileError(f"{path}: no weights in it; expected a state dict, or one under {', '.join(STATE_KEYS)}")
     _check_sizes(path, state)
     return Weights(path, state, metadata, _architecture(loaded))
-
-
-def read_state(path: str | Path) -> State:
-    """The state dict in a file; see `read_weights`."""
-    return read_weights(path).state
-
-
-def read_metadata(path: str | Path) -> dict[str, str]:
-    """The header of a `.safetensors` file; empty for other files and unreadable ones."""
-    if Path(path).suffix != ".safetensors":
-        return {}
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            return file.metadata() or {}
-    except (safetensors.SafetensorError, OSError):
-        return {}
 
 
 def _check_sizes(path: Path, state: State) -> None:

@@ -7,9 +7,11 @@ with its convolution. Softmax is assumed if it fits, and SOFT for both SOFT and 
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from torch import Tensor, nn
 
 from sightline.layers.mechanisms.baselines.performer import usual_features
 from sightline.layers.spec import MECHANISMS, Option, Spec
@@ -31,12 +33,20 @@ HEAD_DIMS = (
 )
 
 
-class Family(Protocol):
-    """The class of a family, as far as its layout goes."""
+class Target(Protocol):
+    """A model that weights are fitted to."""
 
     family: str
     first_conv: str
     num_stages: int
+    in_chans: int
+    num_classes: int
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def get_classifier(self) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Layout:
     window_size: int | None
 
 
-def observe(state: State, cls: type[Family]) -> Layout:
+def observe(state: State, cls: type[Target]) -> Layout:
     """The layout of a state dict in the native form of the family `cls`.
 
     Raises:
