@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sightline.layers.attention import Attention
 from sightline.layers.blocks import PreNormBlock
 from sightline.layers.pattern import Pattern, parse_pattern
-from sightline.models.base import Arguments, LayerGroups
+from sightline.models.base import Arguments, LayerGroups, check_choice
 from sightline.models.pyramid import drop_path_rates
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
@@ -69,12 +69,11 @@ class SequenceEncoder(nn.Module):
                 raise InputError(f"{what}={value!r}: expected a whole number of at least 1")
         if not isinstance(mlp_ratio, int | float) or not int(embed_dim * mlp_ratio) >= 1:
             raise InputError(f"mlp_ratio={mlp_ratio!r}: expected a number above 0, such as 2")
-        if global_pool not in POOLS:
-            raise InputError(f"global_pool={global_pool!r}: expected one of {', '.join(POOLS)}")
         if towers not in (1, 2):
             raise InputError(f"towers={towers!r}: expected 1, or 2 for pairs of sequences")
         self.num_tokens, self.max_length, self.num_classes = num_tokens, max_length, num_classes
-        self.global_pool, self.towers, self.masked = global_pool, towers, masked
+        self.global_pool = check_choice("global_pool", global_pool, POOLS)
+        self.towers, self.masked = towers, masked
         self.grad_checkpointing = False
         self.embed = nn.Embedding(num_tokens + 1, embed_dim)
         self.pos_embed = nn.Parameter(torch.empty(1, max_length, embed_dim))
@@ -119,7 +118,6 @@ class SequenceEncoder(nn.Module):
             raise InputError(
                 f"{ids.shape[1]} tokens for a model of max_length={self.max_length}; truncate the sequences"
             )
-        self._check(ids)
         mask = ids != PAD if self.masked else None
         x = self.embed(ids) + self.pos_embed[:, : ids.shape[1]]
         prefix = 0
@@ -133,16 +131,6 @@ class SequenceEncoder(nn.Module):
             else:
                 x = block(x, (1, ids.shape[1]), prefix, mask)
         return self._pool(self.norm(x), mask)
-
-    def _check(self, ids: Tensor) -> None:
-        """Reject invalid ids. Those on a GPU are not checked, which would synchronize with it."""
-        known = f"expected whole numbers, 1 to {self.num_tokens}, and 0 for padding"
-        if ids.is_floating_point():
-            raise InputError(f"ids are {ids.dtype}; {known}")
-        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
-            least, most = int(ids.min()), int(ids.max())
-            if least < 0 or most > self.num_tokens:
-                raise InputError(f"ids from {least} to {most}; {known}")
 
     def _pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.global_pool == "token":

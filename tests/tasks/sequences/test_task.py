@@ -68,7 +68,7 @@ def test_every_example_is_evaluated_once(cache: str, tmp_path: Path) -> None:
     labels = []
     for rank in range(2):
         placement = Placement(torch.device("cpu"), 8, eval_batch=6, ranks=2, rank=rank)
-        task = Sequences(config.data, config.model, config.loss, placement)
+        task = Sequences(config, placement)
         for ids, some in task.evaluation():
             assert ids.shape[0] == len(some)
             assert task.model(ids).shape == (len(some), 10)

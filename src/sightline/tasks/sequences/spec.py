@@ -5,11 +5,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from sightline.data.order import Placement
-from sightline.tasks.base import EvalOptions, Loaded, Note, PredictOptions, Row, Scores
+from sightline.tasks.base import EvalOptions, Loaded, PredictOptions, Row, Scores
 from sightline.tasks.evaluation import LabelScorer, run_scorer
 from sightline.tasks.sequences.card import SequenceCard
-from sightline.tasks.sequences.config import Config, Data
+from sightline.tasks.sequences.config import Data
 from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
 from sightline.tasks.sequences.model import open_model as open
 from sightline.tasks.sequences.task import Sequences
@@ -18,9 +17,7 @@ from sightline.util.errors import InputError
 __all__ = ["evaluate", "make", "open", "predictor"]
 
 
-def make(config: Config, placement: Placement, note: Note) -> Sequences:
-    """The task of a run."""
-    return Sequences(config.data, config.model, config.loss, placement)
+make = Sequences  # the task of a run
 
 
 def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOptions) -> dict[str, Scores]:

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.data.order import Placement
+from sightline.tasks.base import Note
 from sightline.tasks.evaluation import LabelScorer, Task
 from sightline.tasks.sequences.card import SequenceCard
-from sightline.tasks.sequences.config import Data, Loss, Model
+from sightline.tasks.sequences.config import Config
 from sightline.tasks.sequences.data import ProgressPrinter, cut, open_splits
 from sightline.tasks.sequences.model import build
 from sightline.tasks.sequences.tokens import TokenSet, quiet
@@ -22,19 +23,20 @@ class Sequences(Task[Batch, Batch]):
     """A model, its training batches, their loss, and the sequences it is evaluated on.
 
     Args:
-        data, model, loss: sections of the configuration.
+        config: of the run.
         placement: device and share of the work.
     """
 
     card: SequenceCard
 
-    def __init__(self, data: Data, model: Model, loss: Loss, placement: Placement) -> None:
+    def __init__(self, config: Config, placement: Placement, note: Note = quiet) -> None:
+        data = config.data
         torch.manual_seed(placement.seed)
-        built, self.card = build(model, data)
+        built, self.card = build(config.model, data)
         splits = open_splits(data, ProgressPrinter() if placement.rank == 0 else quiet, ("train", "val"))
         self.train, self.val = splits["train"], splits["val"]
         self.model = built.to(placement.device)
-        self.placement, self.smoothing = placement, loss.smoothing
+        self.placement, self.smoothing = placement, config.loss.smoothing
         self.order = placement.order(len(self.train), length=data.epoch_steps)
         self.notes = [
             f"{name}: {count:,} of {len(tokens.ends) - 1:,} sequences cut to {self.card.length:,} tokens"
