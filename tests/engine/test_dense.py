@@ -257,7 +257,7 @@ def test_a_backbone_of_another_run(
     task = "segmentation" if target is segmentation else "detection"
     for checkpoint in (first, first / "checkpoints/best/model.safetensors"):
         config = target.config(data, tmp_path / "second", model={"checkpoint": str(checkpoint)})
-        made = TASKS[task].make(config, Placement(torch.device("cpu"), 2), lambda *_: None)
+        made = TASKS[task].make(config, Placement(torch.device("cpu"), 2))
         (body,) = (module for name, module in made.model.named_modules() if name.endswith("backbone.body.model"))
         started = body.state_dict()
         made.close()

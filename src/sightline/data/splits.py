@@ -1,29 +1,46 @@
 """Labeled images, read one at a time."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 
 from PIL import Image
 
-from sightline.data.images import ImageError, load_image
-from sightline.data.readers import Reader
+from sightline.data.images import ImageError, Source, load_image
 from sightline.util.files import reason
 
 HF = "hfds/"  # before the name of a Hugging Face dataset
 
 
+class Reader(ABC):
+    """Labeled images by index.
+
+    Attributes:
+        classes: names, in the order of the labels.
+        targets: the label of every image.
+        notes: what a user should know about them, one line each.
+    """
+
+    classes: tuple[str, ...]
+    targets: list[int]
+    notes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def source(self, index: int) -> Source:
+        """The undecoded image."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """The name of its file, for messages."""
+
+
 class Split:
-    """The images of a reader, or some of them.
+    """The images of a reader, or some of them, with its classes, targets and notes.
 
     Args:
         reader: has the images.
         title: what to call it in messages.
         indices: the images of the reader to use; by default all.
-
-    Attributes:
-        classes: names, in the order of the labels.
-        targets: the label of every image.
-        notes: what a user should know about it, one line each.
     """
 
     def __init__(self, reader: Reader, title: str, indices: Sequence[int] | None = None) -> None:

@@ -123,7 +123,7 @@ def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerato
     try:
         wait(accelerator.device)
         with signals.at_once():
-            task = TASKS[config.task].make(config, _placement(config, accelerator), _note)
+            task = TASKS[config.task].make(config, _placement(config, accelerator))
         trainer = Trainer(config, task, accelerator, folder, signals, _board(config, folder))
         _introduce(trainer, path)
         checkpoints = Checkpoints(path / "checkpoints", trainer.printer.line)
@@ -169,11 +169,6 @@ def _placement(config: RunConfig, accelerator: "Accelerator") -> Placement:
         accelerator.process_index,
         config.run.seed,
     )
-
-
-def _note(what: str, done: int, total: int) -> None:
-    if rank() == 0 and done >= total:
-        print(f"{what} decoded: {total:,}", flush=True)
 
 
 def _board(config: RunConfig, folder: RunFolder | None) -> "SummaryWriter | None":

@@ -129,14 +129,10 @@ class VisionModel(nn.Module):
             if norm and (self.num_stages == 1 or i == len(self.feature_info) - 1):
                 tokens = self.norm(tokens)
             patches = as_features(tokens[:, prefix:], grid, output_fmt)
-            features.append((patches, self._prefix_tokens(tokens, prefix)) if return_prefix_tokens else patches)
+            # As many for every stage, for decoders that read one from each: a zero adds nothing.
+            leading = tokens[:, :prefix] if prefix else torch.zeros_like(tokens[:, : self.num_prefix_tokens])
+            features.append((patches, leading) if return_prefix_tokens else patches)
         return features if intermediates_only else (self._finish(final), features)
-
-    def _prefix_tokens(self, tokens: Tensor, prefix: int) -> Tensor:
-        """The same number for every stage, for decoders that read one from each: a zero adds nothing."""
-        if prefix:
-            return tokens[:, :prefix]
-        return tokens.new_zeros(tokens.shape[0], self.num_prefix_tokens, tokens.shape[2])
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool, drop and classify; `pre_logits` stops before the classifier."""

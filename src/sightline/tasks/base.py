@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = str | int | float | list[float] | None
 Row: TypeAlias = dict[str, Value]  # of a table or of JSON
-Note: TypeAlias = Callable[[str, int, int], None]  # what, done, of how many
 Advance: TypeAlias = Callable[[int], None]  # examples done since the last call
 Progress: TypeAlias = Callable[[int, str], AbstractContextManager[Advance]]  # opens a bar for a total and a title
 OnError: TypeAlias = Literal["stop", "skip"]

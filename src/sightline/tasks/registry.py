@@ -1,7 +1,7 @@
 """The tasks, by the name that a recipe gives as `task`. Their modules are imported on first use.
 
 spec = TASKS[config.task]
-task = spec.make(config, placement, note)      # to train
+task = spec.make(config, placement)      # to train
 scores = spec.evaluate(loaded, data, section, options)
 """
 
@@ -60,9 +60,9 @@ class TaskSpec:
     def module(self) -> ModuleType:
         return import_module(f"sightline.tasks.{self.name}.spec")
 
-    def make(self, config: RunConfig, placement: Placement, note: base.Note) -> Task:
+    def make(self, config: RunConfig, placement: Placement) -> Task:
         """The task of a run: data, model and loss put together."""
-        return self.module.make(config, placement, note)
+        return self.module.make(config, placement)
 
     def open(self, weights: Weights) -> base.Loaded:
         """The model in a file with a card of this task; the message of a `FileError` does not name the file."""

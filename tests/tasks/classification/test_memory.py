@@ -37,7 +37,7 @@ def task(folder: Path, augment: Augment, batch: int, parts: int = 1, **place: in
     config = resolve(RECIPE)
     data = Data(path=str(folder), size=16, crop_pct=1.0, workers=0, preload=True)
     where = Placement(torch.device("cpu"), batch, parts, **place)
-    return Classification(replace(config, data=data, augment=augment), where, lambda *_: None)
+    return Classification(replace(config, data=data, augment=augment), where)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from sightline.tasks.sequences import arena
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.data import SEQUENCE_TASKS
 from sightline.tasks.sequences.model import build
-from sightline.tasks.sequences.task import Sequences
+from sightline.tasks.sequences.spec import Sequences
 from sightline.util.errors import InputError
 from tests.engine.tiny import train
 

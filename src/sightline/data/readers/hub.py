@@ -5,7 +5,7 @@ from typing import Any
 
 import datasets
 
-from sightline.data.readers import Reader
+from sightline.data.splits import Reader
 from sightline.util.errors import FileError
 
 

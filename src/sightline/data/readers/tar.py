@@ -14,7 +14,7 @@ from pathlib import Path
 from timm.utils.misc import natural_key
 
 from sightline.data.images import EXTENSIONS
-from sightline.data.readers import Reader
+from sightline.data.splits import Reader
 from sightline.util.errors import FileError
 from sightline.util.files import reason
 

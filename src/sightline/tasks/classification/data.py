@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sightline.data.embedded import embedded
-from sightline.data.readers import Reader
 from sightline.data.readers.folder import FolderReader
 from sightline.data.readers.tar import ShardReader, TarReader
-from sightline.data.splits import HF, Split
+from sightline.data.splits import HF, Reader, Split
 from sightline.tasks.classification.config import Data
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import reason

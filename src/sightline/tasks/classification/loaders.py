@@ -18,7 +18,6 @@ from torch import Tensor
 from sightline.data.loader import BrokenImages, ItemLoader, Items, chunks, stack
 from sightline.data.order import Order, Placement, derive
 from sightline.data.splits import Split
-from sightline.tasks.base import Note
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.augment import COLUMNS, BatchAugment
 from sightline.tasks.classification.config import Config
@@ -124,9 +123,8 @@ class DeviceLoader(Loader):
     """Images kept as uint8 on the device and augmented there in batches."""
 
     def __init__(
-        self, config: Config, card: ModelCard, splits: tuple[Split, Split], placement: Placement, broken: BrokenImages,
-        note: Note,
-    ) -> None:  # fmt: skip
+        self, config: Config, card: ModelCard, splits: tuple[Split, Split], placement: Placement, broken: BrokenImages
+    ) -> None:
         self.placement, self.card = placement, card
         self.normalize = Normalize(card, placement.device)
         change = BatchAugment(config.augment, card.input_size[1:], card.mean, placement.device)
@@ -135,8 +133,8 @@ class DeviceLoader(Loader):
             self.augment = torch.compile(change.__call__, dynamic=False)
         kept = replace(at_size(card, config.data.preload_size or card.input_size[1:]), crop_pct=1.0)
         self.train, self.val = (
-            preload(split, seen, config.data.workers, placement.device, broken, partial(note, what))
-            for split, seen, what in zip(splits, (kept, card), ("training images", "test images"), strict=True)
+            preload(split, seen, config.data.workers, placement, broken)
+            for split, seen in zip(splits, (kept, card), strict=True)
         )
         self.order = placement.order(len(self.train.targets), config.augment.repeats)
 
@@ -169,18 +167,16 @@ class DeviceLoader(Loader):
             yield Batch(self.normalize(images), targets) if local else no_image(self.card, self.placement.device)
 
 
-def preload(
-    split: Split, card: ModelCard, workers: int, device: torch.device, broken: BrokenImages,
-    note: Callable[[int, int], None],
-) -> Batch:  # fmt: skip
-    """All readable images of a split as uint8 on the device; `note` gets the number done and the total."""
+def preload(split: Split, card: ModelCard, workers: int, placement: Placement, broken: BrokenImages) -> Batch:
+    """All readable images of a split as uint8 on the device."""
     parts: list[list[Tensor]] = []
     with closing(ItemLoader(pixel_items(split, eval_transform(card), card), workers, broken.add, stack)) as loader:
-        for number, batch in enumerate(loader.batches(partial(chunks, len(split), CHUNK)), 1):
-            parts += [[tensor.to(device) for tensor in batch]] if batch else []
-            note(min(number * CHUNK, len(split)), len(split))
+        for batch in loader.batches(partial(chunks, len(split), CHUNK)):
+            parts += [[tensor.to(placement.device) for tensor in batch]] if batch else []
     if not parts:
         raise FileError(f"{split.title}: none of its {len(split)} images can be read; give others")
+    if placement.rank == 0:
+        print(f"{split.title}: {len(split):,} images decoded", flush=True)
     return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 

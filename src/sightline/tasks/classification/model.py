@@ -1,6 +1,7 @@
 """The model that is trained and its teacher, built by timm's registry."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from sightline.data.images import MODES
+from sightline.models.base import to_pair
 from sightline.models.weights.heads import check_recorded
 from sightline.models.weights.reader import read_weights
 from sightline.models.zoo import VARIANTS
@@ -50,7 +52,7 @@ def check_arguments(config: Model, data: Data, classes: int) -> None:
     Raises:
         InputError: another number of classes or another size than the data's, or channels that images do not have.
     """
-    args = config.args
+    args: Mapping[str, Any] = config.args
     if args.get("num_classes", classes) != classes:
         raise InputError(
             f"model.args: num_classes={args['num_classes']}, but the data has {classes} classes; leave it out"
@@ -58,7 +60,7 @@ def check_arguments(config: Model, data: Data, classes: int) -> None:
     if args.get("in_chans", 3) not in MODES:
         raise InputError(f"model.args: in_chans={args['in_chans']}, but images are read with 3 channels or 1; give one")
     size = args.get("img_size")
-    if data.size is not None and size is not None and _pair(size) != _pair(data.size):
+    if data.size is not None and size is not None and to_pair(size) != to_pair(data.size):
         raise InputError(f"model.args: img_size={size}, but data.size={data.size}; leave img_size out")
 
 
@@ -107,7 +109,3 @@ def build_teacher(config: Distill, classes: int, channels: int, device: torch.de
     if config.checkpoint is not None:
         load_weights(teacher, config.checkpoint)
     return teacher.eval().requires_grad_(False).to(device)
-
-
-def _pair(size: object) -> tuple[object, ...]:
-    return tuple(size) if isinstance(size, list | tuple) else (size, size)

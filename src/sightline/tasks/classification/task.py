@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from sightline.data.loader import BrokenImages
 from sightline.data.order import Placement, derive
-from sightline.tasks.base import Note
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Config
 from sightline.tasks.classification.data import open_split
@@ -28,12 +27,11 @@ class Classification(Task[Batch, LabelBatch]):
     Args:
         config: of the run.
         placement: device and share of the work.
-        note: reports the progress of preloading.
     """
 
     card: ModelCard
 
-    def __init__(self, config: Config, placement: Placement, note: Note) -> None:
+    def __init__(self, config: Config, placement: Placement) -> None:
         data, model, distill = config.data, config.model, config.distill
         self.augment, self.channels_last = config.augment, model.channels_last
         splits = None
@@ -55,7 +53,7 @@ class Classification(Task[Batch, LabelBatch]):
         if splits is None:
             self.loader = SyntheticLoader(self.card, placement)
         elif data.preload:
-            self.loader = DeviceLoader(config, self.card, splits, placement, broken, note)
+            self.loader = DeviceLoader(config, self.card, splits, placement, broken)
         else:
             self.loader = WorkerLoader(config, self.card, splits, placement, broken)
         self.order = self.loader.order

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sightline.data.order import Placement
 from sightline.models.weights.reader import Weights
-from sightline.tasks.base import SKIP, EvalOptions, Loaded, Note, Prediction, PredictOptions, Predictor, Row, Scores
+from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictOptions, Predictor, Row, Scores
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.draw import draw_objects
 from sightline.tasks.dense.inference import eval_section, evaluate_split, open_dense
@@ -65,9 +65,7 @@ class Detection(DenseTask[Batch, Target, tuple[Tensor, Target], int]):
         return ObjectScorer(self.card, device, self.val)
 
 
-def make(config: Config, placement: Placement, note: Note) -> Detection:
-    """The task of a run."""
-    return Detection(config, placement)
+make = Detection  # the task of a run
 
 
 def open(weights: Weights) -> Loaded:

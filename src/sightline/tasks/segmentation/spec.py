@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sightline.data.order import Placement
 from sightline.models.weights.reader import Weights
-from sightline.tasks.base import SKIP, EvalOptions, Loaded, Note, Prediction, PredictOptions, Predictor, Row, Scores
+from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictOptions, Predictor, Row, Scores
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.draw import draw_classes
 from sightline.tasks.dense.inference import eval_section, evaluate_split, open_dense
@@ -76,9 +76,7 @@ class Segmentation(DenseTask[Batch, Tensor, Item, Tensor]):
         return PixelScorer(self.card, device)
 
 
-def make(config: Config, placement: Placement, note: Note) -> Segmentation:
-    """The task of a run."""
-    return Segmentation(config, placement)
+make = Segmentation  # the task of a run
 
 
 def open(weights: Weights) -> Loaded:

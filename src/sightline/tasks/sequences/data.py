@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.tasks.base import Note
 from sightline.tasks.sequences import files, listops, pathfinder
 from sightline.tasks.sequences.config import Data
-from sightline.tasks.sequences.tokens import TokenSet, cached, quiet
+from sightline.tasks.sequences.tokens import Note, TokenSet, cached, quiet
 from sightline.util.errors import FileError
 from sightline.util.files import reason
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.images import EXTENSIONS, load_image
-from sightline.tasks.base import Note
 from sightline.tasks.sequences.listops import SYMBOLS
-from sightline.tasks.sequences.tokens import TokenSet, quiet
+from sightline.tasks.sequences.tokens import Note, TokenSet, quiet
 from sightline.util.errors import FileError
 
 SIDE = 32  # of the images

@@ -11,8 +11,7 @@ from hashlib import blake2b
 import numpy as np
 
 from sightline.data.order import derive
-from sightline.tasks.base import Note
-from sightline.tasks.sequences.tokens import TokenSet, quiet
+from sightline.tasks.sequences.tokens import Note, TokenSet, quiet
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 SYMBOLS = (*map(str, range(10)), *OPERATORS, "]")  # the tokens, in the order of their numbers

@@ -17,8 +17,7 @@ import numpy as np
 
 from sightline.data.loader import start_worker
 from sightline.data.order import derive
-from sightline.tasks.base import Note
-from sightline.tasks.sequences.tokens import TokenSet, quiet
+from sightline.tasks.sequences.tokens import Note, TokenSet, quiet
 
 SIDE = 32
 LINK = 3  # largest distance, along rows or columns, between neighboring dashes of a path

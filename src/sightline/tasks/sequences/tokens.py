@@ -16,6 +16,8 @@ from sightline.util.files import reason, write_bytes
 
 ROUND = 64  # batches are padded to multiples of this, so that there are few lengths; padding changes no result
 
+Note = Callable[[str, int, int], None]  # reports progress: what, done, of how many
+
 
 def quiet(what: str, done: int, total: int) -> None:
     """Report no progress."""
