@@ -3,14 +3,17 @@
 A candidate is checked against the float32 reference before it is timed.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+from sightline import backend
 from sightline.bench.cases import ModelCase, OpCase
 from sightline.bench.clock import Work
 from sightline.util.errors import RunError
@@ -92,6 +95,13 @@ def precision(dtype: str) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Run in full float32 and without kernels, as the reference that candidates are compared with."""
+    with precision("float32"), mock.patch.dict(os.environ, {backend.VARIABLE: "torch"}):
+        yield
 
 
 def check(what: str, got: Tensor, want: Tensor, limit: float) -> float:

@@ -142,24 +142,18 @@ def parse_shape(text: str) -> OpCase:
         raise InputError(f"shape: expected batch,heads,dim,tokens, e.g. 256,6,32,1+14x14, or one of "
                          f"{', '.join(OP_CASES)}; got {text!r}")  # fmt: skip
     batch, heads, dim, prefix, first, second = (int(part) if part else 0 for part in match.groups())
-    grid = (first, second) if match[6] else None
-    if grid is None:
-        grid, prefix = (_square(first), prefix) if match[4] else _split(first)
+    grid = (first, second)
+    if not match[6]:
+        splits = [(first, prefix)] if match[4] else [(first, 0), (first - 1, 1)]
+        square = (split for split in splits if split[0] > 0 and math.isqrt(split[0]) ** 2 == split[0])
+        tokens, prefix = next(square, splits[0])
+        grid = _closest_to_square(tokens)
     if min(batch, heads, dim, *grid) < 1:
         raise InputError(f"shape: expected numbers from 1 up in batch,heads,dim,tokens; got {text!r}")
     return OpCase(text.replace(" ", ""), batch, heads, dim, grid, prefix)
 
 
-def _split(tokens: int) -> tuple[Grid, int]:
-    for prefix in (0, 1):
-        side = math.isqrt(max(tokens - prefix, 0))
-        if side and side * side == tokens - prefix:
-            return (side, side), prefix
-    return _square(tokens), 0
-
-
-def _square(tokens: int) -> Grid:
-    """The grid of that many tokens that is closest to a square."""
+def _closest_to_square(tokens: int) -> Grid:
     height = next((side for side in range(math.isqrt(tokens), 0, -1) if tokens % side == 0), 0)
     return (height, tokens // height) if height else (0, 0)
 

@@ -1,17 +1,14 @@
 """Models as candidates: sightline's and timm's; with softmax; and without attention, the upper limit of speed."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from unittest import mock
 
 import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline import backend as backends
-from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, precision
+from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, reference
 from sightline.bench.cases import TIMM_BASELINES, Grid, ModelCase
 from sightline.bench.clock import Work
 from sightline.bench.cost import measure_cost
@@ -63,8 +60,7 @@ class Network:
         model = self.build(case.size).to(device).eval()
         generator = torch.Generator(device).manual_seed(0)
         images = torch.randn(plan.batch, 3, *case.size, device=device, generator=generator)
-        reference = mock.patch.dict(os.environ, {backends.VARIABLE: "torch"})
-        with torch.no_grad(), precision("float32"), reference:
+        with torch.no_grad(), reference():
             expected = model(images[:CHECKED_IMAGES])
         call: Callable[[], object]
         state = 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline import backend as backends
-from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, precision
+from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, precision, reference
 from sightline.bench.cases import OpCase
 from sightline.bench.clock import Work
 from sightline.layers.core import Core, Place
@@ -24,7 +24,6 @@ from sightline.util.errors import InputError
 SDPA, MOVE = "sdpa", "move"
 LANDMARKS = 49  # default for soft and soft_norm
 SHARED_QK = ("soft", "soft_norm")  # queries are their own keys
-CHECKED_QUERIES = 8
 L2_BYTES = 50 * 2**20  # of an H200, if the driver does not report it
 MAX_SETS = 8
 
@@ -45,11 +44,12 @@ class Operands:
     def leaves(self) -> dict[str, Tensor]:
         return {"q": self.q, "k": self.k, "v": self.v, **self.extra}
 
-    def images(self, indices: Sequence[int]) -> "Operands":
-        """Some images in float32; enough for a check, as images do not influence each other."""
-        pick = {name: t.detach()[list(indices)].float().requires_grad_() for name, t in self.leaves.items()}
-        q, k, v = (pick.pop(name) for name in "qkv")
-        return Operands(q, k, v, pick, self.grad[list(indices)].float(), self.case, self.grid)
+    def images(self, indices: list[int], dtype: torch.dtype | None = None) -> "Operands":
+        """Some of the images, in the same memory layout."""
+        packed = torch.stack([t.detach()[indices] for t in (self.q, self.k, self.v)], 2).to(dtype)
+        q, k, v = (part.requires_grad_() for part in packed.unbind(2))
+        extra = {name: t.detach()[indices].to(dtype).requires_grad_() for name, t in self.extra.items()}
+        return replace(self, q=q, k=k, v=v, extra=extra, grad=self.grad[indices].to(dtype))
 
     @property
     def place(self) -> Place:
@@ -158,11 +158,10 @@ class Operator:
     def check(self, function: Function, x: Operands, plan: Plan) -> float:
         """The largest error of `function` on the first and the last image, at the full shape of the operands."""
         indices = sorted({0, x.case.batch - 1})
-        few, dtype = x.images(indices), DTYPES[plan.dtype]
-        definition = replace(self, backend="torch", compiled=False).function(x.case, x.q.device, torch.float32, dtype)
-        with precision("float32"):
-            wanted = _results(definition, few, plan.mode)
-            self.check_definition(few, wanted["output"], dtype)
+        plain = replace(self, backend="torch", compiled=False)
+        definition = plain.function(x.case, x.q.device, torch.float32, DTYPES[plan.dtype])
+        with reference():
+            wanted = _results(definition, x.images(indices, torch.float32), plan.mode)
         with precision(plan.dtype):
             results = _results(function, x, plan.mode)
         return max(
@@ -170,20 +169,6 @@ class Operator:
                   want.flatten(2), TOLERANCES[plan.dtype])
             for name, want in wanted.items()
         )  # fmt: skip
-
-    def check_definition(self, x: Operands, output: Tensor, weights: torch.dtype) -> None:
-        """Compare the float32 output of a mechanism that is a module with its rows of weights, for a few queries.
-
-        Operators need no such check: their reference is the definition, and tests compare it with the full matrix.
-        """
-        if self.spec.name in OPERATORS:
-            return
-        queries = torch.linspace(0, x.case.tokens - 1, CHECKED_QUERIES, device=x.q.device).long().unique()
-        core = make_core(self.spec, x.case, x.q.device, x.q.dtype, weights)
-        with torch.no_grad():
-            want = core.by_rows(x.q, x.k, x.v, queries, x.place)
-        what = f"{self.label} on {x.case.name}: the output, compared with its weights times the values,"
-        check(what, output[:, queries].flatten(2), want.flatten(2), TOLERANCES["float32"])
 
     def moved_bytes(self, plan: Plan) -> int:
         """Tensors of tokens once; small operands are read, their gradients written.
