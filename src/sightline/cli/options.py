@@ -5,11 +5,11 @@
         name: str = positional("model to describe")
         img_size: str | None = option("size of the images")     # --img-size
 
-A boolean is a switch, a tuple an option that can be repeated (or a positional that takes several values). Texts stay
-as typed; numbers and choices are converted, and a value that cannot be is an `InputError` naming option and value.
+A boolean is a switch, a tuple an option that can be repeated (or a positional that takes several values). Argparse
+reads texts; `sightline.util.schema` makes the values that the types ask for, and one line for what does not fit.
 """
 
-from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import getdoc
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, get_
 
 from sightline.util.errors import InputError
 from sightline.util.names import closest
+from sightline.util.schema import build
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -73,12 +74,12 @@ class Parser(ArgumentParser):
         width = get_terminal_size().columns - 2
         description = "\n\n".join(fill(text, width) for text in description.split("\n\n"))
         super().__init__(
-            prog=prog, usage=usage, description=description, epilog=epilog, allow_abbrev=False, exit_on_error=False,
+            prog=prog, usage=usage, description=description, epilog=epilog, allow_abbrev=False,
             formatter_class=RawDescriptionHelpFormatter, argument_default=SUPPRESS,
         )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(message)
+        raise InputError(message.removeprefix("argument "))
 
 
 def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
@@ -97,15 +98,13 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
         parsed, extra = parser.parse_known_args(_expand(argv, command.aliases))
         if extra:
             raise InputError(_unknown(command, extra))
-    except ArgumentError as error:
-        raise InputError(f"{error.argument_name}: {error.message}; see `{prog} --help`") from error
+        given = vars(parsed)
+        for item in fields(command.options):
+            if "keys" in item.metadata:
+                given[item.name] = {key: given.pop(key) for key, _ in item.metadata["keys"]() if key in given}
+        return build(command.options, given)
     except InputError as error:
-        raise InputError(f"{error}; see `{prog} --help`") from error
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(parsed).items()}
-    for item in fields(command.options):
-        if "keys" in item.metadata:
-            given[item.name] = {key: given.pop(key) for key, _ in item.metadata["keys"]() if key in given}
-    return command.options(**given)
+        raise InputError(f"{name_options(command, str(error))}; see `{prog} --help`") from error
 
 
 def name_options(command: Command[T], text: str) -> str:
@@ -131,13 +130,11 @@ def _add(parser: Parser, item: "Field[object]", kind: Any) -> None:
     flag, metavar = f"--{item.name.replace('_', '-')}", item.metadata["metavar"]
     if kind is bool:
         parser.add_argument(flag, action="store_true", help=help)
-    elif several:
-        parser.add_argument(flag, action="append", help=help, metavar=metavar)
-    else:
-        choices = get_args(kind) if get_origin(kind) is Literal else None
-        single = str if choices else next(iter(get_args(kind)), kind)  # X of X | None
-        needed = item.default is MISSING
-        parser.add_argument(flag, type=single, choices=choices, help=help, metavar=metavar, required=needed)
+        return
+    if metavar is None and get_origin(kind) is Literal:
+        metavar = f"{{{','.join(get_args(kind))}}}"
+    action = "append" if several else "store"
+    parser.add_argument(flag, action=action, help=help, metavar=metavar, required=item.default is MISSING)
 
 
 def _percent(text: str) -> str:

@@ -4,26 +4,27 @@ config = configure(load_recipe("imagenette"), {"optim.lr": 1e-3, "data.path": "p
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import Field, asdict, fields, is_dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic_core import to_jsonable_python
 
-from sightline.engine.schema import Key, build, keys, sections
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
+from sightline.util.schema import build, unknown_key
 
 BASE, TASK = "base", "task"
 DEFAULT_TASK = next(iter(TASKS))  # of recipes that name none
 MAX_BASES = 8
 SEQUENCE = "tag:yaml.org,2002:seq"
 Recipe = dict[str, Any]  # YAML
+Key = Field[Any]  # with its help in the metadata
 
 
 def recipe_names() -> list[str]:
@@ -85,9 +86,9 @@ def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | No
     if not isinstance(task, str) or task not in TASKS:
         known = f"expected one of {', '.join(TASKS)}"
         raise InputError(f"task: no task {task!r}; {nearest(str(task), TASKS, known)}")
-    config = build(TASKS[task].config, values)
-    config.check()
-    return config
+    kind = TASKS[task].config
+    given = {name: {} if section is None else section for name, section in values.items()}
+    return build(kind, given, depth=2, known=[*sections(kind), *keys(kind)])
 
 
 def parse(text: str, key: str = "") -> object:
@@ -113,6 +114,16 @@ def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Recipe:
     return merged
 
 
+def sections(kind: type[RunConfig]) -> dict[str, type]:
+    """The sections of a configuration."""
+    return {name: hint for name, hint in get_type_hints(kind).items() if isinstance(hint, type) and is_dataclass(hint)}
+
+
+def keys(kind: type[RunConfig]) -> dict[str, Key]:
+    """Every `section.key` of a configuration with its field."""
+    return {f"{name}.{item.name}": item for name, section in sections(kind).items() for item in fields(section)}
+
+
 @cache
 def all_keys() -> dict[str, Key]:
     """Every `section.key` of any task with its field; tasks that share a key share its help."""
@@ -126,9 +137,7 @@ def unknown_option(name: str, others: Iterable[str] = ()) -> str:
     """The message for an option that is neither a key of the configuration nor one of `others`."""
     if name == TASK:
         return "task: it follows from the recipe; choose one with --config"
-    known = ", ".join(sections(TASKS[DEFAULT_TASK].config))
-    remedy = nearest(name, [*others, *all_keys()], f"expected --SECTION.KEY with a section of {known}")
-    return f"no key {name!r} in the configuration; {remedy}"
+    return unknown_key(name, [*others, *all_keys()])
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -1,8 +1,8 @@
 """Cards: the metadata that makes a weight file self-contained."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Json, TypeAdapter, ValidationError
@@ -130,7 +130,7 @@ def read_entries(kind: type[E], metadata: Mapping[str, str]) -> E:
 
 
 def read_fields(kind: type[T], values: object, where: str) -> T:
-    """A dataclass from the JSON of a card; types and limits are those of its fields (`tasks.options.entry`).
+    """A dataclass from the JSON of a card; types and limits are those of its fields.
 
     Args:
         kind: a dataclass of numbers, texts, tuples and other such dataclasses.
@@ -141,30 +141,9 @@ def read_fields(kind: type[T], values: object, where: str) -> T:
         CardError: a field is missing, of the wrong type or beyond its limits.
     """
     try:  # strictly as JSON: a list is a tuple, but true is no number and "1" is none
-        found = TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         raise _damaged(error, where) from error
-    for name in _faults(found, values):
-        raise CardError(f"its card is damaged ({where}.{name} is missing or beyond its limits); save the weights again")
-    return found
-
-
-def _faults(found: Any, values: Any) -> Iterator[str]:
-    """Fields of a dataclass that are missing in the JSON it was read from, empty, or beyond their limits."""
-    for item in fields(found):
-        value = getattr(found, item.name)
-        least, most = (item.metadata.get(key) for key in ("least", "most"))
-        given = value if isinstance(value, tuple) else (value,)
-        if item.name not in values or not given:
-            yield item.name
-        elif is_dataclass(value):
-            yield from _faults(value, values[item.name])
-        elif not all(
-            (least is None or number >= least) and (most is None or number <= most)
-            for number in given
-            if isinstance(number, int | float)
-        ):
-            yield item.name
 
 
 def _damaged(error: ValidationError, where: str) -> CardError:

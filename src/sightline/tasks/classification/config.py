@@ -5,62 +5,47 @@ Nothing heavy is imported here, so that `sightline train --help` stays fast.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from sightline.tasks.config import RunConfig, check_range
-from sightline.tasks.options import entry
+from pydantic import Field
+
+from sightline.tasks import config
 from sightline.util.errors import InputError
+from sightline.util.schema import Amount, Count, Dropout, Natural, Number, Range, Share, entry
+
+Size = Count | tuple[Count, Count]
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(config.ImageData):
     """Source and preprocessing of images."""
 
-    path: str | None = entry(None, "folder, tar file, WebDataset folder or hfds/NAME; by default the embedded data")
     source: Literal["auto", "folder", "tar", "wds", "hfds", "synthetic"] = entry(
         "auto", "type of data; auto detects it from the path; synthetic needs no data and measures speed"
     )
-    train_split: str | None = entry(None, "split to train on; by default train")
-    val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
     class_map: str | None = entry(None, "text file with one class per line, in the order of the labels")
-    size: int | tuple[int, int] | None = entry(
-        None, "pixels: 224, or [384, 640] for height, width; by default the model's", least=1
+    size: Size | None = entry(None, "pixels: 224, or [384, 640] for height, width; by default the model's")
+    mean: tuple[Number, ...] | None = entry(None, "mean of the channels, 0 to 1; by default ImageNet's")
+    std: tuple[Annotated[Number, Field(ge=1e-6)], ...] | None = entry(
+        None, "deviation of the channels; by default ImageNet's"
     )
-    mean: tuple[float, ...] | None = entry(None, "mean of the channels, 0 to 1; by default ImageNet's")
-    std: tuple[float, ...] | None = entry(None, "deviation of the channels; by default ImageNet's", least=1e-6)
     interpolation: Literal["bicubic", "bilinear", "nearest", "random"] = entry("bicubic", "resampling of images")
-    crop_pct: float | None = entry(None, "fraction of the side kept by the evaluation crop; by default the model's",
-                                   least=0.01, most=1)  # fmt: skip
-    workers: int = entry(2, "loader processes per training process; 0 loads in the process itself", least=0,
-                         most=1024)  # fmt: skip
-    preload: bool = entry(False, "decode once, keep as uint8 in device memory, and augment whole batches there")
-    preload_size: int | tuple[int, int] | None = entry(
-        None, "size of preloaded images in pixels; by default data.size", least=1
+    crop_pct: Annotated[Share, Field(ge=0.01)] | None = entry(
+        None, "fraction of the side kept by the evaluation crop; by default the model's"
     )
-    on_error: Literal["stop", "skip"] = entry("stop", "on an unreadable image: stop, or skip, count and report it")
+    preload: bool = entry(False, "decode once, keep as uint8 in device memory, and augment whole batches there")
+    preload_size: Size | None = entry(None, "size of preloaded images in pixels; by default data.size")
     image_key: str = entry("image", "name of the image in a Hugging Face dataset")
     label_key: str = entry("label", "name of the label in a Hugging Face dataset")
-    limit: int | None = entry(None, "use only the first N images per class", least=1)
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(config.Model):
     """The model to train."""
 
-    name: str = entry("inline_deit_tiny", "a model of sightline or timm, as `sightline list` shows")
-    args: Mapping[str, object] = entry({}, "arguments of the model, such as {depths: 6, attention: softmax}")
-    checkpoint: str | None = entry(
-        None, "weights to start from, public or sightline's own; the classifier is replaced if the classes differ"
-    )
     pretrained: bool = entry(False, "download and start from timm's published weights of this model")
-    drop: float = entry(0.0, "dropout before the classifier", least=0, below=1)
-    drop_path: float = entry(0.0, "stochastic depth of the last block", least=0, most=0.99)
-    grad_checkpointing: bool = entry(False, "recompute blocks in the backward pass: less memory, more time")
+    drop: Annotated[Amount, Field(lt=1)] = entry(0.0, "dropout before the classifier")
     channels_last: bool = entry(False, "use the channels-last (NHWC) memory format")
-    compile: bool = entry(False, "torch.compile the model")
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = entry(
-        None, "mode of torch.compile"
-    )
 
 
 @dataclass(frozen=True)
@@ -70,22 +55,21 @@ class Augment:
     crop: Literal["resized", "padded", "center"] = entry(
         "resized", "random resized crop; random crop after padding by an eighth; or the evaluation crop"
     )
-    scale: tuple[float, float] = entry((0.08, 1.0), "area fraction of a random resized crop",
-                                       least=0.001, most=1)  # fmt: skip
-    ratio: tuple[float, float] = entry((0.75, 4 / 3), "aspect ratio of a random resized crop", least=0.01)
-    hflip: float = entry(0.5, "probability of a horizontal flip", least=0, most=1)
-    vflip: float = entry(0.0, "probability of a vertical flip", least=0, most=1)
-    color_jitter: float = entry(0.0, "brightness, contrast and saturation; not together with auto", least=0)
+    scale: Range[Annotated[Share, Field(ge=0.001)]] = entry((0.08, 1.0), "area fraction of a random resized crop")
+    ratio: Range[Annotated[Number, Field(ge=0.01)]] = entry((0.75, 4 / 3), "aspect ratio of a random resized crop")
+    hflip: Share = entry(0.5, "probability of a horizontal flip")
+    vflip: Share = entry(0.0, "probability of a vertical flip")
+    color_jitter: Amount = entry(0.0, "brightness, contrast and saturation; not together with auto")
     auto: str | None = entry(None, "AutoAugment or RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1")
-    erase: float = entry(0.0, "probability of erasing a rectangle", least=0, most=1)
+    erase: Share = entry(0.0, "probability of erasing a rectangle")
     erase_mode: Literal["pixel", "rand", "const"] = entry("pixel", "what an erased rectangle is filled with")
-    mixup: float = entry(0.0, "alpha of mixup, 0 for none", least=0)
-    cutmix: float = entry(0.0, "alpha of cutmix, 0 for none", least=0)
-    mix_prob: float = entry(1.0, "probability of mixing a batch", least=0, most=1)
-    mix_switch: float = entry(0.5, "probability of cutmix if both are on", least=0, most=1)
+    mixup: Amount = entry(0.0, "alpha of mixup, 0 for none")
+    cutmix: Amount = entry(0.0, "alpha of cutmix, 0 for none")
+    mix_prob: Share = entry(1.0, "probability of mixing a batch")
+    mix_switch: Share = entry(0.5, "probability of cutmix if both are on")
     mix_mode: Literal["batch", "pair", "elem"] = entry("batch", "mix with one ratio per batch, pair or image")
-    mix_off_epoch: int | None = entry(None, "epoch from which images are no longer mixed", least=0)
-    repeats: int = entry(1, "repeated augmentation: consecutive copies of each image", least=1)
+    mix_off_epoch: Natural | None = entry(None, "epoch from which images are no longer mixed")
+    repeats: Count = entry(1, "repeated augmentation: consecutive copies of each image")
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,7 @@ class Loss:
     """The loss."""
 
     name: Literal["cross_entropy", "bce"] = entry("cross_entropy", "softmax cross entropy, or binary per class")
-    smoothing: float = entry(0.0, "label smoothing", least=0, most=0.99)
+    smoothing: Dropout = entry(0.0, "label smoothing")
 
 
 @dataclass(frozen=True)
@@ -104,26 +88,23 @@ class Distill:
     args: Mapping[str, object] = entry({}, "arguments of the teacher")
     checkpoint: str | None = entry(None, "weights of the teacher; by default timm's published ones")
     mode: Literal["soft", "hard"] = entry("soft", "match the teacher's probabilities, or its top class")
-    weight: float = entry(0.5, "weight of the teacher in the loss", least=0, most=1)
-    temperature: float = entry(1.0, "temperature of soft distillation", least=0.01)
+    weight: Share = entry(0.5, "weight of the teacher in the loss")
+    temperature: Annotated[Number, Field(ge=0.01)] = entry(1.0, "temperature of soft distillation")
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(config.RunConfig):
     """A classification run. A recipe is this as YAML; `base: NAME` in it starts from another recipe."""
 
-    task: Literal["classification"] = entry("classification", "what the model is trained for")
+    task: Literal["classification"] = "classification"
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     augment: Augment = field(default_factory=Augment)
     loss: Loss = field(default_factory=Loss)
     distill: Distill = field(default_factory=Distill)
 
-    def check(self) -> None:
-        """Raise InputError if values contradict each other."""
-        super().check()
-        check_range("augment.scale", self.augment.scale)
-        check_range("augment.ratio", self.augment.ratio)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         distill = self.distill
         if distill.teacher is None and (distill.checkpoint is not None or distill.args):
             key = "checkpoint" if distill.checkpoint is not None else "args"

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
-from sightline.tasks.card import CardError, ModelCard, read_fields
+from pydantic import Field
+
+from sightline.tasks.card import CardError, ModelCard, Side, read_fields
 from sightline.tasks.dense.config import DenseData, DenseModel
-from sightline.tasks.options import entry
 from sightline.util.files import jsonable
-from sightline.util.names import MAX_SIDE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,9 @@ class DenseHead:
     """The part of a card about the head, and how images are evaluated; a task adds its own fields."""
 
     name: str
-    channels: int = entry(256, "width of the decoder or feature pyramid", least=8, most=8192)
-    short: int | None = entry(None, "pixels of the short side", least=1, most=MAX_SIDE)
-    long: int = entry(2048, "pixels that the long side may have", least=1, most=MAX_SIDE)
+    channels: Annotated[int, Field(ge=8, le=8192)]  # of the decoder or feature pyramid
+    short: Side | None  # pixels
+    long: Side
 
 
 H = TypeVar("H", bound=DenseHead)

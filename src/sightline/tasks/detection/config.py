@@ -1,20 +1,22 @@
 """Configuration of a detection run. Imports nothing heavy."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from sightline.tasks.config import RunConfig, check_range
-from sightline.tasks.dense.config import DenseData, DenseModel, check_dense
-from sightline.tasks.options import entry
-from sightline.util.errors import InputError
+from pydantic import Field
+
+from sightline.tasks.dense.config import Crop, DenseConfig, DenseData, DenseModel, Side, Width
+from sightline.util.schema import Amount, Count, Number, Range, Several, Share, Whole, entry
+
+Scale = Annotated[Number, Field(ge=0.01, le=20)]
 
 
 @dataclass(frozen=True)
 class Data(DenseData):
     """Images and COCO instances."""
 
-    short: int = entry(800, "pixels of the short side", least=16)
-    long: int = entry(1333, "maximum pixels of the long side", least=16)
+    short: Side = entry(800, "pixels of the short side")
+    long: Side = entry(1333, "maximum pixels of the long side")
     empty: Literal["drop", "keep"] = entry("drop", "training images without objects: drop or keep them")
 
 
@@ -23,12 +25,10 @@ class Model(DenseModel):
     """Backbone and detector."""
 
     head: Literal["mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn"] = entry("mask_rcnn", "detector")
-    channels: int = entry(256, "width of the feature pyramid", least=8)
-    samples: int = entry(512, "proposals per image that the second stage is trained on", least=4)
-    anchor: float | None = entry(
-        None,
-        "side of the anchors in cells of their level; by default 8, for RetinaNet 4 at three scales",
-        least=0.5,
+    channels: Width = entry(256, "width of the feature pyramid")
+    samples: Annotated[Whole, Field(ge=4)] = entry(512, "proposals per image that the second stage is trained on")
+    anchor: Annotated[Number, Field(ge=0.5)] | None = entry(
+        None, "side of the anchors in cells of their level; by default 8, for RetinaNet 4 at three scales"
     )
 
 
@@ -39,46 +39,37 @@ class Augment:
     resize: Literal["fixed", "multiscale", "jitter"] = entry(
         "fixed", "data.short / data.long; a random short side of augment.sizes; or large-scale jitter"
     )
-    sizes: tuple[int, ...] = entry((480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800), "short sides of multiscale",
-                                   least=16)  # fmt: skip
-    scale: tuple[float, float] = entry((0.1, 2.0), "random scale of large-scale jitter", least=0.01, most=20)
-    crop: int | tuple[int, int] = entry(1024, "pixels of the crop of large-scale jitter", least=32)
-    hflip: float = entry(0.5, "probability of a horizontal flip", least=0, most=1)
+    sizes: Several[Side] = entry((480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800), "short sides of multiscale")
+    scale: Range[Scale] = entry((0.1, 2.0), "random scale of large-scale jitter")
+    crop: Crop = entry(1024, "pixels of the crop of large-scale jitter")
+    hflip: Share = entry(0.5, "probability of a horizontal flip")
 
 
 @dataclass(frozen=True)
 class Loss:
     """Weights of the parts of the detector's loss."""
 
-    classes: float = entry(1.0, "of the classes", least=0)
-    boxes: float = entry(1.0, "of the boxes", least=0)
-    masks: float = entry(1.0, "of the masks", least=0)
+    classes: Amount = entry(1.0, "of the classes")
+    boxes: Amount = entry(1.0, "of the boxes")
+    masks: Amount = entry(1.0, "of the masks")
 
 
 @dataclass(frozen=True)
 class Inference:
     """What counts as a detection."""
 
-    score: float = entry(0.05, "minimum score", least=0, most=1)
-    nms: float = entry(0.5, "IoU above which the weaker of two boxes of a class is dropped", least=0, most=1)
-    detections: int = entry(100, "maximum number per image", least=1)
+    score: Share = entry(0.05, "minimum score")
+    nms: Share = entry(0.5, "IoU above which the weaker of two boxes of a class is dropped")
+    detections: Count = entry(100, "maximum number per image")
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(DenseConfig):
     """A detection run."""
 
-    task: Literal["detection"] = entry("detection", "what the model is trained for")
+    task: Literal["detection"] = "detection"
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     augment: Augment = field(default_factory=Augment)
     loss: Loss = field(default_factory=Loss)
     test: Inference = field(default_factory=Inference)
-
-    def check(self) -> None:
-        """Raise InputError if values contradict each other."""
-        super().check()
-        check_range("augment.scale", self.augment.scale)
-        check_dense(self.model)
-        if not self.augment.sizes:
-            raise InputError("augment.sizes: it is empty; give short sides such as [480, 800]")

@@ -3,8 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -16,13 +17,14 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform, res
 from torchvision.ops import FeaturePyramidNetwork, clip_boxes_to_image
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
+from sightline.tasks.card import Side
 from sightline.tasks.dense.backbone import STRIDES, Backbone, WithBackbone
 from sightline.tasks.dense.card import DenseCard, DenseHead
 from sightline.tasks.detection.cascade import CascadeHeads
 from sightline.tasks.detection.config import Inference, Model
 from sightline.tasks.detection.data import Target
-from sightline.tasks.options import entry
 from sightline.util.names import MAX_SIDE
+from sightline.util.schema import Several
 
 Objects = dict[str, Tensor]  # boxes (N, 4) left, top, right, bottom; labels (N,) from 1 on; scores (N,); perhaps masks
 RATIOS = (0.5, 1.0, 2.0)
@@ -34,9 +36,9 @@ class Head(DenseHead, Inference):
     """The detector, and how images are evaluated."""
 
     name: Literal["mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn"]
-    short: int = entry(800, "pixels of the short side", least=1, most=MAX_SIDE)
-    anchor: float | None = entry(None, "side of the anchors", least=0.01, most=MAX_SIDE)
-    categories: tuple[int, ...] = entry((), "ids of the classes in the training data")
+    short: Side
+    anchor: Annotated[float, Field(ge=0.01, le=MAX_SIDE)] | None
+    categories: Several[int]  # ids of the classes in the training data
 
 
 Card = DenseCard[Head]

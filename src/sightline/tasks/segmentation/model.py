@@ -1,6 +1,6 @@
 """A backbone with a decoder of segmentation_models_pytorch: UPerNet or Semantic FPN."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from sightline.tasks.dense.backbone import Backbone, WithBackbone
 from sightline.tasks.dense.card import DenseCard, DenseHead
-from sightline.tasks.options import entry
 from sightline.tasks.segmentation.config import Inference, Model
 from sightline.util.errors import InputError
+from sightline.util.schema import Share
 
 DIVISOR = 32  # inside, images are padded to a multiple of it
 
@@ -20,9 +20,9 @@ class Head(DenseHead):
     """The decoder, and how images are evaluated."""
 
     name: Literal["upernet", "semantic_fpn"]
-    drop: float = entry(0.1, "dropout", least=0, most=1)
-    auxiliary: bool = entry(False, "whether there is an auxiliary head")
-    test: Inference = field(default_factory=Inference)
+    drop: Share
+    auxiliary: bool
+    test: Inference
 
 
 Card = DenseCard[Head]

@@ -1,0 +1,100 @@
+"""Typed values from what people type: numbers with limits, ranges, keys with help; pydantic checks them all.
+
+@dataclass(frozen=True)
+class Batch:
+    size: Count = entry(1024, "images per update")
+
+build(Batch, {"size": "64"})        # numbers may be texts, since YAML reads 1e-3 as text
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from sightline.util.errors import InputError
+from sightline.util.names import closest, nearest
+
+T = TypeVar("T")
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "Input should be a number")
+    return value
+
+
+def _in_order(ends: tuple[float, float]) -> tuple[float, float]:
+    low, high = ends
+    if low > high:
+        raise ValueError(f"[{low:g}, {high:g}] is reversed; give [{high:g}, {low:g}]")
+    return ends
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Natural = Annotated[Whole, Field(ge=0)]
+Count = Annotated[Whole, Field(ge=1)]
+Seed = Annotated[Natural, Field(le=2**63 - 1)]
+Number = Annotated[float, BeforeValidator(_number)]
+Amount = Annotated[Number, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]
+Share = Annotated[Amount, Field(le=1)]
+Dropout = Annotated[Amount, Field(le=0.99)]
+Range = Annotated[tuple[T, T], AfterValidator(_in_order)]
+Several = Annotated[tuple[T, ...], Field(min_length=1)]
+
+
+def entry(default: T, help: str) -> T:
+    """A key with its default and a line of help."""
+    if isinstance(default, dict):
+        return field(default_factory=lambda: default.copy(), metadata={"help": help})  # type: ignore[return-value]
+    return field(default=default, metadata={"help": help})
+
+
+def build(cls: type[T], values: Mapping[str, object], depth: int = 1, known: Iterable[str] = ()) -> T:
+    """The dataclass `cls`, whose fields may be dataclasses, from nested mappings.
+
+    Args:
+        depth: of its keys; what pydantic names below that is inside of a value.
+        known: the keys, to suggest one for a key that does not exist.
+
+    Raises:
+        InputError: names the key, what is expected and what was given.
+    """
+    try:
+        return _adapter(cls).validate_python(values)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise InputError(explain(error, depth, known)) from None
+
+
+@cache
+def _adapter(cls: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(cls)
+
+
+def explain(error: ValidationError, depth: int = 1, known: Iterable[str] = ()) -> str:
+    """The first thing that does not fit, in one line."""
+    first: Any = error.errors(include_url=False)[0]
+    parts = [part for i, part in enumerate(first["loc"]) if i < depth or isinstance(part, int)]
+    key, context = ".".join(map(str, parts)), first.get("ctx", {})
+    if first["type"] == "unexpected_keyword_argument":
+        return unknown_key(key, known)
+    if "error" in context:  # of a check of our own
+        return f"{key}: {context['error']}" if key else str(context["error"])
+    message = first["msg"].replace("Input should be", "expected")
+    close = closest(str(first["input"]), re.findall("'([^']*)'", context.get("expected", "")))
+    return f"{key}: {message}; got {first['input']!r}" + (f"; did you mean {close!r}?" if close else "")
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    """The message for a key that is not among the known ones."""
+    known = list(known)
+    inner = [key for key in known if "." in key]
+    sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in inner))
+    remedy = nearest(name, inner, f"expected SECTION.KEY with a section of {sections}", cutoff=0.4)
+    remedy = nearest(name, known, remedy, cutoff=0.6)
+    return f"no key {name!r} in the configuration; {remedy}"
