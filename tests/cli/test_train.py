@@ -50,7 +50,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--run.precision", "bf61"], ["did you mean 'bf16'?"]),
         (["--data.preload", "maybe"], ["data.preload: ", "got 'maybe'"]),
         (["--augment.scale", "[0.1]"], ["augment.scale", "got [0.1]"]),
-        (["--augment.scale", "[0.0, 1]"], ["augment.scale.0: ", "got 0.0"]),
+        (["--augment.scale", "[0.0, 1]"], ["augment.scale: ", "got 0.0"]),
         (["--optim.lr", "true"], ["optim.lr: ", "got True"]),
         (["--model.args", "3"], ["model.args: ", "got 3"]),
         (["--run.device", "gpu"], ["got 'gpu'; did you mean 'cuda'?"]),

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sightline.cli.options import Command, option, positional
-from sightline.util.names import format_size, parse_classes, parse_img_size, parse_model_args
+from sightline.cli.options import Command, model_arguments, option, positional
+from sightline.util.names import format_size
+from sightline.util.schema import Classes, ImgSize, ModelArgs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +25,11 @@ class Options:
     source: str = positional("checkpoint to read: .pth, .pt or .safetensors")
     out: str = positional("file to write, ending in .safetensors")
     model: str | None = option("fit the weights to this model instead of the one that is found", metavar="NAME")
-    model_args: tuple[str, ...] = option(
-        "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
+    model_args: ModelArgs = model_arguments()
+    img_size: ImgSize | None = option("pixels to fit the position tables to, 224 or 384x640", metavar="SIZE")
+    num_classes: Classes | None = option(
+        "classes; if the weights have another number, the classifier starts from scratch", metavar="N"
     )
-    img_size: str | None = option("pixels to fit the position tables to, 224 or 384x640", metavar="SIZE")
-    num_classes: int | None = option("classes; if the weights have another number, the classifier starts from scratch",
-                                     metavar="N")  # fmt: skip
     force: bool = option("replace OUT if it exists", default=False)
 
 
@@ -38,11 +38,8 @@ def run(options: Options) -> None:
     from sightline.hub import convert
     from sightline.models.weights.fit import MismatchError
 
-    args = parse_model_args(options.model_args)
-    if options.img_size is not None:
-        args["img_size"] = parse_img_size(options.img_size)
-    if options.num_classes is not None:
-        args["num_classes"] = parse_classes(options.num_classes)
+    given = {"img_size": options.img_size, "num_classes": options.num_classes}
+    args = options.model_args | {key: value for key, value in given.items() if value is not None}
     try:
         done = convert(options.source, options.out, model=options.model, model_args=args, force=options.force)
     except MismatchError as error:

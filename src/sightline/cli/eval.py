@@ -4,14 +4,16 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from sightline.cli.options import Command, option, required
+from pydantic import Field
+
+from sightline.cli.options import Command, model_arguments, option, required
 from sightline.cli.output import Column, bar, number, print_json, show
 from sightline.tasks.dense.config import BY_CLASS, DETECTION, SEGMENTATION
-from sightline.util.errors import InputError
 from sightline.util.files import check_writable, jsonable
-from sightline.util.names import format_size, parse_model_args, parse_sizes
+from sightline.util.names import format_size
+from sightline.util.schema import Count, Listed, ModelArgs, Natural, Size
 
 if TYPE_CHECKING:
     from sightline.tasks.base import Row, Scores, Value
@@ -48,8 +50,8 @@ class Options:
         "folder, tar file, shards or hfds/NAME; by default what the run was trained with", metavar="PATH"
     )
     split: str | None = option("split of the data; by default val, validation or test", metavar="NAME")
-    limit: int | None = option("evaluate only the first N images per class", metavar="N")
-    img_size: tuple[str, ...] = option(
+    limit: Count | None = option("evaluate only the first N images per class", metavar="N")
+    img_size: Listed[Size] = option(
         "sizes to evaluate at, 224,288,384x640 (height x width); by default that of training", default=(),
         metavar="SIZES",
     )  # fmt: skip
@@ -58,11 +60,9 @@ class Options:
         "ImageNet's ReaL labels next to the usual ones; or a JSON file of label sets", default="names", metavar="WAY",
     )  # fmt: skip
     model: str | None = option("the model, if the weights do not show it", metavar="NAME")
-    model_args: tuple[str, ...] = option(
-        "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
-    )
-    batch_size: int = option("images per batch; by default 64", default=64, metavar="N")
-    workers: int = option("processes that decode images; by default 2", default=2, metavar="N")
+    model_args: ModelArgs = model_arguments()
+    batch_size: Count = option("images per batch; by default 64", default=64, metavar="N")
+    workers: Natural = option("processes that decode images; by default 2", default=2, metavar="N")
     device: str = option("cpu, cuda, mps; by default the GPU if there is one", default="auto", metavar="NAME")
     precision: Literal["no", "fp16", "bf16"] = option(
         "mixed precision: no, fp16 or bf16; by default no", default="no", metavar="KIND"
@@ -71,7 +71,7 @@ class Options:
         "unreadable images: stop (default) or skip", default="stop", metavar="WHAT"
     )
     slide: bool = option("segmentation: slide overlapping windows of the training size over the image", default=False)
-    scales: str | None = option(
+    scales: Listed[Annotated[float, Field(ge=0.1, le=8)]] | None = option(
         "segmentation: average over several scales, such as 0.5,0.75,1.0,1.25,1.5", metavar="SCALES"
     )
     flip: bool = option("segmentation: also average over the mirrored image", default=False)
@@ -90,18 +90,17 @@ def run(options: Options) -> None:
     from sightline.tasks.base import EvalOptions
     from sightline.util.device import choose_device
 
-    sizes: Sequence[tuple[int, int] | None] = parse_sizes(options.img_size) if options.img_size else [None]
-    scales = parse_scales(options.scales)
+    sizes: Sequence[tuple[int, int] | None] = list(dict.fromkeys(options.img_size)) or [None]
     if options.out is not None:
         check_writable(options.out, "--out")
-    loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
+    loaded = load(options.checkpoint, model=options.model, model_args=options.model_args)
     to_facts, show_scores = VIEWS[loaded.task]
     if not options.json:
         print(f"{loaded.card.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
     wanted = EvalOptions(
         choose_device(options.device, "--device"), options.split, options.limit, None, options.labels,
-        options.batch_size, options.workers, options.precision, options.on_error, options.slide, scales, options.flip,
-        bar,
+        options.batch_size, options.workers, options.precision, options.on_error, options.slide, options.scales or (),
+        options.flip, bar,
     )  # fmt: skip
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # what is skipped is no part of the JSON
         found = [
@@ -122,17 +121,6 @@ def run(options: Options) -> None:
         written = write_scores(options.out, cast(Facts, jsonable(facts)))
         if not options.json:
             print(f"wrote {', '.join(map(str, written))}")
-
-
-def parse_scales(text: str | None) -> tuple[float, ...]:
-    """`0.5,1.0,1.5` -> (0.5, 1.0, 1.5); empty if nothing is given."""
-    try:
-        scales = tuple(float(part) for part in text.split(",")) if text is not None else ()
-        if all(0.1 <= scale <= 8 for scale in scales):
-            return scales
-    except ValueError:
-        pass
-    raise InputError(f"--scales: expected comma-separated factors between 0.1 and 8, e.g. 0.5,0.75,1.0; got {text!r}")
 
 
 def _values(scores: "Scores") -> dict[str, float]:

@@ -4,19 +4,20 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sightline.cli.options import Command, option, positional
-from sightline.cli.output import Column, bar, print_json, show
-from sightline.util.errors import InputError
+from sightline.cli.output import Column, bar, number, print_json, show
+from sightline.tasks.sequences.config import TaskName
 from sightline.util.files import check_writable
-from sightline.util.names import nearest
+from sightline.util.schema import Count
 
 Row = dict[str, Any]  # JSON
 COLUMNS = (
-    Column("attention"), Column("parameters", right=True, wide=True), Column("updates", right=True),
-    Column("val %", right=True), Column("test %", right=True), Column("published %", right=True),
-    Column("examples/s", right=True), Column("memory GiB", right=True, wide=True),
+    Column("attention"), number("parameters", wide=True), number("updates"), number("val %"), number("test %"),
+    number("published %"), number("examples/s"), number("memory GiB", wide=True),
 )  # fmt: skip
 
 
@@ -29,7 +30,7 @@ class Options:
     tested.
     """
 
-    task: str = positional("listops, text, retrieval, image or pathfinder")
+    task: TaskName = positional("listops, text, retrieval, image or pathfinder")
     attention: tuple[str, ...] = option(
         "mechanism, with options in brackets; can be repeated; by default softmax, linear, inline, soft, soft_norm and "
         "nystromformer", default=(), metavar="NAME",
@@ -38,7 +39,7 @@ class Options:
         "folder with the files as published; not needed for listops and pathfinder", metavar="PATH"
     )
     out: str | None = option("folder for the runs and results.json; by default runs/lra/TASK", metavar="FOLDER")
-    steps: int | None = option(
+    steps: Annotated[Count, Field(le=10**9)] | None = option(
         "number of updates, with the schedule scaled to it; by default as published", metavar="N"
     )
     set: tuple[str, ...] = option(
@@ -49,28 +50,27 @@ class Options:
 
 def run(options: Options) -> None:
     """Train and test each mechanism, and print the table."""
-    from sightline.engine.arena import configure, run_folder, train_and_test
+    from sightline.engine.arena import configure, train_and_test
     from sightline.layers.spec import Spec
     from sightline.tasks.sequences import arena
 
-    if options.task not in arena.TASKS:
-        remedy = nearest(options.task, arena.TASKS, f"give one of {', '.join(arena.TASKS)}")
-        raise InputError(f"no task {options.task!r}; {remedy}")
     names = list(dict.fromkeys(str(Spec.parse(text)) for text in options.attention or arena.DEFAULT_MECHANISMS))
     folder = Path(f"runs/lra/{options.task}" if options.out is None else options.out)
     configs = {
-        name: configure(options.task, name, folder, data=options.data, steps=options.steps, changes=options.set)
+        name: configure(
+            options.task, name, arena.run_folder(folder, name), data=options.data, steps=options.steps,
+            changes=options.set,
+        )
         for name in names
-    }
+    }  # fmt: skip
     check_writable(folder if options.out is None else options.out, "--out")
-    arena.read_rows(folder / arena.RESULTS, options.task)
-    arena.check_runs(list(configs.values()))
+    arena.check_runs(folder, options.task, list(configs.values()))
     rows = []
     for name, config in configs.items():
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
             found = train_and_test(config, bar)
-        rows.append({"attention": name, "published_as": arena.published_as(name), **found})
-        arena.keep_row(folder, run_folder(folder, name), options.task, rows[-1])
+        rows.append({"attention": name, "published_as": arena.TITLES.get(name.partition("(")[0]), **found})
+        arena.keep_row(folder, options.task, rows[-1])
     if options.json:
         print_json({"task": options.task, "rows": rows})
         return

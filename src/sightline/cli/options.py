@@ -5,7 +5,7 @@
         name: str = positional("model to describe")
         img_size: str | None = option("size of the images")     # --img-size
 
-A boolean is a switch, a tuple an option that can be repeated (or a positional that takes several values). Argparse
+A boolean is a switch, a tuple or dict an option that can be repeated (or a positional with several values). Argparse
 reads texts; `sightline.util.schema` makes the values that the types ask for, and one line for what does not fit.
 """
 
@@ -60,6 +60,12 @@ def positional(help: str, *, optional: bool = False) -> Any:
 def option(help: str, *, default: V = None, metavar: str | None = None) -> V:  # type: ignore[assignment]
     """Declare an option, `--name VALUE`."""
     return field(default=default, metadata={"help": help, "metavar": metavar})
+
+
+def model_arguments() -> Any:
+    """Declare `--model-args`, a `ModelArgs`."""
+    help = "arguments of the model, as key=value or a JSON object; can be repeated"
+    return field(default_factory=dict, metadata={"help": help, "metavar": "ARGS"})
 
 
 def required(help: str, *, metavar: str) -> Any:
@@ -122,7 +128,7 @@ def _add(parser: Parser, item: "Field[object]", kind: Any) -> None:
         for key, help in item.metadata["keys"]():
             parser.add_argument(f"--{key}", dest=key, help=_percent(help), metavar="VALUE")
         return
-    help, several = _percent(item.metadata["help"]), get_origin(kind) is tuple
+    help, several = _percent(item.metadata["help"]), get_origin(kind) in (tuple, dict)
     if item.metadata.get("positional"):
         count = "+" if several else None if item.default is MISSING else "?"
         parser.add_argument(item.name, help=help, metavar=item.name.upper(), nargs=count)
@@ -133,8 +139,9 @@ def _add(parser: Parser, item: "Field[object]", kind: Any) -> None:
         return
     if metavar is None and get_origin(kind) is Literal:
         metavar = f"{{{','.join(get_args(kind))}}}"
+    needed = item.default is MISSING and item.default_factory is MISSING
     action = "append" if several else "store"
-    parser.add_argument(flag, action=action, help=help, metavar=metavar, required=item.default is MISSING)
+    parser.add_argument(flag, action=action, help=help, metavar=metavar, required=needed)
 
 
 def _percent(text: str) -> str:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sightline.cli.options import Command, option, positional, required
+from sightline.cli.options import Command, model_arguments, option, positional, required
 from sightline.cli.output import Column, number, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.files import write_result
-from sightline.util.names import parse_model_args, parse_size
+from sightline.util.schema import ModelArgs, Size
 
 Fact = dict[str, Any]  # JSON
 COLUMNS = (number("rank"), number("index"), number("probability"), Column("class"))
@@ -37,11 +37,9 @@ class Options:
         "by default the centre",
         metavar="POINT",
     )
-    img_size: str | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
+    img_size: Size | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
     model: str | None = option("the model, if the weights do not show it", metavar="NAME")
-    model_args: tuple[str, ...] = option(
-        "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
-    )
+    model_args: ModelArgs = model_arguments()
     device: str = option("cpu, cuda, mps; by default the GPU if there is one", default="auto", metavar="NAME")
     on_error: Literal["stop", "skip"] = option(
         "unreadable images: stop (default) or skip", default="stop", metavar="WHAT"
@@ -65,8 +63,7 @@ def run(options: Options) -> None:
 
     paths = find_images(options.image)
     query = parse_query(options.query)
-    size = None if options.img_size is None else parse_size(options.img_size)
-    loaded = load(options.checkpoint, model=options.model, model_args=parse_model_args(options.model_args))
+    loaded = load(options.checkpoint, model=options.model, model_args=options.model_args)
     _check_options(options, loaded.task)
     classifies = loaded.task == "classification"
     target, name = (options.attention, "--attention") if classifies else (options.out, "--out")
@@ -75,7 +72,7 @@ def run(options: Options) -> None:
         check_attention(loaded, query)
     facts = []
     results = predict(
-        loaded, paths, options.top, img_size=size, score=options.score, device=options.device,
+        loaded, paths, options.top, img_size=options.img_size, score=options.score, device=options.device,
         on_error=options.on_error,
     )  # fmt: skip
     for path, result in zip(paths, results, strict=True):

@@ -1,17 +1,18 @@
 """Train and test the models of one recipe of the Long Range Arena that differ in their attention mechanism."""
 
-import json
-import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_high
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
-from sightline.engine import settings
+from sightline.engine import records, settings
 from sightline.engine.evaluate import evaluate
-from sightline.engine.run_folder import DONE, differences
+from sightline.engine.records import DONE, METRICS, VERSIONS, check
+from sightline.engine.run_folder import differences
 from sightline.engine.train import train
 from sightline.hub import load
 from sightline.tasks.base import Progress
@@ -23,17 +24,20 @@ OWN_OPTIONS = {  # keys that have an option of their own
     "model.attention": "--attention", "run.folder": "--out", "data.path": "--data", "data.name": "TASK",
     "model.name": "TASK",
 }  # fmt: skip
-MAX_STEPS = 10**9
 MEMORY = "memory.json"  # peak of the training, in a run folder
 
 
-def run_folder(folder: Path, attention: str) -> Path:
-    """The folder of the run with a mechanism: `soft(ratio=2)` -> `soft_ratio_2`."""
-    return folder / re.sub(r"[^A-Za-z0-9]+", "_", attention).strip("_")
+@dataclass(frozen=True)
+class Done:
+    """What a complete run says of itself."""
+
+    step: int
+    top1: float
+    seconds: float
 
 
 def configure(
-    task: str, attention: str, folder: Path, *, data: str | None = None, steps: int | None = None,
+    task: str, attention: str, out: Path, *, data: str | None = None, steps: int | None = None,
     changes: Iterable[str] = (),
 ) -> Any:  # fmt: skip
     """The configuration of one run.
@@ -41,7 +45,7 @@ def configure(
     Args:
         task: listops, text, retrieval, image or pathfinder.
         attention: the mechanism.
-        folder: the parent of the run folders.
+        out: the folder of the run.
         data: folder with the files as published.
         steps: updates in all, with the schedule compressed to them; by default as published.
         changes: keys of the configuration, as KEY=VALUE.
@@ -58,12 +62,10 @@ def configure(
         if key in OWN_OPTIONS:
             raise InputError(f"--set: {key} follows from {OWN_OPTIONS[key]}; give that instead")
         values[key] = settings.parse(value)
-    values |= {"model.attention": attention, "run.folder": str(run_folder(folder, attention))}
+    values |= {"model.attention": attention, "run.folder": str(out)}
     if data is not None:
         values["data.path"] = data
     if steps is not None:
-        if not 1 <= steps <= MAX_STEPS:
-            raise InputError(f"--steps: expected 1 to {MAX_STEPS:,} updates; got {steps}")
         schedule = settings.configure(recipe, values).schedule
         epochs = next(count for count in range(min(schedule.epochs, steps), 0, -1) if steps % count == 0)
         values |= {"schedule.epochs": epochs, "data.epoch_steps": steps // epochs}
@@ -91,22 +93,22 @@ def train_and_test(config: RunConfig, progress: Progress | None = None) -> dict[
         _train(config, folder / MEMORY)
     elif different := differences(folder, config):
         raise InputError(f"{folder}: a run with another {', '.join(different[:4])}; give another --out")
-    done, rate = read_json(folder / DONE), _median_rate(folder / "metrics.jsonl")
-    if not all(isinstance(done.get(key), int | float) for key in ("step", "top1", "seconds")):
-        raise FileError(f"{folder / DONE} is damaged; remove the folder of the run to train again")
-    versions, peak = read_json(folder / "versions.json"), read_json(folder / MEMORY).get("bytes")
-    if not isinstance(peak, int | None):
-        raise FileError(f"{folder / MEMORY} is damaged; remove it and run the command again")
+    done = records.read_json(folder / DONE, TypeAdapter(Done))
+    peak = check(TypeAdapter(int | None), read_json(folder / MEMORY).get("bytes"), folder / MEMORY)
+    rates = [rate for row in records.read_rows(folder) if (rate := row.get("images_per_second")) is not None]
+    if not rates:
+        raise FileError(f"{folder / METRICS}: damaged; remove the folder of the run to train again")
+    versions = read_json(folder / VERSIONS)
     loaded = load(folder / "checkpoints" / "best" / "model.safetensors")
     scores = evaluate(
         loaded, split="test", batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,
         precision=config.run.precision, progress=progress,
     )  # fmt: skip
     return {
-        "parameters": loaded.parameters, "steps": done["step"], "batch": config.batch.size, "lr": config.optim.lr,
-        "seed": config.run.seed, "val": round(done["top1"], 4), "test": round(scores["top1"], 4),
-        "examples": scores.images, "examples_per_second": rate, "peak_bytes": peak,
-        "seconds": round(done["seconds"], 1), "precision": config.run.precision,
+        "parameters": loaded.parameters, "steps": done.step, "batch": config.batch.size, "lr": config.optim.lr,
+        "seed": config.run.seed, "val": round(done.top1, 4), "test": round(scores["top1"], 4),
+        "examples": scores.images, "examples_per_second": median_high(rates), "peak_bytes": peak,
+        "seconds": round(done.seconds, 1), "precision": config.run.precision,
         **{key: versions.get(key) for key in ("device", "torch", "commit")},
     }  # fmt: skip
 
@@ -118,12 +120,3 @@ def _train(config: RunConfig, memory: Path) -> None:
         torch.cuda.reset_peak_memory_stats()
     train(config)
     write_json(memory, {"bytes": torch.cuda.max_memory_allocated() if on_gpu else None})
-
-
-def _median_rate(path: Path) -> float:
-    """Examples per second, the median over the epochs of a run."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return median_high(float(json.loads(line)["images_per_second"]) for line in lines)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path} is damaged; remove the folder of the run to train again") from error

@@ -1,7 +1,7 @@
 """Cards: the metadata that makes a weight file self-contained."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -140,10 +140,22 @@ def read_fields(kind: type[T], values: object, where: str) -> T:
     Raises:
         CardError: a field is missing, of the wrong type or beyond its limits.
     """
+    adapter = TypeAdapter(kind)
     try:  # strictly as JSON: a list is a tuple, but true is no number and "1" is none
-        return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
+        found = adapter.validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         raise _damaged(error, where) from error
+    for name in _missing(adapter.dump_python(found), values):  # for which a configuration has a default
+        raise CardError(f"its card is damaged ({where}.{name} is missing); save the weights again")
+    return found
+
+
+def _missing(all_fields: dict[str, Any], values: Any) -> Iterator[str]:
+    for name, value in all_fields.items():
+        if name not in values:
+            yield name
+        elif isinstance(value, dict):
+            yield from _missing(value, values[name])
 
 
 def _damaged(error: ValidationError, where: str) -> CardError:

@@ -45,11 +45,6 @@ def parse_size(text: str, option: str = "--img-size") -> tuple[int, int]:
     return height, width
 
 
-def parse_sizes(texts: Iterable[str], option: str = "--img-size") -> list[tuple[int, int]]:
-    """Read comma-separated sizes, each kept once: `["224,288", "384x640"]` -> three (height, width) pairs."""
-    return list(dict.fromkeys(parse_size(text, option) for text in ",".join(texts).split(",")))
-
-
 def parse_img_size(text: str) -> int | tuple[int, int]:
     """Read the argument `img_size` of a model: `224` -> 224, `384x640` -> (384, 640)."""
     height, width = parse_size(text)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from pydantic_core import PydanticCustomError
 
 from sightline.util.errors import InputError
-from sightline.util.names import closest, nearest
+from sightline.util.names import closest, nearest, parse_img_size, parse_model_args, parse_size
 
 T = TypeVar("T")
 
@@ -35,6 +35,10 @@ def _in_order(ends: tuple[float, float]) -> tuple[float, float]:
     return ends
 
 
+def _split(texts: str | Iterable[str]) -> list[str]:
+    return (texts if isinstance(texts, str) else ",".join(texts)).split(",")
+
+
 Whole = Annotated[int, BeforeValidator(_number)]
 Natural = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
@@ -44,8 +48,13 @@ Amount = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]
 Share = Annotated[Amount, Field(le=1)]
 Dropout = Annotated[Amount, Field(le=0.99)]
+Classes = Annotated[Natural, Field(le=1_000_000)]  # 0 for no classifier
 Range = Annotated[tuple[T, T], AfterValidator(_in_order)]
 Several = Annotated[tuple[T, ...], Field(min_length=1)]
+Listed = Annotated[tuple[T, ...], BeforeValidator(_split)]  # as texts with commas
+Size = Annotated[tuple[int, int], BeforeValidator(parse_size)]
+ImgSize = Annotated[int | tuple[int, int], BeforeValidator(parse_img_size)]
+ModelArgs = Annotated[dict[str, Any], BeforeValidator(parse_model_args)]
 
 
 def entry(default: T, help: str) -> T:
@@ -79,13 +88,14 @@ def _adapter(cls: type[T]) -> TypeAdapter[T]:
 def explain(error: ValidationError, depth: int = 1, known: Iterable[str] = ()) -> str:
     """The first thing that does not fit, in one line."""
     first: Any = error.errors(include_url=False)[0]
-    parts = [part for i, part in enumerate(first["loc"]) if i < depth or isinstance(part, int)]
-    key, context = ".".join(map(str, parts)), first.get("ctx", {})
+    key, context = ".".join(map(str, first["loc"][:depth])), first.get("ctx", {})
+    cause = context.get("error")  # of a check of our own
     if first["type"] == "unexpected_keyword_argument":
         return unknown_key(key, known)
-    if "error" in context:  # of a check of our own
-        return f"{key}: {context['error']}" if key else str(context["error"])
-    message = first["msg"].replace("Input should be", "expected")
+    if cause is not None:
+        return str(cause) if isinstance(cause, InputError) else f"{key}: {cause}"
+    message = "expected more values" if first["type"] == "missing" else first["msg"]
+    message = message.replace("Input should be", "expected")
     close = closest(str(first["input"]), re.findall("'([^']*)'", context.get("expected", "")))
     return f"{key}: {message}; got {first['input']!r}" + (f"; did you mean {close!r}?" if close else "")
 
