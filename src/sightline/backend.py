@@ -1,12 +1,12 @@
-"""Which implementation runs: one policy for every operator and every shortened path.
+"""Which implementation runs: one policy for every operator and every fast path.
 
 Every operator has a `torch` implementation, the readable reference, which runs on any device. Some have Triton kernels
 as well. `auto` takes the kernels if they support the tensors and the device, else the reference. The environment
 variable `SIGHTLINE_BACKEND` replaces `auto` for the operators that have kernels; an explicit `backend=` argument wins
 over both. With `TRITON_INTERPRET=1`, Triton's interpreter runs the kernels on a CPU, slowly.
 
-Layers and references also have shortened paths: the same result up to rounding, in fewer or larger steps (`SHORTENED`).
-They are taken wherever they are faster. `SIGHTLINE_BACKEND=torch` turns off all of them and all kernels.
+Layers and references also have fast paths (`FAST_PATHS`): the same result up to rounding, in fewer or larger steps,
+used wherever they are faster. `SIGHTLINE_BACKEND=torch` turns off all of them and all kernels.
 """
 
 import os
@@ -74,17 +74,17 @@ def obstacle(
 ) -> str | None:
     """Why the kernels of `operator` cannot take these tensors on their device, or None if they can."""
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
-        return f"dtypes are {q.dtype}, {k.dtype}, {v.dtype} (one of bfloat16, float16, float32 for all)"
+        return f"dtypes are {q.dtype}, {k.dtype}, {v.dtype} (supported: bfloat16, float16 or float32, the same for all)"
     if not HEAD_DIMS[0] <= q.shape[-1] <= HEAD_DIMS[1]:
-        return f"head dim is {q.shape[-1]} ({HEAD_DIMS[0]} to {HEAD_DIMS[1]})"
+        return f"head dim is {q.shape[-1]} (supported: {HEAD_DIMS[0]} to {HEAD_DIMS[1]})"
     if v.shape[-1] != q.shape[-1]:
         return f"v has head dim {v.shape[-1]} but q has {q.shape[-1]} (they must agree)"
     if q.numel() == 0 or k.numel() == 0:
         return "there are no tokens"
     if landmarks > LANDMARKS:
-        return f"there are {landmarks} landmarks ({LANDMARKS} at most)"
+        return f"there are {landmarks} landmarks (supported: {LANDMARKS} at most)"
     if filter_size not in FILTERS:
-        return f"the filter is {filter_size} wide (one of {', '.join(map(str, FILTERS))})"
+        return f"the filter is {filter_size} wide (supported: {', '.join(map(str, FILTERS))})"
     kernels = operator if landmarks <= BLOCK else f"{operator} in blocks"
     return device_obstacle(kernels, q.device, q.dtype, q.shape[-1])
 
@@ -95,17 +95,17 @@ def device_obstacle(kernels: str, device: torch.device, dtype: torch.dtype, head
         return None
     limits = device_limits(device.index)
     if limits is None:
-        return "there are kernels for NVIDIA GPUs only"
+        return "the kernels support NVIDIA GPUs only"
     major, minor, available = limits
     if (major, minor) < CAPABILITY:
-        return f"the GPU has compute capability {major}.{minor} ({CAPABILITY[0]}.{CAPABILITY[1]} at least)"
+        return f"the GPU has compute capability {major}.{minor} (supported: {CAPABILITY[0]}.{CAPABILITY[1]} or higher)"
     needed = shared_memory(kernels, dtype, head_dim)
     return f"the GPU has {available:,} bytes of shared memory per block ({needed:,} needed)"
 
 
 @torch.compiler.assume_constant_result
 def widest_head(kernels: str, index: int | None, dtype: torch.dtype) -> int:
-    """The largest head dim for which the kernels run on a CUDA device, 0 if they do not; looked up at every call."""
+    """The largest head dim for which the kernels run on a CUDA device, 0 if they do not; cached."""
     key = (kernels, index, dtype)
     if key not in _widest:
         limits = device_limits(index)
@@ -165,21 +165,21 @@ def shared_memory(kernels: str, dtype: torch.dtype, head_dim: int) -> int:
 
 
 Arguments = ParamSpec("Arguments")
-SHORTENED: dict[str, Callable[..., bool]] = {}
+FAST_PATHS: dict[str, Callable[..., bool]] = {}
 
 
-def shortened(decide: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
-    """Register a function that decides on a shortened path; with SIGHTLINE_BACKEND=torch its answer is no."""
+def fast_path(decide: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
+    """Register a function that decides whether to take a fast path; SIGHTLINE_BACKEND=torch makes it return False."""
 
     @wraps(decide)
     def decision(*args: Arguments.args, **kwargs: Arguments.kwargs) -> bool:
         return requested() != "torch" and decide(*args, **kwargs)
 
-    SHORTENED[decide.__name__] = decision
+    FAST_PATHS[decide.__name__] = decision
     return decision
 
 
-@shortened
+@fast_path
 def inline_layer(x: Tensor, head_dim: int) -> bool:
     """InLine attention of a layer by one operator that also makes the weights of its residual from the tokens x."""
     device = x.device
@@ -187,7 +187,7 @@ def inline_layer(x: Tensor, head_dim: int) -> bool:
     return x.numel() > 0 and _kernels("inline_attention", device, dtype, head_dim)
 
 
-@shortened
+@fast_path
 def unprojected_tokens(x: Tensor) -> bool:
     """InLine attention without queries and keys, from the tokens x (B, N, C): on a CPU, for 2 C tokens or more."""
     wide = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
@@ -195,32 +195,32 @@ def unprojected_tokens(x: Tensor) -> bool:
     return on_cpu and wide and x.shape[1] >= 2 * x.shape[2]
 
 
-@shortened
+@fast_path
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """A linear layer with its activation as one product: inference in half precision on a GPU."""
     half = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype == bias.dtype
     return half and x.is_cuda and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
 
 
-@shortened
+@fast_path
 def patch_product(x: Tensor) -> bool:
     """A convolution of patches as one matrix product of them: on a GPU, where cuDNN is slow for patches of 16."""
     return x.is_cuda
 
 
-@shortened
+@fast_path
 def fused_stem(x: Tensor) -> bool:
     """Convolutions of few channels as products of patches, batch norms folded in inference: on a GPU."""
     return x.is_cuda
 
 
-@shortened
+@fast_path
 def tall_products(a: Tensor, b: Tensor) -> bool:
     """Products of tall matrices whose backward pass transposes small ones only: on a CPU, if a gradient is needed."""
     return a.device.type == "cpu" and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
 
 
-@shortened
+@fast_path
 def shifted_products(height: int) -> bool:
     """The local residual of a single grid row, a sequence, as sums of shifted tokens instead of a convolution."""
     return height == 1

@@ -26,7 +26,7 @@ def test_auto_takes_the_kernel_where_it_can_run(
     assert choose(operator, device, wanted) == expected
 
 
-def test_name_of_the_variable() -> None:
+def test_variable_name() -> None:
     assert backend.VARIABLE == "SIGHTLINE_BACKEND"
 
 
@@ -77,7 +77,7 @@ def test_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         choose("kernel", CUDA, "triton")
 
 
-def test_auto_steps_back_from_an_obstacle() -> None:
+def test_auto_falls_back_on_the_reference() -> None:
     assert choose("kernel", CUDA, None, "head dim is 256") == "torch"
     with pytest.raises(ValueError, match=r"^kernel: backend='triton'.*head dim is 256.*'auto'"):
         choose("kernel", CUDA, "triton", "head dim is 256")

@@ -1,4 +1,4 @@
-"""`SIGHTLINE_BACKEND=torch` turns off every kernel and shortened path; GPUs that are too small take the reference."""
+"""`SIGHTLINE_BACKEND=torch` turns off every kernel and fast path; GPUs that are too small take the reference."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -43,15 +43,15 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
     _device(H200, monkeypatch)
 
 
-def test_every_shortened_path_is_known() -> None:
-    assert set(backend.SHORTENED) == set(TAKEN)
-    assert len(backend.SHORTENED) == 7
+def test_every_fast_path_is_known() -> None:
+    assert set(backend.FAST_PATHS) == set(TAKEN)
+    assert len(backend.FAST_PATHS) == 7
     assert len(backend.TRITON_OPERATORS) == 4
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_variable_turns_a_shortened_path_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    decision = backend.SHORTENED[name]
+def test_variable_turns_a_fast_path_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = backend.FAST_PATHS[name]
     grad = torch.no_grad() if name == "activated_linear" else torch.enable_grad()
     with grad:
         assert decision(*TAKEN[name]())
@@ -59,7 +59,7 @@ def test_variable_turns_a_shortened_path_off(name: str, monkeypatch: pytest.Monk
         assert not decision(*TAKEN[name]())
 
 
-def test_no_shortened_path_runs_in_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fast_path_runs_in_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the functions behind the paths is called, in a forward and a backward pass."""
     called: list[str] = []
 
@@ -83,7 +83,7 @@ def test_no_shortened_path_runs_in_a_model(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.gpu
-def test_no_kernel_of_ours_runs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_runs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(backend.VARIABLE, "torch")
     monkeypatch.setattr("sightline.ops.common.operator.replay", None)  # a launch would fail
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, torch.inference_mode():
@@ -126,7 +126,7 @@ def test_too_small_a_gpu_takes_the_reference(
 
 
 @pytest.mark.parametrize("limits", [T4, (8, 0, 1024), None])
-def test_too_small_a_gpu_takes_no_shortened_path_with_kernels(
+def test_too_small_a_gpu_takes_no_fast_path_with_kernels(
     limits: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _device(limits, monkeypatch)

@@ -1,6 +1,7 @@
 """A linear layer and its activation as one matrix product, for inference in half precision on a GPU.
 
-cuBLASLt applies the activation before it writes the product; torch and its compiler write, read and write again.
+cuBLASLt applies the activation before it writes the product; torch and its compiler write the product, read it back and
+write again.
 """
 
 import torch
@@ -27,21 +28,21 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool) -> 
     """
     if backends.activated_linear(x, weight, bias):
         return torch.ops.sightline.activated_linear(x, weight, bias, gelu)
-    return _by_torch(x, weight, bias, gelu)
+    return _unfused(x, weight, bias, gelu)
 
 
-def _by_torch(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor:
+def _unfused(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor:
     product = F.linear(x, weight, bias)
     return F.gelu(product, approximate="tanh") if gelu else F.relu(product)
 
 
-def _one_product(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor:
+def _fused(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor:
     out = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=gelu)
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-LIBRARY.impl("activated_linear", _one_product, "CUDA")
-LIBRARY.impl("activated_linear", _by_torch, "CPU")
+LIBRARY.impl("activated_linear", _fused, "CUDA")
+LIBRARY.impl("activated_linear", _unfused, "CPU")
 
 
 @torch.library.register_fake("sightline::activated_linear", lib=LIBRARY)

@@ -42,7 +42,7 @@ def is_whole(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, or the compiler's symbol for one; a tensor is none."""
+    """Whether it is a real number, or the compiler's symbol for one; a tensor is not one."""
     return isinstance(value, NUMBERS) and not isinstance(value, bool)
 
 
@@ -51,7 +51,7 @@ def check_tensor(operator: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         reject(operator, f"{name} is a {type(value).__name__}; give a torch tensor")
     if value.layout != torch.strided:
-        reject(operator, f"{name} is of layout {value.layout}; give a dense tensor")
+        reject(operator, f"{name} has layout {value.layout}; give a dense tensor")
 
 
 def check_scale(operator: str, scale: object) -> None:
@@ -144,7 +144,7 @@ def lengths(operator: str, cu_seqlens: Tensor, total: int, name: str = "cu_seqle
     ends = cu_seqlens.tolist()
     sizes = [b - a for a, b in pairwise(ends)]
     if ends[0] != 0 or ends[-1] != total or min(sizes) < 0:
-        reject(operator, f"{name}={ends} does not rise from 0 to the {total} packed tokens")
+        reject(operator, f"{name}={ends}; it must rise from 0 to {total}, the number of packed tokens")
     return sizes
 
 

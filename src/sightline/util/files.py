@@ -71,7 +71,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; {} if the file is missing.
 
     Raises:
-        FileError: it is damaged, or holds no object.
+        FileError: it is damaged, or does not hold an object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FileError(f"{path} is damaged; remove it and run the command again") from error
     if not isinstance(found, dict):
-        raise FileError(f"{path} is not what sightline wrote; remove it and run the command again")
+        raise FileError(f"{path} was not written by sightline; remove it and run the command again")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What people type: the nearest known name, image sizes such as 224 and 384x640, arguments of models."""
+"""What users type: the nearest known name, image sizes such as 224 and 384x640, arguments of models."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
 
 
 def parse_classes(number: int) -> int:
-    """Check a number of classes; 0 is a model without classifier.
+    """Check a number of classes; 0 means a model without a classifier.
 
     Raises:
         InputError: it is negative or above a million.

@@ -12,7 +12,7 @@ COMMIT_VARIABLE = "SIGHTLINE_COMMIT"  # names the commit if the package runs out
 def source_commit() -> tuple[str | None, bool | None]:
     """The commit of the source tree, and whether the tree is unchanged; None outside the repository.
 
-    A repository that does not track this file, such as one around an environment, is not ours.
+    A repository that does not track this file, such as one that contains the environment, does not count.
     """
     if given := os.environ.get(COMMIT_VARIABLE):
         return given, None

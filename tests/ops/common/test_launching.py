@@ -89,7 +89,7 @@ def test_first_call_is_recorded_and_later_ones_are_replayed() -> None:
 
 
 @pytest.mark.usefixtures("_compiled")
-def test_another_signature_is_recorded_anew() -> None:
+def test_another_signature_is_recorded_again() -> None:
     kernel = FakeKernel()
     function = _operator(kernel)
     x = torch.zeros(4, 8)

@@ -75,7 +75,7 @@ def test_scale(scale: float) -> None:
     )
 
 
-def test_cross_attention_with_its_own_value_dim() -> None:
+def test_cross_attention_with_a_different_value_dim() -> None:
     assert_same(inline_attention, definition, tokens(2, 7, 3, 24), tokens(2, 13, 3, 24), tokens(2, 13, 3, 10))
 
 
@@ -102,7 +102,7 @@ def test_residual_on_any_grid_after_a_prefix(grid: tuple[int, int], prefix: int)
     )
 
 
-def test_residual_with_a_value_dim_of_its_own() -> None:
+def test_residual_with_a_different_value_dim() -> None:
     assert_same(
         lambda q, k, v, r: inline_attention(q, k, v, residual=r, grid=(3, 5)),
         lambda q, k, v, r: with_residual(q, k, v, r, (3, 5)),
@@ -158,7 +158,7 @@ def test_key_mask(n: int, phi: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
-def test_a_masked_token_is_no_neighbour(prefix: int) -> None:
+def test_masked_tokens_are_left_out_of_the_residual(prefix: int) -> None:
     mask = some_keys(2, 15 + prefix)
     assert_same(
         lambda q, k, v, r: inline_attention(q, k, v, residual=r, grid=(3, 5), prefix=prefix, key_mask=mask),
@@ -264,7 +264,7 @@ def test_empty_with_residual(batch: int, grid: tuple[int, int]) -> None:
     assert inline_attention(q, k, v, residual=residual, grid=grid).shape == q.shape
 
 
-def test_an_image_does_not_see_its_batch() -> None:
+def test_images_are_independent() -> None:
     sizes = torch.tensor([1.0, 1e3, 1e-3])[:, None, None, None]
     batch = [t * sizes for t in qkv(3, 49, 3, 32, torch.float32)]
     residual = tokens(3, 96, 3, 3, dtype=torch.float32) * sizes

@@ -76,7 +76,7 @@ def test_prefix(prefix: int, cut: str) -> None:
     compare(inline, inputs, TOLERANCE[torch.float32], grid=(3, 4), prefix=prefix)
 
 
-def test_prefix_and_nothing_else() -> None:
+def test_prefix_only() -> None:
     compare(inline, [*tokens(1, 2, 2, 16), weights(1, 32)], TOLERANCE[torch.float32], grid=(0, 0), prefix=2)
 
 

@@ -80,7 +80,7 @@ def test_views_of_a_packed_projection(n: int) -> None:
     assert_same(lambda x: linear_attention(*x.unbind(2)), lambda x: definition(*x.unbind(2)), tokens(2, n, 3, 4, 24))
 
 
-def test_cross_attention_with_its_own_value_dim() -> None:
+def test_cross_attention_with_a_different_value_dim() -> None:
     assert_same(linear_attention, definition, tokens(2, 7, 3, 24), tokens(2, 13, 3, 24), tokens(2, 13, 3, 10))
 
 
@@ -163,7 +163,7 @@ def test_empty(batch: int, n: int, m: int) -> None:
     assert all(g.isfinite().all() for g in grads)
 
 
-def test_an_image_does_not_see_its_batch() -> None:
+def test_images_are_independent() -> None:
     batch = [t * torch.tensor([1.0, 1e3, 1e-2])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)]
     together = linear_attention(*batch)
     for i in range(3):
@@ -197,7 +197,7 @@ def test_figure_one() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.1, 3.0])
-def test_relu_scores_do_not_see_the_length_of_a_query(factor: float) -> None:
+def test_relu_scores_do_not_depend_on_the_norm_of_a_query(factor: float) -> None:
     q, k, v = qkv(2, 9, 3, 24)
     assert_close(linear_attention(factor * q, k, v), linear_attention(q, k, v), 1e-12)
 

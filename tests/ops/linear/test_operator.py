@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import inline_attention, linear_attention
-from sightline.ops.common.launching import forget, neighbors
+from sightline.ops.common.launching import contiguous_heads, forget
 from sightline.ops.inline.layer import inline_from_packed
 from sightline.ops.linear import forward_kernels, plan
 from sightline.ops.linear.operator import attend, attend_backward
@@ -40,8 +40,8 @@ def test_opcheck(kind: str) -> None:
     weights = torch.randn(2, 9, 32, device=DEVICE, requires_grad=True)
     x = torch.randn(2, 13, 32, device=DEVICE, requires_grad=True)
     tensors = {
-        "plain": (neighbors(q), neighbors(k), neighbors(v)),
-        "residual": (neighbors(q), neighbors(k), neighbors(v), weights),
+        "plain": (contiguous_heads(q), contiguous_heads(k), contiguous_heads(v)),
+        "residual": (contiguous_heads(q), contiguous_heads(k), contiguous_heads(v), weights),
         "packed": (qkv,),
         "layer": (qkv, None, None, None, x, *_layers(2, 16)),
     }[kind]
@@ -127,9 +127,9 @@ def test_second_derivative_is_an_error_instead_of_wrong() -> None:
         grad.sum().backward()
 
 
-def test_no_gradient_no_sums() -> None:
+def test_no_sums_are_saved_without_gradients() -> None:
     inputs = [t.detach() for t in _inputs()]
-    arguments = _arguments(*(neighbors(t) for t in inputs[:3]))
+    arguments = _arguments(*(contiguous_heads(t) for t in inputs[:3]))
     assert attend(*arguments[:-1], False)[1].shape[0] == 0
     assert attend(*arguments)[1].shape[0] == 2
     out = inline(*inputs, backend="triton", **SHAPE)

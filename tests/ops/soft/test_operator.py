@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import soft_attention
-from sightline.ops.common.launching import neighbors
+from sightline.ops.common.launching import contiguous_heads
 from sightline.ops.soft import newton_residual
 from sightline.ops.soft.operator import soft_attend, soft_attend_backward
 
@@ -21,7 +21,7 @@ def _inputs() -> list[torch.Tensor]:
 @pytest.mark.slow
 @both
 def test_opcheck(normalized: bool) -> None:
-    x = [neighbors(t) for t in _inputs()]
+    x = [contiguous_heads(t) for t in _inputs()]
     options = (0, 0, 0.5, normalized, 1, "fp32")
     torch.library.opcheck(soft_attend.packet.default, (*x, None, None, None, *options, True))
     plain = [t.detach() for t in x]
@@ -31,7 +31,7 @@ def test_opcheck(normalized: bool) -> None:
 
 
 def test_shapes_with_more_landmarks_than_a_program_holds() -> None:
-    x = [neighbors(t.detach()) for t in inputs(1, 5, 70, 1, 16)]
+    x = [contiguous_heads(t.detach()) for t in inputs(1, 5, 70, 1, 16)]
     given = (*x, None, None, None, 0, 0, 0.5, True, 1, "fp32", True)
     torch.library.opcheck(soft_attend.packet.default, given, test_utils="test_faketensor")
 
@@ -92,7 +92,7 @@ def test_flops_of_a_pack_are_those_of_its_images() -> None:
     assert counts[0] == counts[1]
 
 
-def test_no_gradient_nothing_kept() -> None:
+def test_nothing_is_saved_without_gradients() -> None:
     x = [t.detach() for t in _inputs()]
     options = (None, None, None, 0, 0, 1.0, True, 2, "fp32")
     assert soft_attend(*x, *options, False)[1].numel() == 0

@@ -96,7 +96,7 @@ def test_views_of_a_packed_projection(n: int, normalized: bool) -> None:
 
 
 @both
-def test_value_dim_of_its_own(normalized: bool) -> None:
+def test_different_value_dim(normalized: bool) -> None:
     q, _, landmarks = inputs()
     assert_same(
         lambda *x: soft_attention(*x, normalized=normalized),
@@ -158,14 +158,14 @@ def test_newton_gradcheck_when_converged() -> None:
     assert torch.autograd.gradcheck(lambda a: newton_inverse(a, step, 40), [matrix])
 
 
-def test_step_size_is_each_matrix_s_own() -> None:
+def test_step_size_per_matrix() -> None:
     matrices = torch.stack([torch.eye(3) * size for size in (1.0, 10.0, 0.1)]).reshape(3, 1, 3, 3)
     matrices[1, 0, 0, 2] = -5.0  # a row sum of absolute values
     expected = torch.tensor([1.5, 1.5 / 225, 150.0]).reshape(3, 1, 1, 1)
     torch.testing.assert_close(step_size(matrices, 1.5), expected)
 
 
-def test_convergence_of_each_matrix() -> None:
+def test_convergence_per_matrix() -> None:
     matrix = torch.stack([2 * torch.eye(3), torch.eye(3)])
     torch.testing.assert_close(convergence(matrix, torch.stack([torch.eye(3), torch.eye(3)])), torch.tensor([1.0, 0.0]))
 
@@ -173,7 +173,7 @@ def test_convergence_of_each_matrix() -> None:
 @both
 @pytest.mark.parametrize("iterations", [3, 20])
 @pytest.mark.parametrize("spread", [0.05, 20.0])
-def test_an_image_does_not_see_its_batch(spread: float, iterations: int, normalized: bool) -> None:
+def test_images_are_independent(spread: float, iterations: int, normalized: bool) -> None:
     q, v, landmarks = inputs(batch=3, dtype=torch.float32)
     sizes = torch.tensor([1.0, spread, 1.0])[:, None, None, None]  # of another image: its norm is 9, or 1
     q, landmarks = q * sizes, landmarks * sizes
@@ -183,7 +183,7 @@ def test_an_image_does_not_see_its_batch(spread: float, iterations: int, normali
         assert_close(alone, together[i : i + 1], 1e-6)
 
 
-def test_a_head_does_not_see_its_neighbours() -> None:
+def test_heads_are_independent() -> None:
     q, v, landmarks = inputs()
     landmarks[:, :, 1] *= 0.01
     together = soft_attention(q, v, landmarks, normalized=True, iterations=3)

@@ -49,7 +49,7 @@ def test_views_of_a_packed_projection(n: int) -> None:
     assert_same(lambda x: softmax_attention(*x.unbind(2)), lambda x: definition(*x.unbind(2)), tokens(2, n, 3, 4, 24))
 
 
-def test_cross_attention_with_its_own_value_dim() -> None:
+def test_cross_attention_with_a_different_value_dim() -> None:
     assert_same(softmax_attention, definition, tokens(2, 7, 3, 24), tokens(2, 13, 3, 24), tokens(2, 13, 3, 10))
 
 
@@ -127,7 +127,7 @@ def test_empty(batch: int, n: int, m: int) -> None:
     assert all(g.isfinite().all() for g in grads)
 
 
-def test_an_image_does_not_see_its_batch() -> None:
+def test_images_are_independent() -> None:
     batch = [t * torch.tensor([1.0, 1e3, 1e-3])[:, None, None, None] for t in qkv(3, 49, 3, 32, torch.float32)]
     together = softmax_attention(*batch)
     for i in range(3):

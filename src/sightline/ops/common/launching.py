@@ -23,8 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import wrap_triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-THREADS = 16  # that compile
-CACHED = 4096  # programs at most; then the cache is emptied
+THREADS = 16  # to compile in
+CACHED = 4096  # programs at most; a full cache is cleared
 ALIGNMENT = 256  # bytes, of buffers that share an allocation
 
 Constant = int | float | bool | str
@@ -69,28 +69,28 @@ def launch(kernel: Kernel, grid: tuple[int, ...], args: tuple[Argument, ...], co
         kernel[grid](*args, **constants)
 
 
-def largest(a: int, b: int) -> int:
-    """The larger of two sizes, which may be symbols of a graph."""
+def sym_max(a: int, b: int) -> int:
+    """torch.sym_max, typed for sizes, which are symbols while a graph is traced."""
     return torch.sym_max(a, b)  # type: ignore[return-value]
 
 
-def smallest(a: int, b: int) -> int:
-    """The smaller of two sizes, which may be symbols of a graph."""
+def sym_min(a: int, b: int) -> int:
+    """torch.sym_min, likewise."""
     return torch.sym_min(a, b)  # type: ignore[return-value]
 
 
-def neighbors(x: Tensor) -> Tensor:
-    """Tokens (B, N, H, D) whose heads lie next to each other, as kernels read them."""
+def contiguous_heads(x: Tensor) -> Tensor:
+    """Tokens (B, N, H, D) whose channels and heads are contiguous, as kernels read them; a copy if need be."""
     return x if x.stride(3) == 1 and x.stride(2) == x.shape[3] else x.contiguous()
 
 
 def strides(x: Tensor) -> tuple[Tensor, int, int]:
-    """Tokens (B, N, ...) as kernels take them: with the strides of images and tokens."""
+    """Tokens (B, N, ...) as kernels take them: the tensor, and the strides of images and tokens."""
     return x, x.stride(0), x.stride(1)
 
 
-def sizes(x: Tensor) -> tuple[int, int]:
-    """Heads and head dim of tokens (B, N, H, D) as plain numbers, which kernels are compiled for."""
+def head_shape(x: Tensor) -> tuple[int, int]:
+    """Heads and head dim of tokens (B, N, H, D) as plain integers, since kernels are compiled for them."""
     return int(x.shape[2]), int(x.shape[3])
 
 
@@ -108,7 +108,7 @@ class Position(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A tensor that a program returns: which of its allocations, and the view of it unless it is the whole."""
+    """A tensor that a program returns: the allocation that holds it, and the view of it unless it is all of it."""
 
     slot: int
     view: tuple[Sequence[int], Sequence[int], int] | None
@@ -118,7 +118,7 @@ class Result(NamedTuple):
 
 
 class Recorder:
-    """Runs launches and writes down what a replay needs: buffers, launches and where their tensors lie.
+    """Runs launches and records what a replay needs: buffers, launches and where their tensors are.
 
     Inputs are told apart by the tensor object, as two of them may share memory in one call and not in the next.
     """
@@ -281,12 +281,12 @@ def _record(function: Callable[..., tuple[Tensor, ...]], args: Sequence[object],
 
 
 def forget() -> None:
-    """Empty the cache, after a rule by which work is cut has changed."""
+    """Clear the cache, after a change of the rules by which work is split."""
     _programs.clear()
 
 
 class _Unsupported(Exception):
-    """The private interface of this version of Triton is another one."""
+    """This version of Triton has a different private interface."""
 
 
 def _launcher(compiled: Any) -> tuple[Callable[..., object], tuple]:
@@ -298,7 +298,7 @@ def _launcher(compiled: Any) -> tuple[Callable[..., object], tuple]:
 
 
 def _raw_stream(index: int) -> int:
-    """The current CUDA stream as a number; torch's public way to it takes several microseconds."""
+    """The current CUDA stream as a number; torch's public function takes several microseconds."""
     private = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return private(index) if private is not None else torch.cuda.current_stream(index).cuda_stream
 
@@ -339,10 +339,10 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
 
 
 @torch.compiler.assume_constant_result
-def products(dtype: torch.dtype) -> str:
-    """How kernels multiply tensors of a dtype: float32 in TF32 where torch's own products may, else in full.
+def dot_precision(dtype: torch.dtype) -> str:
+    """The precision of matrix products in kernels for a dtype: float32 is TF32 if torch's own products may be.
 
-    Triton's interpreter has no products of bfloat16.
+    Triton's interpreter cannot multiply bfloat16.
     """
     if dtype == torch.bfloat16:
         return "tf32" if INTERPRETED else "bf16"

@@ -22,7 +22,7 @@ class Context(Protocol):
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
-    options: tuple[Any, ...]  # ours: the arguments that are not tensors
+    options: tuple[Any, ...]  # our addition: the arguments that are not tensors
 
     def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
@@ -52,7 +52,7 @@ class Operator:
         backward: Callable[..., tuple[Tensor | None, ...]] | None = None,
     ) -> None:
         self.function = function
-        # The interpreter's kernels cannot be traced: there the operator is opaque.
+        # Kernels in Triton's interpreter cannot be traced, so the operator is opaque there.
         register: Any = torch.library.custom_op if INTERPRETED else torch.library.triton_op
         registered = register(f"sightline::{name}", function, mutates_args=())
         if INTERPRETED:
@@ -99,7 +99,7 @@ def needs_gradient(*args: object) -> bool:
 
 
 def _traced(tensor: Tensor) -> bool:
-    """Whether torch looks at operators: the compiler, a mode, a transform or a subclass of tensors."""
+    """Whether torch has to see the operator: for the compiler, a mode, a transform or a tensor subclass."""
     return (
         torch.compiler.is_compiling()
         or type(tensor) not in (Tensor, torch.nn.Parameter)

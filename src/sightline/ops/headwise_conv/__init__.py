@@ -36,7 +36,7 @@ def headwise_conv(
     if weight.ndim != 4 or weight.shape[:2] != (x.shape[2], 1) or weight.shape[2] != weight.shape[3]:
         reject(NAME, f"weight has shape {tuple(weight.shape)}; give (heads, 1, k, k), heads = {x.shape[2]}")
     if weight.shape[3] % 2 == 0:
-        reject(NAME, f"weight is {weight.shape[3]} wide; give an odd number, which has a middle")
+        reject(NAME, f"weight has shape {tuple(weight.shape)}; give an odd k")
     if add is not None:
         check_tokens(NAME, x=x, add=add)
         check_same(NAME, 1, x=x, add=add)

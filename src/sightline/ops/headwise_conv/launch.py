@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sightline.ops.checks import Grid
 from sightline.ops.common.kernels import add_parts
-from sightline.ops.common.launching import Constant, empty, launch, sizes, strides
+from sightline.ops.common.launching import Constant, empty, head_shape, launch, strides
 from sightline.ops.headwise_conv import kernels
 
 ROWS = 28  # grid rows of a piece
@@ -47,7 +47,7 @@ def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, grid: Grid, dot: st
 
 def _constants(x: Tensor, size: int, width: int, dot: str) -> dict[str, Constant]:
     """The k bands of a filter and k patches of every stage have to fit into shared memory."""
-    dim, size = sizes(x)[1], int(size)
+    dim, size = head_shape(x)[1], int(size)
     channels = max(16, triton.next_power_of_2(dim))
     if x.dtype == torch.bfloat16:
         tokens, stages = 64, 2 if size <= 7 and channels * size <= 64 * 7 else 1

@@ -6,15 +6,15 @@ from typing import Any
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.common.launching import neighbors, products
+from sightline.ops.common.launching import contiguous_heads, dot_precision
 from sightline.ops.common.operator import Context, Operator
 from sightline.ops.headwise_conv import launch
 
 
 def headwise_conv(x: Tensor, weight: Tensor, add: Tensor | None, grid: Grid) -> Tensor:
     """x (B, h * w, H, D) with filters (H, 1, k, k), and `add` to the result."""
-    added = None if add is None else neighbors(add)
-    return _convolve(neighbors(x), weight.contiguous(), added, *grid, False, products(x.dtype))[0]
+    added = None if add is None else contiguous_heads(add)
+    return _convolve(contiguous_heads(x), weight.contiguous(), added, *grid, False, dot_precision(x.dtype))[0]
 
 
 def _forward(
@@ -35,7 +35,7 @@ def _setup(ctx: Context, inputs: Sequence[Any], output: Sequence[Tensor]) -> Non
 def _gradient(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
     (x, weight), (height, width, flip, dot) = ctx.saved_tensors, ctx.options
     needs_x, needs_weight, needs_add = ctx.needs_input_grad[:3]
-    grad = neighbors(grad)
+    grad = contiguous_heads(grad)
     dx = _convolve(grad, weight, None, height, width, not flip, dot)[0] if needs_x else None
     dw = None
     if needs_weight:

@@ -52,15 +52,15 @@ def inline_attention(
 
     Args:
         q: (batch, tokens, heads, head_dim), any strides.
-        k, v: (batch, key tokens, heads, head_dim); v may have a head dim of its own.
+        k, v: (batch, key tokens, heads, head_dim); v may have a different head dim.
         phi: identity, relu, leaky_relu, elu1, exp or relu_affine.
         residual: (batch, channels, 3, 3): weights of the 3x3 neighborhood of v added to every token after
             `prefix`.
         grid: (height, width) of the tokens after `prefix`; needed with `residual`.
         prefix: leading tokens (class token) that take part in the global term but not in the residual.
         scale: factor on the scores; head_dim ** -0.5 by default.
-        key_mask: (batch, key tokens) booleans, true where the key counts; a masked token is no neighbor
-            either. A row without any key gives zero.
+        key_mask: (batch, key tokens) booleans, true where the key counts; masked tokens are left out of
+            the residual too. A row without any key gives zero.
         cu_seqlens: packed form: q, k, v are (1, total, heads, head_dim) and this is [0, n1, n1 + n2, ...];
             `grids` then holds (height, width) of every image, and `residual` one row per image.
         affine: (weight, bias) of relu_affine: relu(weight x + bias), weight (d, d) or (heads, d, d).

@@ -1,11 +1,11 @@
-"""InLine attention as a layer has it: the weights of the residual are made by the same operator that uses them."""
+"""InLine attention of a layer: the operator also makes the weights of its residual from the tokens."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.common.launching import neighbors, products
+from sightline.ops.common.launching import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
 from sightline.ops.linear.operator import attend
 
@@ -31,7 +31,8 @@ def inline_from_parts(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, layers: ResidualLayers, grid: Grid, prefix: int, phi: str
 ) -> Tensor:
     """q, k and v (B, N, H, D) and the tokens x (B, N, C) -> (B, N, H, D), with the usual scale."""
-    return _attend(neighbors(q), neighbors(k), neighbors(v), x, layers, q.shape[2], q.shape[3], grid, prefix, phi)
+    q, k, v = contiguous_heads(q), contiguous_heads(k), contiguous_heads(v)
+    return _attend(q, k, v, x, layers, q.shape[2], q.shape[3], grid, prefix, phi)
 
 
 def _attend(
@@ -44,6 +45,6 @@ def _attend(
     else:
         made = (x if x.stride(2) == 1 else x.contiguous(), *layers)
     return attend(
-        q, k, v, None, *made, None, None, None, heads, 0, *grid, prefix, dim**-0.5, 0.0, phi, False, products(q.dtype),
-        needs_gradient(q, k, v, *made),
+        q, k, v, None, *made, None, None, None, heads, 0, *grid, prefix, dim**-0.5, 0.0, phi, False,
+        dot_precision(q.dtype), needs_gradient(q, k, v, *made),
     )[0]  # fmt: skip

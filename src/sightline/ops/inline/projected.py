@@ -1,4 +1,4 @@
-"""InLine attention taken straight from the tokens, when phi is the identity and q, k, v are projections of them.
+"""InLine attention straight from the tokens, when phi is the identity and q, k, v are projections of them.
 
 The operator then needs neither q nor k. With the centered cross moment S = mean(v x^T) - mean_v mean_x^T of a head,
     C^T = S Wk^T    and    s q C = x (s C^T Wq)^T + s C^T bq,
@@ -21,7 +21,7 @@ from sightline.ops.inline.reference import local_residual
 
 
 def prefers_tokens(x: Tensor, qkv: nn.Linear) -> bool:
-    """Whether to start from the tokens x (B, N, C). A projection with an adapter is called instead."""
+    """Whether to start from the tokens x (B, N, C). A projection with an adapter has to be called."""
     return type(qkv) is nn.Linear and backends.unprojected_tokens(x)
 
 

@@ -36,8 +36,8 @@ def inline_attention(
         share = 1 / key_mask.sum(1).clamp(min=1).to(wide)[:, None, None, None]  # B 1 1 1
     mean_k, mean_v = fk.sum(1, keepdim=True) * share, fv.sum(1, keepdim=True) * share  # B 1 H D
     # Centered before the product, so that large means do not cancel in it.
-    centred_k, centred_v = hide(fk - mean_k, hidden), hide(fv - mean_v, hidden)
-    covariance = moment(centred_k.transpose(1, 2), centred_v.transpose(1, 2)) * (share * scale)  # B H D E
+    centered_k, centered_v = hide(fk - mean_k, hidden), hide(fv - mean_v, hidden)
+    covariance = moment(centered_k.transpose(1, 2), centered_v.transpose(1, 2)) * (share * scale)  # B H D E
     out = mean_v + matmul(fq.transpose(1, 2), covariance).transpose(1, 2)  # B N H E
     if residual is not None:
         assert grid is not None

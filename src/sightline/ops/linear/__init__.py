@@ -41,7 +41,7 @@ def linear_attention(
 
     Args:
         q: (batch, tokens, heads, head_dim), any strides.
-        k, v: (batch, key tokens, heads, head_dim); v may have a head dim of its own.
+        k, v: (batch, key tokens, heads, head_dim); v may have a different head dim.
         phi: relu, leaky_relu, elu1, exp, identity or relu_affine. With identity and
             leaky_relu the row sum can cross zero, where the weights are not bounded.
         eps: the mean of phi(q_i).phi(k_j) over the keys that count is kept at least this far from zero, with

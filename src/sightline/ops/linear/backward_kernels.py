@@ -80,32 +80,32 @@ def _pass_queries(
 
 
 @triton.jit
-def _edge(
+def _moment_gradient(
     d_state, side, mean_k, mean_v, count, scale, D: tl.constexpr, W: tl.constexpr, LINEAR: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """E as an operand, the rows u and a, and what is to be subtracted from keys and values before the product.
+    """E as an operand, the rows u and a, and what to subtract from keys and values before the product.
 
     In bfloat16 the means are multiplied with the rounded E and go into u and a, which gives the same and leaves the
-    tiles as they were read; elsewhere they are subtracted first, since the product may round what it is given.
+    tiles as they were read; other types subtract them first, since the product may round its operands.
     """
     share = 1.0 / tl.maximum(count, 1.0)
     side *= share
-    edge = operand(tl.where(same_head(D, W), d_state, 0.0) * (share if LINEAR else share * scale), DOT)
+    d_moment = operand(tl.where(same_head(D, W), d_state, 0.0) * (share if LINEAR else share * scale), DOT)
     nothing = tl.zeros((W,), tl.float32)
     if LINEAR:
-        return edge, nothing, side, nothing, nothing
+        return d_moment, nothing, side, nothing, nothing
     elif DOT == "bf16":
-        wide = edge.to(tl.float32)
+        wide = d_moment.to(tl.float32)
         u, a = side - tl.sum(mean_k[:, None] * wide, 0), -tl.sum(wide * mean_v[None, :], 1)
-        return edge, u, a, nothing, nothing
+        return d_moment, u, a, nothing, nothing
     else:
-        return edge, side, nothing, mean_k, mean_v
+        return d_moment, side, nothing, mean_k, mean_v
 
 
 @triton.jit
 def _key_gradients(
-    kt, vt, edge, to_value, to_key, centre_k, centre_v, PHI: tl.constexpr, LINEAR: tl.constexpr, DOT: tl.constexpr,
+    kt, vt, d_moment, to_value, to_key, center_k, center_v, PHI: tl.constexpr, LINEAR: tl.constexpr, DOT: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):
     """dk and dv (T, W) of keys and values; what is in `to_key` and `to_value` already is added."""
@@ -113,13 +113,13 @@ def _key_gradients(
     if PHI != "identity":
         ft = phi_of(kt.to(tl.float32), PHI)
     if not LINEAR and DOT != "bf16":
-        ft = ft.to(tl.float32) - centre_k[None, :]
-        vt = vt.to(tl.float32) - centre_v[None, :]
+        ft = ft.to(tl.float32) - center_k[None, :]
+        vt = vt.to(tl.float32) - center_v[None, :]
     d_value, d_key = to_value, to_key
     if DV:
-        d_value = dot(operand(ft, DOT), edge, DOT, to_value)
+        d_value = dot(operand(ft, DOT), d_moment, DOT, to_value)
     if DK:
-        d_key = dot(operand(vt, DOT), tl.trans(edge), DOT, to_key)
+        d_key = dot(operand(vt, DOT), tl.trans(d_moment), DOT, to_key)
         if PHI != "identity":
             d_key *= slope_of(kt.to(tl.float32), PHI)
     return d_key, d_value
@@ -127,8 +127,8 @@ def _key_gradients(
 
 @triton.jit
 def _pass_keys(
-    k, k_token, v, v_token, dk, dv, d_token, mask, edge, u, a, centre_k, centre_v, live, first, last, W: tl.constexpr,
-    T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, first, last,
+    W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):
     """Writes dk and dv of the tokens first <= t < last, without a residual."""
@@ -143,7 +143,7 @@ def _pass_keys(
         kt = tl.load(rows_of(k, k_token, t0, T, W), mask=counted, other=0)  # T W
         vt = tl.load(rows_of(v, v_token, t0, T, W), mask=counted, other=0)  # T W
         d_key, d_value = _key_gradients(
-            kt, vt, edge, nothing + u[None, :], nothing + a[None, :], centre_k, centre_v, PHI, LINEAR, DOT, DK, DV
+            kt, vt, d_moment, nothing + u[None, :], nothing + a[None, :], center_k, center_v, PHI, LINEAR, DOT, DK, DV
         )
         if MASKED:
             d_key, d_value = tl.where(counted, d_key, 0.0), tl.where(counted, d_value, 0.0)
@@ -155,8 +155,8 @@ def _pass_keys(
 
 @triton.jit
 def _pass_strip(
-    k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, live, edge, u, a, centre_k, centre_v, x0, x1, y0,
-    y1, height, width, prefix, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
+    k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, live, d_moment, u, a, center_k, center_v, x0, x1,
+    y0, y1, height, width, prefix, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
     DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr,
 ):
     """Writes dk and dv of the columns x0 <= x < x1 and rows y0 <= y < y1 of the grid.
@@ -179,7 +179,7 @@ def _pass_strip(
         d_value = across(now, left, here, right, w6, w7, w8)
         now = across(after, left, here, right, w3, w4, w5)
         after = across(nothing + u[None, :], left, here, right, w0, w1, w2)
-        d_key, now = _key_gradients(kt, vt, edge, now, nothing + a[None, :], centre_k, centre_v, PHI, False, DOT,
+        d_key, now = _key_gradients(kt, vt, d_moment, now, nothing + a[None, :], center_k, center_v, PHI, False, DOT,
                                     DK, True)
         here_ok = col < tl.where(y < y0, 0, x1)
         below_ok = col < tl.where((y + 1 < y0) | (y + 1 >= y1), 0, x1)
@@ -261,11 +261,11 @@ def backward_taps(
 
 @triton.jit(do_not_specialize=["tokens", "chunk", "H"])
 def backward_queries(
-    q, q_batch, q_token, g, g_batch, g_token, cu, sums, dq, d_batch, d_token, edges, H, tokens, chunk, scale, eps,
+    q, q_batch, q_token, g, g_batch, g_token, cu, sums, dq, d_batch, d_token, d_sums, H, tokens, chunk, scale, eps,
     D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
     VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
-    """dq and, as one row (H, D, D), (H, D) of `edges`, the sums over one chunk of queries."""
+    """dq and, as one row (H, D, D), (H, D) of `d_sums`, the sums over one chunk of queries."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHIFT: tl.constexpr = q.dtype.element_ty == tl.float32 and not LINEAR
     channel = group * GROUP * D
@@ -279,14 +279,14 @@ def backward_queries(
         tl.minimum(part * chunk + chunk, n), scale, eps, W, T, PHI, LINEAR, DOT,
     )
     ok, pair = pairs_of(D, GROUP, W)
-    edges += tl.cast(part * tl.num_programs(1) + image, tl.int64) * H * D * (D + 1)
-    tl.store(edges + matrix_of(group, D, GROUP, W), d_state, mask=pair)
-    tl.store(edges + H * D * D + channel + tl.arange(0, W), side, mask=ok)
+    d_sums += tl.cast(part * tl.num_programs(1) + image, tl.int64) * H * D * (D + 1)
+    tl.store(d_sums + matrix_of(group, D, GROUP, W), d_state, mask=pair)
+    tl.store(d_sums + H * D * D + channel + tl.arange(0, W), side, mask=ok)
 
 
 @triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix", "H"])
 def backward_keys(
-    k, k_batch, k_token, v, v_batch, v_token, g, g_batch, g_token, weights, mask, cu, grids, sums, edges, dk,
+    k, k_batch, k_token, v, v_batch, v_token, g, g_batch, g_token, weights, mask, cu, grids, sums, d_sums, dk,
     d_batch, d_token, dv, dk_start, dv_start, H, tokens_q, tokens, chunk, height, width, prefix, scale, D: tl.constexpr,
     GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
     RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
@@ -311,29 +311,31 @@ def backward_keys(
         mask += tl.cast(image, tl.int64) * tokens
     _, mean_k, mean_v, count = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
     ok, pair = pairs_of(D, GROUP, W)
-    edges += tl.cast(image, tl.int64) * H * D * (D + 1)
-    d_state = tl.load(edges + matrix_of(group, D, GROUP, W), mask=pair, other=0)  # W W
-    side = tl.load(edges + H * D * D + channel + tl.arange(0, W), mask=ok, other=0)  # W
-    edge, u, a, centre_k, centre_v = _edge(d_state, side, mean_k, mean_v, count, scale, D, W, LINEAR, DOT)
+    d_sums += tl.cast(image, tl.int64) * H * D * (D + 1)
+    d_state = tl.load(d_sums + matrix_of(group, D, GROUP, W), mask=pair, other=0)  # W W
+    side = tl.load(d_sums + H * D * D + channel + tl.arange(0, W), mask=ok, other=0)  # W
+    d_moment, u, a, center_k, center_v = _moment_gradient(
+        d_state, side, mean_k, mean_v, count, scale, D, W, LINEAR, DOT
+    )
     if RESIDUAL:
         g, _ = image_of(g, g_batch, g_token, cu, image, tokens_q, channel, VARLEN)
         height, width = grid_of(grids, image, height, width, VARLEN)
         if part == 0:
             _pass_keys(
-                k, k_token, v, v_token, dk, dv, d_token, mask, edge, u, a, centre_k, centre_v, live, 0, prefix, W, 16,
-                PHI, LINEAR, MASKED, DOT, DK, DV,
+                k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, 0, prefix, W,
+                16, PHI, LINEAR, MASKED, DOT, DK, DV,
             )
         strips = tl.maximum(tl.cdiv(width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
         if y0 < height:
             taps = filter_of(weights, image, H * D, channel, live, W, True)
             _pass_strip(
-                k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, live, edge, u, a, centre_k, centre_v,
-                x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, W, X, PHI,
-                MASKED, DOT, STAGES, DK,
+                k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, live, d_moment, u, a, center_k,
+                center_v, x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, W,
+                X, PHI, MASKED, DOT, STAGES, DK,
             )
     else:
         _pass_keys(
-            k, k_token, v, v_token, dk, dv, d_token, mask, edge, u, a, centre_k, centre_v, live, part * chunk,
+            k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, part * chunk,
             tl.minimum(part * chunk + chunk, n), W, T, PHI, LINEAR, MASKED, DOT, DK, DV,
         )

@@ -13,25 +13,25 @@ from sightline.ops.common.launching import (
     Constant,
     compile_all,
     empty,
-    largest,
+    head_shape,
     launch,
     recording,
-    sizes,
     strides,
+    sym_max,
 )
 from sightline.ops.linear import backward_kernels, forward_kernels, weights_kernels
 from sightline.ops.linear import plan as planning
 from sightline.ops.linear.plan import Plan, padded
 
-ADD = {"PARTS": 8, "BLOCK": 512}  # tile of the sum over chunks
+ADD = {"PARTS": 8, "BLOCK": 512}  # tile of the sum over parts
 IMAGES = 16  # images whose gradients go through the layers of the residual together
 
 
 class Images(NamedTuple):
-    """What a call knows of its images besides their tokens.
+    """What a call knows about its images besides their tokens.
 
-    mask (B, M) and packed images by `cu`, the ends of their tokens, and `grids` (images, 2). `grid`, and `longest` of a
-    pack, are the largest; `longest` is 0 for images of one size.
+    `mask` is (B, M). For packed images, `cu` has the ends of their tokens, `grids` (images, 2) their grids, `longest`
+    the most tokens and `grid` the largest sides; `longest` is 0 for images of one size.
     """
 
     mask: Tensor | None = None
@@ -43,7 +43,7 @@ class Images(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How tokens are mixed; `dot` is how kernels multiply (`products`)."""
+    """How tokens are mixed; `dot` is how kernels multiply (`dot_precision`)."""
 
     phi: str
     linear: bool
@@ -80,13 +80,13 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, layers: Layers | None, images: Images, options: Options,
     save: bool, shape: Sequence[int],
 ) -> Forward:  # fmt: skip
-    """Tokens (B, N, H, D) whose heads are neighbors; `shape` is that of the output.
+    """Tokens (B, N, H, D) with contiguous heads; `shape` is that of the output.
 
-    What backward needs may have no rows unless `save`.
+    Unless `save`, what backward needs may have no rows.
     """
     if recording():
         _compile_ahead(q, k, v, weights, layers, images, options, save)
-    (heads, dim), tokens, keys, device = sizes(q), q.shape[1], k.shape[1], q.device
+    (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
     cut = _plan(q, k, images, options)
     residual = weights is not None or layers is not None
@@ -102,14 +102,14 @@ def forward(
     parameters: tuple[Argument, ...] = (None,) * 4
     if layers is not None:
         x, parameters = strides(layers.x), layers[1:]
-    placed = (images.mask, images.cu, images.grids)
+    layout = (images.mask, images.cu, images.grids)
     numbers = (*images.grid, images.prefix, options.scale, options.eps)
     if cut.short:
         sums = empty((count if save else 0, size), torch.float32, device)
         tile = cut.whole if residual else cut.queries
         launch(
             forward_kernels.forward_short, (heads // tile.heads, count),
-            (*strides(q), *strides(k), *strides(v), *x, out, weights, *parameters, mean, *placed, sums, heads, tokens,
+            (*strides(q), *strides(k), *strides(v), *x, out, weights, *parameters, mean, *layout, sums, heads, tokens,
              keys, *numbers),
             {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **made,
              **tile.constants},
@@ -135,7 +135,7 @@ def forward(
     pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, residual)
     launch(
         forward_kernels.forward_write, (heads // tile.heads, count, pieces),
-        (*strides(q), *strides(v), out, weights, *placed, sums, heads, tokens, keys, chunk, *numbers),
+        (*strides(q), *strides(v), out, weights, *layout, sums, heads, tokens, keys, chunk, *numbers),
         {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **tile.constants},
     )  # fmt: skip
     return Forward(out, sums, weights, mean)
@@ -149,7 +149,7 @@ def backward(
 
     Returns dw (parts, images, 9, C) in float32, still to be added up; None without weights.
     """
-    (heads, dim), tokens, keys, device = sizes(q), q.shape[1], k.shape[1], q.device
+    (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
     cut = _plan(q, k, images, options)
     flags = _flags(q, weights is not None, images, options)
@@ -157,22 +157,22 @@ def backward(
     dq, dk, dv = (gradients[0], gradients[0], None) if packed else gradients
     starts = (heads * dim, 2 * heads * dim) if packed else (0, 0)
     parts = triton.cdiv(images.longest or tokens, cut.chunk)
-    edges = empty((parts, count, heads * dim * (dim + 1)), torch.float32, device)
+    d_sums = empty((parts, count, heads * dim * (dim + 1)), torch.float32, device)
     launch(
         backward_kernels.backward_queries, (heads // cut.queries.heads, count, parts),
-        (*strides(q), *strides(grad), images.cu, sums, *strides(dq), edges, heads, tokens, cut.chunk, options.scale,
+        (*strides(q), *strides(grad), images.cu, sums, *strides(dq), d_sums, heads, tokens, cut.chunk, options.scale,
          options.eps),
         {"T": cut.queries.size, **_without(flags, "RESIDUAL", "MASKED"), **cut.queries.constants},
     )  # fmt: skip
     if not cut.short:
-        edges = add_up(edges, torch.float32)
-    placed = (images.mask, images.cu, images.grids)
+        d_sums = sum_parts(d_sums, torch.float32)
+    layout = (images.mask, images.cu, images.grids)
     for wanted, used in _key_passes(cut, weights, q.dtype):
         tile = cut.keys if used is not None else cut.queries
         pieces, chunk = cut.pieces(tile, images.grid, images.longest or keys, heads * count, used is not None)
         launch(
             backward_kernels.backward_keys, (heads // tile.heads, count, pieces),
-            (*strides(k), *strides(v), *strides(grad), used, *placed, sums, edges, *strides(dk), dv, *starts, heads,
+            (*strides(k), *strides(v), *strides(grad), used, *layout, sums, d_sums, *strides(dk), dv, *starts, heads,
              tokens, keys, chunk, *images.grid, images.prefix, options.scale),
             {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, "DK": "k" in wanted, "DV": "v" in wanted,
              **flags, "RESIDUAL": used is not None, **tile.constants},
@@ -180,12 +180,12 @@ def backward(
     if weights is None:
         return None
     height, width = images.grid
-    strips = largest(1, triton.cdiv(width, cut.taps.size))
-    pieces = strips * largest(1, triton.cdiv(height, cut.rows))
+    strips = sym_max(1, triton.cdiv(width, cut.taps.size))
+    pieces = strips * sym_max(1, triton.cdiv(height, cut.rows))
     taps = empty((pieces, count, 9, heads * dim), torch.float32, device)
     launch(
         backward_kernels.backward_taps, (heads // cut.taps.heads, count, pieces),
-        (*strides(v), *strides(grad), *placed, taps, heads, tokens, keys, cut.rows, height, width, images.prefix),
+        (*strides(v), *strides(grad), *layout, taps, heads, tokens, keys, cut.rows, height, width, images.prefix),
         {"X": cut.taps.size, "STAGES": cut.taps.stages, **_without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
          **cut.taps.constants},
     )  # fmt: skip
@@ -211,7 +211,7 @@ def layers_backward(
     return d_token, *gradients
 
 
-def add_up(parts: Tensor, dtype: torch.dtype) -> Tensor:
+def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum over the first dimension, in a fixed order."""
     if parts.shape[0] == 1 and parts.dtype == dtype:
         return parts[0]
@@ -244,9 +244,9 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             grid=grid, longest=tokens if images.cu is not None else 0, mask=_meta(images.mask, 1, tokens),
             cu=_meta(images.cu, 2), grids=_meta(images.grids, 1, 2),
         )  # fmt: skip
-        a, b, c = (_shell(t).as_strided((1, tokens, heads, dim), t.stride()) for t in (q, k, v))
+        a, b, c = (_shapeless(t).as_strided((1, tokens, heads, dim), t.stride()) for t in (q, k, v))
         taps = _meta(weights, 1, 9, heads * dim)
-        made = layers and Layers(_shell(layers.x).as_strided((1, tokens, heads * dim), layers.x.stride()),
+        made = layers and Layers(_shapeless(layers.x).as_strided((1, tokens, heads * dim), layers.x.stride()),
                                  *(torch.empty_like(t, device="meta") for t in layers[1:]))  # fmt: skip
         done = forward(a, b, c, taps, made, size, options, save, a.shape)
         if save:
@@ -255,14 +255,14 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             if made is not None and dw is not None:
                 assert done.mean is not None
                 layers_backward(
-                    add_up(dw, torch.float32), done.mean, made[1:], tokens, made.x.dtype, heads, options.dot
+                    sum_parts(dw, torch.float32), done.mean, made[1:], tokens, made.x.dtype, heads, options.dot
                 )
 
     compile_all([lambda: run(1), lambda: run(33)])
 
 
-def _shell(t: Tensor) -> Tensor:
-    """A tensor of the same dtype that can be seen in any shape, without memory."""
+def _shapeless(t: Tensor) -> Tensor:
+    """A meta tensor of the same dtype that `as_strided` can give any shape."""
     return torch.empty(2**40, dtype=t.dtype, device="meta")
 
 
@@ -273,7 +273,8 @@ def _meta(t: Tensor | None, *shape: int) -> Tensor | None:
 def _key_passes(cut: Plan, weights: Tensor | None, dtype: torch.dtype) -> list[tuple[str, Tensor | None]]:
     """What a pass over the keys makes, and the weights that it takes.
 
-    Float32 with head dims over 64 takes two passes: E and its transpose, each in two halves, do not fit on the chip.
+    Float32 with head dims over 64 takes two passes: E and its transpose, each in two halves, do not fit into shared
+    memory.
     """
     if dtype == torch.float32 and cut.queries.width > 64:
         return [("k", None), ("v", weights)]
@@ -285,15 +286,15 @@ def _count(q: Tensor, images: Images) -> int:
 
 
 def _plan(q: Tensor, k: Tensor, images: Images, options: Options) -> Plan:
-    heads, dim = sizes(q)
-    tokens = images.longest or largest(q.shape[1], k.shape[1])
+    heads, dim = head_shape(q)
+    tokens = images.longest or sym_max(q.shape[1], k.shape[1])
     return planning.plan(heads, dim, tokens, images.grid, q.dtype, options.linear)
 
 
 def _flags(q: Tensor, residual: bool, images: Images, options: Options) -> dict[str, Constant]:
     """The constants that all kernels share."""
     return {
-        "D": sizes(q)[1], "PHI": options.phi, "LINEAR": options.linear, "RESIDUAL": residual,
+        "D": head_shape(q)[1], "PHI": options.phi, "LINEAR": options.linear, "RESIDUAL": residual,
         "MASKED": images.mask is not None, "VARLEN": images.cu is not None, "DOT": options.dot,
     }  # fmt: skip
 

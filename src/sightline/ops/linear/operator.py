@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import empty, neighbors, views
+from sightline.ops.common.launching import contiguous_heads, empty, views
 from sightline.ops.common.operator import Context, Operator
 from sightline.ops.linear import launch
 from sightline.ops.linear.launch import Images, Layers, Options
@@ -59,10 +59,10 @@ def _backward(
     d_weights = empty((0,), q.dtype, device)
     made: Sequence[Tensor] = [empty((0,), q.dtype, device) for _ in range(5)]
     if w1 is not None and b1 is not None and w2 is not None and b2 is not None and parts is not None:
-        taps = launch.add_up(parts, torch.float32)
+        taps = launch.sum_parts(parts, torch.float32)
         made = launch.layers_backward(taps, mean, (w1, b1, w2, b2), q.shape[1], dtype, heads, dot)
     elif weights is not None and parts is not None:
-        d_weights = launch.add_up(parts, weights.dtype)
+        d_weights = launch.sum_parts(parts, weights.dtype)
     dq, dk, dv, *_ = *gradients, *(empty((0,), q.dtype, device) for _ in range(2))
     return dq, dk, dv, d_weights, made[0], made[1], made[2], made[3], made[4]
 
@@ -91,7 +91,7 @@ def _gradient(ctx: Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Ten
     options: list[None] = [None] * (3 + len(ctx.options))
     if grad is None:
         return *[None] * 9, *options
-    grad = grad.contiguous() if k is None else neighbors(grad)
+    grad = grad.contiguous() if k is None else contiguous_heads(grad)
     dq, dk, dv, d_weights, d_token, *layers = attend_backward(q, k, v, grad, weights, w1, *rest, *ctx.options)
     inputs: list[Tensor | None] = [dq, None, None] if k is None else [dq, dk, dv]
     if w1 is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from sightline.ops.common.launching import Constant, largest, smallest
+from sightline.ops.common.launching import Constant, sym_max, sym_min
 
 SHORT = 1024  # tokens up to which one program takes the keys of a whole image
 CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up to 32 and beyond
@@ -26,7 +26,7 @@ class Tile:
     size: int
     warps: int
     stages: int = 3  # depth of the pipeline of loads
-    registers: int | None = None  # a limit per thread, where more programs at a time pay for it
+    registers: int | None = None  # a limit per thread, where running more programs at once pays off
 
     @property
     def constants(self) -> dict[str, Constant]:
@@ -58,10 +58,10 @@ class Plan:
         if not residual:
             return triton.cdiv(tokens, self.chunk), self.chunk
         height, width = grid
-        strips = largest(1, triton.cdiv(width, tile.size))
+        strips = sym_max(1, triton.cdiv(width, tile.size))
         wanted = triton.cdiv(PROGRAMS, programs // tile.heads * strips)
-        rows = largest(8, triton.cdiv(height, wanted))
-        return strips * largest(1, triton.cdiv(height, rows)), rows
+        rows = sym_max(8, triton.cdiv(height, wanted))
+        return strips * sym_max(1, triton.cdiv(height, rows)), rows
 
 
 def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.dtype, linear: bool) -> Plan:
@@ -77,7 +77,7 @@ def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.
     size = 64 if small else 32
     depth = 3 if strip <= 64 or dtype != torch.float32 else 2
     short = bool(tokens <= SHORT)
-    parts = 1 if short else smallest(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
+    parts = 1 if short else sym_min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
     return Plan(
         sums=Tile(wide, flat, size, 4 if flat <= 64 else 8),
         queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
@@ -86,17 +86,17 @@ def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.
         keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, max(1, strip // 16), depth),
         taps=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
         chunk=triton.cdiv(triton.cdiv(tokens, parts), size) * size,
-        rows=largest(1, triton.cdiv(grid[0], largest(1, triton.cdiv(grid[0], ROWS)))),
+        rows=sym_max(1, triton.cdiv(grid[0], sym_max(1, triton.cdiv(grid[0], ROWS)))),
         short=short,
     )
 
 
 def _heads(heads: int, dim: int, channels: int) -> int:
-    """How many heads to take together for at least so many channels."""
+    """How many heads to take together for at least `channels` channels."""
     choices = [g for g in range(1, heads + 1) if heads % g == 0 and g * dim <= 64] or [1]
     return next((g for g in choices if g * dim >= channels), choices[-1])
 
 
 def padded(channels: int) -> int:
-    """The width of a tile for so many channels."""
+    """The width of a tile for `channels` channels."""
     return max(16, triton.next_power_of_2(channels))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import neighbors, products
+from sightline.ops.common.launching import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
 from sightline.ops.feature_maps import Affine, kernel_features
 from sightline.ops.linear.operator import attend
@@ -27,6 +27,6 @@ def linear_attention(
     cu = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32)
     mask = None if key_mask is None else key_mask.contiguous()
     return attend(
-        neighbors(q), neighbors(k), neighbors(v), *[None] * 6, mask, cu, None, q.shape[2], max(sizes), 0, 0, 0, 1.0,
-        eps, phi, True, products(q.dtype), needs_gradient(q, k, v),
+        contiguous_heads(q), contiguous_heads(k), contiguous_heads(v), *[None] * 6, mask, cu, None, q.shape[2],
+        max(sizes), 0, 0, 0, 1.0, eps, phi, True, dot_precision(q.dtype), needs_gradient(q, k, v),
     )[0]  # fmt: skip

@@ -45,14 +45,14 @@ def soft_attention(
     `sightline.ops.soft.newton`.
 
     Args:
-        q: (batch, tokens, heads, head_dim), any strides; divided by head_dim ** 0.25 in models, here or by `scale`.
-        v: (batch, tokens, heads, head_dim); may have a head dim of its own.
+        q: (batch, tokens, heads, head_dim), any strides; models divide it by head_dim ** 0.25, before or by `scale`.
+        v: (batch, tokens, heads, head_dim); may have a different head dim.
         landmarks: (batch, m, heads, head_dim), m at least one.
         normalized: False for SOFT, which inverts A + 0.01 I; True for SOFT++, D^-1/2 A^+ D^-1/2 with
             D = diag(A 1).
-        iterations: Newton-Raphson steps of the inverse, at most 30 (59 in float64): further
-            ones grow rounding errors only. The gradient is the inverse's, not that of the steps.
-        scale: factor of q.
+        iterations: Newton-Raphson steps of the inverse, at most 30 (59 in float64): more would
+            only amplify rounding errors. The gradient is that of the inverse, not of the steps.
+        scale: factor on q.
         key_mask: (batch, tokens) booleans, true where the token counts as a key.
         cu_seqlens, cu_landmarks: packed form: q and v are (1, total, heads, head_dim), landmarks (1, total
             landmarks, heads, head_dim), and these are the cumulative lengths [0, n1, n1 + n2, ...] of each.

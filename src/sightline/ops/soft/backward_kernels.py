@@ -16,22 +16,22 @@ import triton
 import triton.language as tl
 
 from sightline.ops.common.tiles import dot, head_of, operand
-from sightline.ops.soft.forward_kernels import add_small, small, sum_tokens
+from sightline.ops.soft.forward_kernels import block_of, sum_parts, sum_tokens
 from sightline.ops.soft.tiles import (
     between,
     gaussian,
     half_square,
-    rows,
-    shown,
+    load_rows,
     squares,
     store_rows,
     tokens_by_matrix,
+    unmasked,
     weights_by_matrix,
 )
 
 
 @triton.jit
-def pull_tokens(
+def dl_of_tokens(
     q, v, g, dq, dv, mask, landmarks, half, y, dz, first, last, scale, D: tl.constexpr, W: tl.constexpr,
     M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, WRITE: tl.constexpr,
 ):
@@ -40,32 +40,32 @@ def pull_tokens(
     columns = tl.zeros((M, 16), tl.float32)
     ones = operand(tl.full((T, 16), 1.0, tl.float32), DOT)
     for t0 in range(first, last, T):
-        qt = rows(q, t0, last, D, T, W)  # T W
-        vt = rows(v, t0, last, D, T, W)  # T W
-        gt = rows(g, t0, last, D, T, W)  # T W
+        qt = load_rows(q, t0, last, D, T, W)  # T W
+        vt = load_rows(v, t0, last, D, T, W)  # T W
+        gt = load_rows(g, t0, last, D, T, W)  # T W
         weights = gaussian(qt, landmarks, half_square(qt, scale, DOT), half, scale, DOT)  # T M
         if MASKED:
-            ok = shown(mask, t0, last, T)[:, None]
+            ok = unmasked(mask, t0, last, T)[:, None]
             vt = tl.where(ok, vt, 0.0).to(v[0].dtype.element_ty)
         if WRITE:
             d_v = weights_by_matrix(weights, dz, DOT)
             if MASKED:
                 d_v = tl.where(ok, d_v, 0.0)
             store_rows(dv, d_v, t0, last, D, T, W)
-        pull = tokens_by_matrix(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
-        pull = weights * tokens_by_matrix(vt, tl.trans(dz), DOT, pull)
-        part = operand(pull, DOT)
+        d_score = tokens_by_matrix(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
+        d_score = weights * tokens_by_matrix(vt, tl.trans(dz), DOT, d_score)
+        part = operand(d_score, DOT)
         if WRITE:
-            d_q = dot(part, operand(landmarks, DOT), DOT) - tl.sum(pull, 1)[:, None] * (qt.to(tl.float32) * scale)
+            d_q = dot(part, operand(landmarks, DOT), DOT) - tl.sum(d_score, 1)[:, None] * (qt.to(tl.float32) * scale)
             store_rows(dq, d_q * scale, t0, last, D, T, W)
-        turned = tl.trans(part)
-        d_landmarks += dot(turned, operand(qt, DOT), DOT)
-        columns += dot(turned, ones, DOT)
+        transposed = tl.trans(part)
+        d_landmarks += dot(transposed, operand(qt, DOT), DOT)
+        columns += dot(transposed, ones, DOT)
     return d_landmarks * scale - tl.sum(columns, 1)[:, None] / 16 * landmarks.to(tl.float32)
 
 
 @triton.jit
-def degree_pull(sums, products, NORMALIZED: tl.constexpr):
+def d_degrees(sums, products, NORMALIZED: tl.constexpr):
     """e (M,), the gradient of the row sums of A, from `products` = dY . Y + dZ . Z."""
     if NORMALIZED:
         return products / (tl.maximum(sums, 1.0) * -2.0)
@@ -74,33 +74,33 @@ def degree_pull(sums, products, NORMALIZED: tl.constexpr):
 
 
 @triton.jit
-def pull_landmarks(a, b, matrix, y_a, dz_a, y_b, dz_b, root_a, root_b, e_a, e_b, first_a, first_b, M: tl.constexpr):
+def dl_of_blocks(a, b, matrix, y_a, dz_a, y_b, dz_b, root_a, root_b, e_a, e_b, first_a, first_b, M: tl.constexpr):
     """The part of dl of block a that comes from A between the blocks a and b."""
     i, j = first_a + tl.arange(0, M)[:, None], first_b + tl.arange(0, M)[None, :]
     both = dot(dz_a, tl.trans(y_b), "fp32") + dot(y_a, tl.trans(dz_b), "fp32")
-    pull = e_a[:, None] + e_b[None, :] - root_a[:, None] * root_b[None, :] * both
-    pull = tl.where(i == j, 0.0, matrix * pull)
-    return dot(pull, b.to(tl.float32), "fp32") - tl.sum(pull, 1)[:, None] * a.to(tl.float32)
+    d_score = e_a[:, None] + e_b[None, :] - root_a[:, None] * root_b[None, :] * both
+    d_score = tl.where(i == j, 0.0, matrix * d_score)
+    return dot(d_score, b.to(tl.float32), "fp32") - tl.sum(d_score, 1)[:, None] * a.to(tl.float32)
 
 
 @triton.jit
-def pull_matrix(landmarks, m, y, dz, products, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr):
+def dl_of_matrix(landmarks, m, y, dz, products, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr):
     """The part of dl that comes from A, for at most M landmarks."""
     square = squares(landmarks, M, DOT)
     matrix = between(landmarks, landmarks, square, square, 0, 0, m, M, DOT)
     sums = tl.sum(matrix, 1)
-    e = degree_pull(sums, products, NORMALIZED)
+    e = d_degrees(sums, products, NORMALIZED)
     root = tl.full((M,), 1.0, tl.float32)
     if NORMALIZED:
         root = tl.sqrt(sums)
-    return pull_landmarks(landmarks, landmarks, matrix, y, dz, y, dz, root, root, e, e, 0, 0, M)
+    return dl_of_blocks(landmarks, landmarks, matrix, y, dz, y, dz, root, root, e, e, 0, 0, M)
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "parts", "scale"])
 def backward_mix(
     q, q_batch, q_token, marks, marks_batch, marks_token, g, g_batch, g_token, cu, cu_l, partial, sums, mixed, core,
-    mixed_grad, edges, H, tokens, m, parts, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
-    NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
+    mixed_grad, dl_parts, H, tokens, m, parts, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    T: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
 ):
     """dZ, and the part of dl that comes from A; for at most 64 landmarks.
 
@@ -110,25 +110,25 @@ def backward_mix(
     row = tl.program_id(0)
     image, head = row // H, row % H
     marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
-    landmarks = rows(marks, 0, count, D, M, W)  # M W
+    landmarks = load_rows(marks, 0, count, D, M, W)  # M W
     half = half_square(landmarks, 1.0, DOT)
     if WHOLE:
         q, n = head_of(q, q_batch, q_token, cu, image, head, tokens, D, VARLEN)
         g, _ = head_of(g, g_batch, g_token, cu, image, head, tokens, D, VARLEN)
         dy = sum_tokens(q, g, g, landmarks, half, 0, n, scale, D, W, M, T, False, DOT)
     else:
-        dy = add_small(partial, row, parts, tl.num_programs(0) * M, M, W)
-    dz = dot(tl.trans(tl.load(small(core, row * M, 0, M, M))), dy, "fp32")
-    tl.store(small(mixed_grad, row * M, 0, M, W), dz)
-    y = tl.load(small(mixed, row * M, 0, M, W))  # M W
-    products = tl.sum(dy * y + dz * tl.load(small(sums, row * M, 0, M, W)), 1)
-    tl.store(small(edges, row * M, 0, M, W), pull_matrix(landmarks, count, y, dz, products, M, NORMALIZED, DOT))
+        dy = sum_parts(partial, row, parts, tl.num_programs(0) * M, M, W)
+    dz = dot(tl.trans(tl.load(block_of(core, row * M, 0, M, M))), dy, "fp32")
+    tl.store(block_of(mixed_grad, row * M, 0, M, W), dz)
+    y = tl.load(block_of(mixed, row * M, 0, M, W))  # M W
+    products = tl.sum(dy * y + dz * tl.load(block_of(sums, row * M, 0, M, W)), 1)
+    tl.store(block_of(dl_parts, row * M, 0, M, W), dl_of_matrix(landmarks, count, y, dz, products, M, NORMALIZED, DOT))
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "scale"])
 def backward_tokens(
     q, q_batch, q_token, v, v_batch, v_token, marks, marks_batch, marks_token, g, g_batch, g_token, mask, cu, cu_l,
-    mixed, mixed_grad, dq, dq_batch, dq_token, dv, dv_batch, dv_token, dl, dl_batch, dl_token, edges, H, tokens, m,
+    mixed, mixed_grad, dq, dq_batch, dq_token, dv, dv_batch, dv_token, dl, dl_batch, dl_token, dl_parts, H, tokens, m,
     chunk, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr,
     VARLEN: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr,
 ):
@@ -144,30 +144,30 @@ def backward_tokens(
     marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    landmarks = rows(marks, 0, count, D, M, W)  # M W
-    d_landmarks = pull_tokens(
-        q, v, g, dq, dv, mask, landmarks, half_square(landmarks, 1.0, DOT), tl.load(small(mixed, row * M, 0, M, W)),
-        tl.load(small(mixed_grad, row * M, 0, M, W)), part * chunk, tl.minimum(part * chunk + chunk, n), scale, D, W, M,
-        T, MASKED, DOT, True,
+    landmarks = load_rows(marks, 0, count, D, M, W)  # M W
+    d_landmarks = dl_of_tokens(
+        q, v, g, dq, dv, mask, landmarks, half_square(landmarks, 1.0, DOT), tl.load(block_of(mixed, row * M, 0, M, W)),
+        tl.load(block_of(mixed_grad, row * M, 0, M, W)), part * chunk, tl.minimum(part * chunk + chunk, n), scale, D, W,
+        M, T, MASKED, DOT, True,
     )
     if WHOLE:
         dl, _ = head_of(dl, dl_batch, dl_token, cu_l, image, head, m, D, VARLEN)
-        store_rows(dl, d_landmarks + tl.load(small(edges, row * M, 0, M, W)), 0, count, D, M, W)
+        store_rows(dl, d_landmarks + tl.load(block_of(dl_parts, row * M, 0, M, W)), 0, count, D, M, W)
     else:
         offset = (tl.cast(part + 1, tl.int64) * tl.num_programs(0) + row) * M
-        tl.store(small(edges, offset, 0, M, W), d_landmarks)
+        tl.store(block_of(dl_parts, offset, 0, M, W), d_landmarks)
 
 
 @triton.jit(do_not_specialize=["H", "m", "blocks", "parts"])
 def add_landmarks(
-    edges, dl, dl_batch, dl_token, cu_l, H, m, blocks, parts, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    dl_parts, dl, dl_batch, dl_token, cu_l, H, m, blocks, parts, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
     VARLEN: tl.constexpr,
 ):
     """dl, the sum of its parts."""
     row, block = tl.program_id(0), tl.program_id(1)
     dl, count = head_of(dl, dl_batch, dl_token, cu_l, row // H, row % H, m, D, VARLEN)
-    stride = tl.cast(tl.num_programs(0), tl.int64) * blocks * M
+    base, stride = tl.cast(row, tl.int64) * blocks * M, tl.cast(tl.num_programs(0), tl.int64) * blocks * M
     total = tl.zeros((M, W), tl.float32)
     for part in range(parts):
-        total += tl.load(small(edges, part * stride + tl.cast(row, tl.int64) * blocks * M, block * M, M, W))  # M W
+        total += tl.load(block_of(dl_parts, part * stride + base, block * M, M, W))  # M W
     store_rows(dl, total, block * M, count, D, M, W)

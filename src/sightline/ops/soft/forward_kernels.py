@@ -14,12 +14,12 @@ import triton.language as tl
 
 from sightline.ops.common.tiles import dot, head_of
 from sightline.ops.soft.tiles import (
-    core_of,
     gaussian,
     half_square,
-    rows,
-    shown,
+    landmark_inverse,
+    load_rows,
     store_rows,
+    unmasked,
     weights_by_matrix,
     weights_by_tokens,
 )
@@ -33,10 +33,10 @@ def sum_tokens(
     """P^T v (M, W) over the tokens first <= t < last."""
     total = tl.zeros((M, W), tl.float32)
     for t0 in range(first, last, T):
-        qt = rows(q, t0, last, D, T, W)  # T W
-        vt = rows(v, t0, last, D, T, W)  # T W
+        qt = load_rows(q, t0, last, D, T, W)  # T W
+        vt = load_rows(v, t0, last, D, T, W)  # T W
         if MASKED:
-            ok = shown(mask, t0, last, T)[:, None]
+            ok = unmasked(mask, t0, last, T)[:, None]
             qt, vt = tl.where(ok, qt, 0.0).to(q[0].dtype.element_ty), tl.where(ok, vt, 0.0).to(v[0].dtype.element_ty)
         weights = gaussian(landmarks, qt, half, half_square(qt, scale, DOT), scale, DOT)  # M T
         total = weights_by_tokens(weights, vt, DOT, total)
@@ -50,13 +50,13 @@ def write_tokens(
 ):
     """out = P Y of the tokens first <= t < last."""
     for t0 in range(first, last, T):
-        qt = rows(q, t0, last, D, T, W)  # T W
+        qt = load_rows(q, t0, last, D, T, W)  # T W
         weights = gaussian(qt, landmarks, half_square(qt, scale, DOT), half, scale, DOT)  # T M
         store_rows(out, weights_by_matrix(weights, mixed, DOT), t0, last, D, T, W)
 
 
 @triton.jit
-def small(x, row, first, M: tl.constexpr, W: tl.constexpr):
+def block_of(x, row, first, M: tl.constexpr, W: tl.constexpr):
     """Pointers to (M, W) of a padded matrix: `first` rows into matrix `row` of those that x holds."""
     start = x + tl.cast(row, tl.int64) * W + first * W
     return start + tl.arange(0, M)[:, None] * W + tl.arange(0, W)[None, :]
@@ -78,12 +78,12 @@ def forward_sums(
     if INVERT:
         piece -= 1
     first = tl.maximum(piece, 0) % blocks * M
-    landmarks = rows(marks, first, count, D, M, W)  # M W
+    landmarks = load_rows(marks, first, count, D, M, W)  # M W
     half = half_square(landmarks, 1.0, DOT)
     if piece < 0:
         if INVERT:
-            inverse = core_of(landmarks, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
-            tl.store(small(core, row * M, 0, M, M), inverse)
+            inverse = landmark_inverse(landmarks, count, factor, ridge, steps, shrink, M, NORMALIZED, DOT)
+            tl.store(block_of(core, row * M, 0, M, M), inverse)
     else:
         part = piece // blocks
         q_head, n = head_of(q, q_batch, q_token, cu, image, head, tokens, D, VARLEN)
@@ -95,15 +95,15 @@ def forward_sums(
             MASKED, DOT,
         )
         offset = (tl.cast(part, tl.int64) * tl.num_programs(0) + row) * blocks * M
-        tl.store(small(sums, offset, first, M, W), total)
+        tl.store(block_of(sums, offset, first, M, W), total)
 
 
 @triton.jit
-def add_small(parts_ptr, row, parts, stride, M: tl.constexpr, W: tl.constexpr):
+def sum_parts(parts_ptr, row, parts, stride, M: tl.constexpr, W: tl.constexpr):
     """The sum of the parts of matrix `row`, (M, W)."""
     total = tl.zeros((M, W), tl.float32)
     for part in range(parts):
-        total += tl.load(small(parts_ptr, tl.cast(part, tl.int64) * stride + row * M, 0, M, W))  # M W
+        total += tl.load(block_of(parts_ptr, tl.cast(part, tl.int64) * stride + row * M, 0, M, W))  # M W
     return total
 
 
@@ -111,9 +111,9 @@ def add_small(parts_ptr, row, parts, stride, M: tl.constexpr, W: tl.constexpr):
 def forward_mix(partial, core, sums, mixed, parts, M: tl.constexpr, W: tl.constexpr):
     """Z, the sum of its parts, and Y = K Z; for at most 64 landmarks."""
     row = tl.program_id(0)
-    total = add_small(partial, row, parts, tl.num_programs(0) * M, M, W)
-    tl.store(small(sums, row * M, 0, M, W), total)
-    tl.store(small(mixed, row * M, 0, M, W), dot(tl.load(small(core, row * M, 0, M, M)), total, "fp32"))
+    total = sum_parts(partial, row, parts, tl.num_programs(0) * M, M, W)
+    tl.store(block_of(sums, row * M, 0, M, W), total)
+    tl.store(block_of(mixed, row * M, 0, M, W), dot(tl.load(block_of(core, row * M, 0, M, M)), total, "fp32"))
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
@@ -131,19 +131,19 @@ def forward_write(
     marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
     if ONE:
-        landmarks = rows(marks, 0, count, D, M, W)  # M W
-        y = tl.load(small(mixed, row * M, 0, M, W))  # M W
+        landmarks = load_rows(marks, 0, count, D, M, W)  # M W
+        y = tl.load(block_of(mixed, row * M, 0, M, W))  # M W
         write_tokens(
             q, out, landmarks, half_square(landmarks, 1.0, DOT), y, first, last, scale, D, W, T, DOT
         )
     else:
         for t0 in range(first, last, T):
-            qt = rows(q, t0, last, D, T, W)  # T W
+            qt = load_rows(q, t0, last, D, T, W)  # T W
             half_q = half_square(qt, scale, DOT)
             acc = tl.zeros((T, W), tl.float32)
             for block in range(blocks):
-                landmarks = rows(marks, block * M, count, D, M, W)  # M W
-                y = tl.load(small(mixed, tl.cast(row, tl.int64) * blocks * M, block * M, M, W))  # M W
+                landmarks = load_rows(marks, block * M, count, D, M, W)  # M W
+                y = tl.load(block_of(mixed, tl.cast(row, tl.int64) * blocks * M, block * M, M, W))  # M W
                 weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0, DOT), scale, DOT)
                 acc += weights_by_matrix(weights, y, DOT)
             store_rows(out, acc, t0, last, D, T, W)

@@ -14,12 +14,12 @@ from sightline.ops.common.launching import (
     Constant,
     compile_all,
     empty,
-    largest,
+    head_shape,
     launch,
     recording,
-    sizes,
-    smallest,
     strides,
+    sym_max,
+    sym_min,
 )
 from sightline.ops.soft import backward_kernels, forward_kernels, matrix_kernels
 from sightline.ops.soft.newton import RIDGE, STEP, steps_in
@@ -27,7 +27,13 @@ from sightline.ops.soft.newton import RIDGE, STEP, steps_in
 SHORT = 1024  # tokens up to which an image is one chunk
 CHUNK = 512  # tokens of a chunk at least
 PARTS = 64  # chunks at most
-NEWTON = {"P": 128, "K": BLOCK, "MOST": LANDMARKS, "num_warps": 8, "num_stages": 3}  # tiles of the products beyond
+NEWTON = {
+    "P": 128,
+    "K": BLOCK,
+    "MOST": LANDMARKS,
+    "num_warps": 8,
+    "num_stages": 3,
+}  # of products between more than BLOCK landmarks
 
 Constants = Mapping[str, Constant]
 
@@ -90,14 +96,14 @@ def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype) -> Plan:
     width = _width(dim)
     blocks = triton.cdiv(landmarks, BLOCK)
     small = dtype == torch.bfloat16  # other types are multiplied as float32
-    parts = 1 if tokens <= SHORT else smallest(PARTS, triton.cdiv(tokens, CHUNK))
-    chunk = largest(1, triton.cdiv(triton.cdiv(tokens, parts), 64)) * 64
+    parts = 1 if tokens <= SHORT else sym_min(PARTS, triton.cdiv(tokens, CHUNK))
+    chunk = sym_max(1, triton.cdiv(triton.cdiv(tokens, parts), 64)) * 64
     return Plan(
         width=width,
         blocks=blocks,
         size=64 if small or width <= 64 else 32,
         chunk=chunk,
-        parts=largest(1, triton.cdiv(tokens, chunk)),
+        parts=sym_max(1, triton.cdiv(tokens, chunk)),
         joint=small and blocks == 1,
         warps=4 if width <= 64 else 8,
         stages=3 if small and width <= 64 else 2,
@@ -105,7 +111,7 @@ def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype) -> Plan:
 
 
 class Options(NamedTuple):
-    """How tokens are mixed; `dot` is how kernels multiply (`products`)."""
+    """How tokens are mixed; `dot` is how kernels multiply (`dot_precision`)."""
 
     scale: float
     normalized: bool
@@ -123,8 +129,8 @@ class Options(NamedTuple):
 class Call:
     """The tensors and options of a call that most launches share.
 
-    `mask` (B, N); packed images by `cu` and `cu_landmarks`, the ends of their tokens and landmarks, with the `longest`
-    tokens and `most` landmarks of an image, which are 0 for images of one size.
+    `mask` is (B, N). For packed images, `cu` and `cu_landmarks` have the ends of their tokens and landmarks, `longest`
+    and `most` the largest numbers of them in an image, which are 0 for images of one size.
     """
 
     q: Tensor
@@ -138,7 +144,7 @@ class Call:
 
     @property
     def cut(self) -> Plan:
-        return plan(sizes(self.q)[1], self.longest or self.q.shape[1], self.count, self.q.dtype)
+        return plan(head_shape(self.q)[1], self.longest or self.q.shape[1], self.count, self.q.dtype)
 
     @property
     def count(self) -> int:
@@ -162,7 +168,7 @@ class Call:
     @property
     def flags(self) -> dict[str, Constant]:
         """Constants that most kernels have."""
-        return {"D": sizes(self.q)[1], "VARLEN": self.cu is not None, "DOT": self.options.dot}
+        return {"D": head_shape(self.q)[1], "VARLEN": self.cu is not None, "DOT": self.options.dot}
 
     def buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return empty(shape, dtype, self.q.device)
@@ -208,13 +214,13 @@ def backward(call: Call, v: Tensor, grad: Tensor, saved: Saved) -> tuple[Tensor,
     sums, mixed, core, degrees = saved
     marks = strides(call.landmarks)
     mixed_grad = call.buffer(*mixed.shape)
-    edges = call.buffer(1 if cut.together else cut.parts + 1, rows, padded, cut.width)
+    dl_parts = call.buffer(1 if cut.together else cut.parts + 1, rows, padded, cut.width)
     partial = None if cut.short else _sums(call, grad, None, core, invert=False)
     if cut.blocks == 1:
         launch(
             backward_kernels.backward_mix, (rows,),
             (*strides(call.q), *marks, *strides(grad), call.cu, call.cu_landmarks, partial, sums, mixed, core,
-             mixed_grad, edges, *call.sizes, cut.parts, options.scale),
+             mixed_grad, dl_parts, *call.sizes, cut.parts, options.scale),
             {**call.flags, **cut.tile, "NORMALIZED": options.normalized, "WHOLE": cut.short},
         )  # fmt: skip
     else:
@@ -225,24 +231,24 @@ def backward(call: Call, v: Tensor, grad: Tensor, saved: Saved) -> tuple[Tensor,
         blocks = padded // int(cut.pairs["M"])
         launch(
             matrix_kernels.backward_matrix, (rows, blocks),
-            (*marks, call.cu_landmarks, degrees, sums, sums_grad, mixed, mixed_grad, edges, call.q.shape[2],
+            (*marks, call.cu_landmarks, degrees, sums, sums_grad, mixed, mixed_grad, dl_parts, call.q.shape[2],
              call.landmarks.shape[1], blocks),
             {**call.flags, **cut.pairs, "NORMALIZED": options.normalized},
         )  # fmt: skip
     dq, dv, dl = (call.buffer(*t.shape, dtype=t.dtype) for t in (call.q, v, call.landmarks))
-    _tokens_back(call, v, grad, mixed, mixed_grad, edges, (dq, dv, dl))
+    _tokens_backward(call, v, grad, mixed, mixed_grad, dl_parts, (dq, dv, dl))
     if not cut.together:
         launch(
             backward_kernels.add_landmarks, (rows, cut.blocks),
-            (edges, *strides(dl), call.cu_landmarks, call.q.shape[2], call.landmarks.shape[1], cut.blocks,
+            (dl_parts, *strides(dl), call.cu_landmarks, call.q.shape[2], call.landmarks.shape[1], cut.blocks,
              cut.parts + 1),
-            {"D": sizes(call.q)[1], "VARLEN": call.cu is not None, **cut.matrix},
+            {"D": head_shape(call.q)[1], "VARLEN": call.cu is not None, **cut.matrix},
         )  # fmt: skip
     return dq, dv, dl
 
 
-def _tokens_back(
-    call: Call, v: Tensor, grad: Tensor, mixed: Tensor, mixed_grad: Tensor, edges: Tensor,
+def _tokens_backward(
+    call: Call, v: Tensor, grad: Tensor, mixed: Tensor, mixed_grad: Tensor, dl_parts: Tensor,
     gradients: tuple[Tensor, Tensor, Tensor],
 ) -> None:  # fmt: skip
     """dq and dv, and the part of dl that comes from the tokens."""
@@ -254,7 +260,7 @@ def _tokens_back(
     if cut.joint:
         launch(
             backward_kernels.backward_tokens, (call.rows, cut.parts),
-            (*shared, *dq, *dv, *dl, edges, *call.sizes, cut.chunk, scale),
+            (*shared, *dq, *dv, *dl, dl_parts, *call.sizes, cut.chunk, scale),
             {**flags, **cut.tile, "WHOLE": cut.together},
         )  # fmt: skip
         return
@@ -266,7 +272,7 @@ def _tokens_back(
     blocks = call.padded // int(cut.landmarks["M"])
     launch(
         matrix_kernels.backward_landmarks, (call.rows, cut.parts * blocks),
-        (*shared, edges, *call.sizes, cut.chunk, blocks, scale), {**flags, **cut.landmarks},
+        (*shared, dl_parts, *call.sizes, cut.chunk, blocks, scale), {**flags, **cut.landmarks},
     )  # fmt: skip
 
 

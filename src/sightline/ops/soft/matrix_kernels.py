@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 
 from sightline.ops.common.tiles import dot, head_of, operand
-from sightline.ops.soft.backward_kernels import degree_pull, pull_landmarks, pull_tokens
-from sightline.ops.soft.forward_kernels import small
+from sightline.ops.soft.backward_kernels import d_degrees, dl_of_blocks, dl_of_tokens
+from sightline.ops.soft.forward_kernels import block_of
 from sightline.ops.soft.tiles import (
     between,
     gaussian,
     half_square,
-    rows,
-    shown,
+    load_rows,
     squares,
     store_rows,
     tokens_by_matrix,
+    unmasked,
     weights_by_matrix,
 )
 
@@ -46,14 +46,14 @@ def matrix(
     ridge = tl.cast(ridge, tl.float32)
     row, block = tl.program_id(0), tl.program_id(1)
     marks, count = head_of(marks, marks_batch, marks_token, cu_l, row // H, row % H, m, D, VARLEN)
-    a = rows(marks, block * M, count, D, M, W)  # M W
+    a = load_rows(marks, block * M, count, D, M, W)  # M W
     square = squares(a, M, DOT)
     size = blocks * M
     i, c = tl.arange(0, M)[:, None], tl.arange(0, M)[None, :]
     out += tl.cast(row, tl.int64) * 2 * size * size
     total = tl.zeros((M,), tl.float32)
     for other in range(blocks):
-        b = rows(marks, other * M, count, D, M, W)  # M W
+        b = load_rows(marks, other * M, count, D, M, W)  # M W
         values = between(a, b, square, squares(b, M, DOT), block * M, other * M, count, M, DOT)
         total += tl.sum(values, 1)
         own = (block * M + i == other * M + c) & (block * M + i < count)
@@ -69,8 +69,8 @@ def add_chunks(partial, sums, parts, blocks, W: tl.constexpr, M: tl.constexpr):
     base, stride = tl.cast(row, tl.int64) * blocks * M, tl.cast(tl.num_programs(0), tl.int64) * blocks * M
     total = tl.zeros((M, W), tl.float32)
     for part in range(parts):
-        total += tl.load(small(partial, part * stride + base, block * M, M, W))  # M W
-    tl.store(small(sums, base, block * M, M, W), total)
+        total += tl.load(block_of(partial, part * stride + base, block * M, M, W))  # M W
+    tl.store(block_of(sums, base, block * M, M, W), total)
 
 
 @triton.jit
@@ -173,27 +173,27 @@ def backward_queries(
         mask += tl.cast(image, tl.int64) * tokens
     base = tl.cast(row, tl.int64) * blocks * M
     for t0 in range(part * chunk, last, T):
-        qt = rows(q, t0, last, D, T, W)  # T W
-        vt = rows(v, t0, last, D, T, W)  # T W
-        gt = rows(g, t0, last, D, T, W)  # T W
+        qt = load_rows(q, t0, last, D, T, W)  # T W
+        vt = load_rows(v, t0, last, D, T, W)  # T W
+        gt = load_rows(g, t0, last, D, T, W)  # T W
         if MASKED:
-            vt = tl.where(shown(mask, t0, last, T)[:, None], vt, 0.0).to(v[0].dtype.element_ty)
+            vt = tl.where(unmasked(mask, t0, last, T)[:, None], vt, 0.0).to(v[0].dtype.element_ty)
         half_q = half_square(qt, scale, DOT)
         d_q = tl.zeros((T, W), tl.float32)
         d_v = tl.zeros((T, W), tl.float32)
         total = tl.zeros((T,), tl.float32)
         for block in range(blocks):
-            landmarks = rows(marks, block * M, count, D, M, W)  # M W
-            y = tl.load(small(mixed, base, block * M, M, W))  # M W
-            dz = tl.load(small(mixed_grad, base, block * M, M, W))  # M W
+            landmarks = load_rows(marks, block * M, count, D, M, W)  # M W
+            y = tl.load(block_of(mixed, base, block * M, M, W))  # M W
+            dz = tl.load(block_of(mixed_grad, base, block * M, M, W))  # M W
             weights = gaussian(qt, landmarks, half_q, half_square(landmarks, 1.0, DOT), scale, DOT)
             d_v += weights_by_matrix(weights, dz, DOT)
-            pull = tokens_by_matrix(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
-            pull = weights * tokens_by_matrix(vt, tl.trans(dz), DOT, pull)
-            d_q += dot(operand(pull, DOT), operand(landmarks, DOT), DOT)
-            total += tl.sum(pull, 1)
+            d_score = tokens_by_matrix(gt, tl.trans(y), DOT, tl.zeros((T, M), tl.float32))
+            d_score = weights * tokens_by_matrix(vt, tl.trans(dz), DOT, d_score)
+            d_q += dot(operand(d_score, DOT), operand(landmarks, DOT), DOT)
+            total += tl.sum(d_score, 1)
         if MASKED:
-            d_v = tl.where(shown(mask, t0, last, T)[:, None], d_v, 0.0)
+            d_v = tl.where(unmasked(mask, t0, last, T)[:, None], d_v, 0.0)
         store_rows(dv, d_v, t0, last, D, T, W)
         store_rows(dq, (d_q - total[:, None] * (qt.to(tl.float32) * scale)) * scale, t0, last, D, T, W)
 
@@ -201,7 +201,7 @@ def backward_queries(
 @triton.jit(do_not_specialize=["H", "tokens", "m", "chunk", "blocks", "scale"])
 def backward_landmarks(
     q, q_batch, q_token, v, v_batch, v_token, marks, marks_batch, marks_token, g, g_batch, g_token, mask, cu, cu_l,
-    mixed, mixed_grad, edges, H, tokens, m, chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+    mixed, mixed_grad, dl_parts, H, tokens, m, chunk, blocks, scale, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
     T: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
 ):
     """The part of dl of one block of landmarks that comes from one chunk of tokens."""
@@ -214,20 +214,20 @@ def backward_landmarks(
     marks, count = head_of(marks, marks_batch, marks_token, cu_l, image, head, m, D, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    landmarks = rows(marks, block * M, count, D, M, W)  # M W
+    landmarks = load_rows(marks, block * M, count, D, M, W)  # M W
     base = tl.cast(row, tl.int64) * blocks * M
-    d_landmarks = pull_tokens(
-        q, v, g, q, v, mask, landmarks, half_square(landmarks, 1.0, DOT), tl.load(small(mixed, base, block * M, M, W)),
-        tl.load(small(mixed_grad, base, block * M, M, W)), part * chunk, tl.minimum(part * chunk + chunk, n), scale, D,
-        W, M, T, MASKED, DOT, False,
+    d_landmarks = dl_of_tokens(
+        q, v, g, q, v, mask, landmarks, half_square(landmarks, 1.0, DOT), tl.load(block_of(mixed, base, block * M, M,
+        W)), tl.load(block_of(mixed_grad, base, block * M, M, W)), part * chunk, tl.minimum(part * chunk + chunk, n),
+        scale, D, W, M, T, MASKED, DOT, False,
     )
     offset = (tl.cast(part + 1, tl.int64) * tl.num_programs(0) + row) * blocks * M
-    tl.store(small(edges, offset, block * M, M, W), d_landmarks)
+    tl.store(block_of(dl_parts, offset, block * M, M, W), d_landmarks)
 
 
 @triton.jit(do_not_specialize=["H", "m", "blocks"])
 def backward_matrix(
-    marks, marks_batch, marks_token, cu_l, degrees, sums, sums_grad, mixed, mixed_grad, edges, H, m, blocks,
+    marks, marks_batch, marks_token, cu_l, degrees, sums, sums_grad, mixed, mixed_grad, dl_parts, H, m, blocks,
     D: tl.constexpr, W: tl.constexpr, M: tl.constexpr, NORMALIZED: tl.constexpr, VARLEN: tl.constexpr,
     DOT: tl.constexpr,
 ):
@@ -235,32 +235,32 @@ def backward_matrix(
     row, block = tl.program_id(0), tl.program_id(1)
     marks, count = head_of(marks, marks_batch, marks_token, cu_l, row // H, row % H, m, D, VARLEN)
     base = tl.cast(row, tl.int64) * blocks * M
-    a = rows(marks, block * M, count, D, M, W)  # M W
+    a = load_rows(marks, block * M, count, D, M, W)  # M W
     square = squares(a, M, DOT)
-    y_a, dz_a, root_a, e_a = _pulls(degrees, sums, sums_grad, mixed, mixed_grad, base, block, W, M, NORMALIZED)
+    y_a, dz_a, root_a, e_a = _load_block(degrees, sums, sums_grad, mixed, mixed_grad, base, block, W, M, NORMALIZED)
     total = tl.zeros((M, W), tl.float32)
     for other in range(blocks):
-        b = rows(marks, other * M, count, D, M, W)  # M W
-        y_b, dz_b, root_b, e_b = _pulls(degrees, sums, sums_grad, mixed, mixed_grad, base, other, W, M, NORMALIZED)
+        b = load_rows(marks, other * M, count, D, M, W)  # M W
+        y_b, dz_b, root_b, e_b = _load_block(degrees, sums, sums_grad, mixed, mixed_grad, base, other, W, M, NORMALIZED)
         values = between(a, b, square, squares(b, M, DOT), block * M, other * M, count, M, DOT)
-        total += pull_landmarks(
+        total += dl_of_blocks(
             a, b, values, y_a, dz_a, y_b, dz_b, root_a, root_b, e_a, e_b, block * M, other * M, M
         )
-    tl.store(small(edges, base, block * M, M, W), total)
+    tl.store(block_of(dl_parts, base, block * M, M, W), total)
 
 
 @triton.jit
-def _pulls(
+def _load_block(
     degrees, sums, sums_grad, mixed, mixed_grad, base, block, W: tl.constexpr, M: tl.constexpr,
     NORMALIZED: tl.constexpr,
 ):
     """Y, dZ, the root of the degrees and e of a block of landmarks."""
-    y = tl.load(small(mixed, base, block * M, M, W))  # M W
-    dz = tl.load(small(mixed_grad, base, block * M, M, W))  # M W
+    y = tl.load(block_of(mixed, base, block * M, M, W))  # M W
+    dz = tl.load(block_of(mixed_grad, base, block * M, M, W))  # M W
     degree = tl.load(degrees + base + block * M + tl.arange(0, M))  # M
     root = tl.full((M,), 1.0, tl.float32)
     if NORMALIZED:
         root = tl.sqrt(degree)
-    z = tl.load(small(sums, base, block * M, M, W))  # M W
-    dy = tl.load(small(sums_grad, base, block * M, M, W))  # M W
-    return y, dz, root, degree_pull(degree, tl.sum(dy * y + dz * z, 1), NORMALIZED)
+    z = tl.load(block_of(sums, base, block * M, M, W))  # M W
+    dy = tl.load(block_of(sums_grad, base, block * M, M, W))  # M W
+    return y, dz, root, d_degrees(degree, tl.sum(dy * y + dz * z, 1), NORMALIZED)

@@ -3,9 +3,9 @@
 Softmax-free Linear Transformers (IJCV 2024): X_0 = a A, X <- 2 X - X A X. The step size belongs to each
 matrix, so an image's result does not depend on the rest of the batch.
 
-Every step doubles what rounding has left of X outside of the range of A: after k steps that is 2^k times the rounding
-error of X_0. `steps_in` therefore ends the iteration where this has grown to 64 times the size of X_0. Up to there X is
-a smooth pseudo-inverse, eigenvalue by eigenvalue f(t) = (1 - (1 - a t^2)^(2^k)) / t: 1 / t for eigenvalues t well above
+Every step doubles the rounding error of X outside the range of A: after k steps that is 2^k times the error of X_0.
+`steps_in` therefore ends the iteration where this has grown to 64 times the size of X_0. Up to there X is a smooth
+pseudo-inverse, eigenvalue by eigenvalue f(t) = (1 - (1 - a t^2)^(2^k)) / t: 1 / t for eigenvalues t well above
 ||A||_1 2^(-k / 2), zero for those well below, finite for every symmetric A.
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import empty, neighbors
+from sightline.ops.common.launching import contiguous_heads, empty
 from sightline.ops.common.operator import Context, Operator
 from sightline.ops.soft import launch
 from sightline.ops.soft.launch import Call, Options, Saved
@@ -49,7 +49,7 @@ def _gradient(ctx: Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Ten
     nothing = [None] * (3 + len(ctx.options) + 1)
     if grad is None:
         return None, None, None, *nothing
-    return *soft_attend_backward(q, v, landmarks, neighbors(grad), *rest, *ctx.options), *nothing
+    return *soft_attend_backward(q, v, landmarks, contiguous_heads(grad), *rest, *ctx.options), *nothing
 
 
 def _flops(

@@ -18,7 +18,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def rows(x, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
+def load_rows(x, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
     """The tokens first, first + 1, ... of a head as (T, W); zero from `last` on and beyond the head dim."""
     t, c = tl.arange(0, T)[:, None], tl.arange(0, W)[None, :]
     ok = first + t < last
@@ -29,7 +29,7 @@ def rows(x, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def store_rows(x, value, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
-    """Write (T, W) where `rows` reads, for contiguous channels."""
+    """Write (T, W) where `load_rows` reads, for contiguous channels."""
     t, c = tl.arange(0, T)[:, None], tl.arange(0, W)[None, :]
     ok = first + t < last
     if D < W:
@@ -39,7 +39,7 @@ def store_rows(x, value, first, last, D: tl.constexpr, T: tl.constexpr, W: tl.co
 
 
 @triton.jit
-def shown(mask, first, last, T: tl.constexpr):
+def unmasked(mask, first, last, T: tl.constexpr):
     """Which of the tokens first, first + 1, ... count as keys."""
     t = first + tl.arange(0, T)
     return tl.load(mask + t, mask=t < last, other=0) != 0
@@ -169,7 +169,9 @@ def newton(matrix, norm, factor, steps, shrink, M: tl.constexpr):
 
 
 @triton.jit
-def core_of(landmarks, m, factor, ridge, steps, shrink, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr):
+def landmark_inverse(
+    landmarks, m, factor, ridge, steps, shrink, M: tl.constexpr, NORMALIZED: tl.constexpr, DOT: tl.constexpr
+):
     """A^+ between m <= M landmarks, or D^-1/2 A^+ D^-1/2; zero beyond them."""
     square = squares(landmarks, M, DOT)
     matrix = between(landmarks, landmarks, square, square, 0, 0, m, M, DOT)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import neighbors, products
+from sightline.ops.common.launching import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
 from sightline.ops.soft.operator import soft_attend
 
@@ -28,6 +28,6 @@ def soft_attention(
     cu, cu_landmarks = (None, None) if ends is None else (t.to(q.device, torch.int32) for t in ends)
     mask = None if key_mask is None else key_mask.contiguous()
     return soft_attend(
-        neighbors(q), neighbors(v), neighbors(landmarks), mask, cu, cu_landmarks, longest, most, scale, normalized,
-        iterations, products(q.dtype), needs_gradient(q, v, landmarks),
+        contiguous_heads(q), contiguous_heads(v), contiguous_heads(landmarks), mask, cu, cu_landmarks, longest, most,
+        scale, normalized, iterations, dot_precision(q.dtype), needs_gradient(q, v, landmarks),
     )[0]  # fmt: skip

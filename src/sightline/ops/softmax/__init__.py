@@ -35,12 +35,12 @@ def softmax_attention(
 
     Args:
         q: (batch, tokens, heads, head_dim), any strides.
-        k, v: (batch, key tokens, heads, head_dim); v may have a head dim of its own.
+        k, v: (batch, key tokens, heads, head_dim); v may have a different head dim.
         scale: factor on the scores; head_dim ** -0.5 by default.
         bias: added to the scores; broadcastable to (batch, heads, tokens, key tokens).
         key_mask: (batch, key tokens) booleans, true where the key counts.
         cu_seqlens: packed form: q, k, v are (1, total, heads, head_dim) and this is [0, n1, n1 + n2, ...].
-        backend: "auto", "torch"; see `sightline.backend`.
+        backend: "auto" or "torch"; see `sightline.backend`.
 
     Returns:
         (batch, tokens, heads, head_dim of v), in the dtype of q.
