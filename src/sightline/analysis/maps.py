@@ -21,7 +21,7 @@ from sightline.data.images import load_image
 from sightline.layers.core import Grid
 from sightline.util.errors import InputError
 
-Query = tuple[float, float] | None  # (down, across) as shares of the image; None for the class token
+Query = tuple[float, float] | None  # (down, across) as fractions of the image; None for the class token
 Picture = Tensor | Image.Image | str | PathLike[str]
 
 
@@ -84,7 +84,7 @@ def attention_maps(
     x = to_input(model, image)
     where = in_shares(query, model, x)
     if where is not None and not all(0 <= share <= 1 for share in where):
-        raise InputError(f"query={query}: give shares of height and width, 0 to 1")
+        raise InputError(f"query={query}: give fractions of height and width from 0 to 1")
     return maps_of(capture(model, x, blocks), where)
 
 
@@ -132,7 +132,7 @@ def parse_query(text: str | None) -> Query | Patch:
 
 
 def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
-    """A query as shares of the image (channels, height, width): of a patch, its middle.
+    """A query as fractions of the image (channels, height, width): of a patch, its middle.
 
     Raises:
         InputError: the model makes no such patch of the image.
@@ -143,7 +143,7 @@ def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
     if query.row >= height or query.column >= width:
         raise InputError(
             f"--query: no patch {query.row},{query.column}; there are {height} x {width}, from 0,0 to "
-            f"{height - 1},{width - 1}; shares of the image have a decimal point, as 0.5,0.25"
+            f"{height - 1},{width - 1}; fractions of the image have a decimal point, e.g. 0.5,0.25"
         )
     return (query.row + 0.5) / height, (query.column + 0.5) / width
 
@@ -162,7 +162,7 @@ def map_of(block: BlockCall, query: Query) -> AttentionMap:
 
 
 def position_of(query: tuple[float, float], grid: Grid) -> tuple[int, int]:
-    """The (row, column) of a grid that shares of height and width lie in."""
+    """The (row, column) of a grid that fractions of height and width lie in."""
     return min(int(query[0] * grid[0]), grid[0] - 1), min(int(query[1] * grid[1]), grid[1] - 1)
 
 

@@ -76,7 +76,7 @@ def _network(model: str | Network) -> Network:
     name = model.name
     if not timm.is_model(name):
         known = [*VARIANTS, *timm.list_models()]
-        raise InputError(f"model: no model {name!r}; {nearest(name, known, '`sightline list` shows ours')}")
+        raise InputError(f"model: no model {name!r}; {nearest(name, known, '`sightline list` shows all')}")
     own = arguments(name) if name in VARIANTS else model.args
     for key in model.args:
         if key not in own:
@@ -117,7 +117,7 @@ class Request(BaseModel, frozen=True):
     def _check_together(self) -> "Request":
         """Reject arguments that would be ignored, and choices of another benchmark."""
         if self.what is None and self.preset == "table":
-            raise InputError(f"bench what? give one of {', '.join(ONLY)}, or --preset goals for all goals")
+            raise InputError(f"what: expected one of {', '.join(ONLY)}, or --preset goals for all goals")
         for name in sorted(self.model_fields_set):
             users = [each for each, own in ONLY.items() if name in own]
             if self.preset != "table" and name in FIXED:

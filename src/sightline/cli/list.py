@@ -48,7 +48,7 @@ def run(options: Options) -> None:
     if not rows:
         names = [row["name"] for row in known]
         parts = sorted({f"*{part}*" for name in names for part in name.split("_")})
-        remedy = nearest(pattern, names, nearest(pattern, parts, "without a pattern all are shown"))
+        remedy = nearest(pattern, names, nearest(pattern, parts, "omit the pattern to list all"))
         raise InputError(f"no name matches {pattern!r}; {remedy}")
     if options.json:
         print_json(rows)

@@ -229,7 +229,7 @@ class Spec:
             elif key not in known:
                 problem = f"{self.name} has no option {key!r}; it has {', '.join(known) or 'none'}"
             elif type(value) is not type(known[key]):
-                problem = f"{key}={value!r} should be {type(known[key]).__name__}, such as {known[key]!r}"
+                problem = f"{key}={value!r} must be {type(known[key]).__name__}, e.g. {known[key]!r}"
             elif isinstance(value, int) and value < low:
                 problem = f"{key}={value}: expected at least {low}"
             elif key == "kernel" and isinstance(value, int) and value and value % 2 == 0:

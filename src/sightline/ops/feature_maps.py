@@ -30,7 +30,7 @@ def check_feature_map(operator: str, phi: str, affine: Affine | None, heads: int
         reject(operator, f"phi={phi!r} is not a feature map; use one of {', '.join(NAMES)}")
     if (phi == AFFINE_MAP) != (affine is not None):
         given = f"phi={phi!r} with affine={'given' if affine else None}"
-        reject(operator, f"{given}; affine=(weight, bias) belongs to phi={AFFINE_MAP!r}, which needs it")
+        reject(operator, f"{given}; give affine=(weight, bias) with phi={AFFINE_MAP!r}, and only with it")
     if affine is not None:
         shapes = tuple(tuple(t.shape) for t in affine)
         known = (((dim, dim), (heads, dim, dim)), ((dim,), (heads, dim)))

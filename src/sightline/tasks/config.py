@@ -153,7 +153,7 @@ class RunConfig:
         warmup, epochs = self.schedule.warmup_epochs, self.schedule.epochs
         if warmup > epochs:
             raise InputError(
-                f"schedule.warmup_epochs: {warmup:g} is longer than schedule.epochs={epochs}; give at most as many"
+                f"schedule.warmup_epochs: {warmup:g} is longer than schedule.epochs={epochs}; give at most {epochs}"
             )
         if self.schedule.name == "linear" and warmup == epochs:
             raise InputError(

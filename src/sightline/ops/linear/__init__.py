@@ -65,7 +65,7 @@ def linear_attention(
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine, *q.shape[2:])
     if not is_number(eps) or not eps > 0:
-        reject(NAME, f"eps={eps!r}; give a positive number, which keeps quotients finite")
+        reject(NAME, f"eps={eps!r}; give a positive number")
     chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))
     run = IMPLEMENTATIONS[chosen]
 
