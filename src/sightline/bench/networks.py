@@ -1,7 +1,7 @@
 """Models as candidates: sightline's and timm's; with softmax; and without attention, the upper limit of speed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import timm
 import torch
@@ -32,6 +32,10 @@ class Network:
 
     def __str__(self) -> str:
         return self.label
+
+    def with_args(self, suffix: str, **args: object) -> "Network":
+        """The same model with other arguments, and `suffix` after its label."""
+        return replace(self, label=f"{self.label} {suffix}", args={**self.args, **args})
 
     @property
     def window(self) -> int | None:
@@ -97,7 +101,7 @@ def baselines(network: Network, kinds: tuple[str, ...]) -> list[Network]:
             name = TIMM_BASELINES[network.name]
             found.append(Network(f"timm {name}", name))
         elif kind in ("softmax", "none") and network.name in VARIANTS:
-            found.append(Network(f"{network.label} {kind}", network.name, {**network.args, "attention": kind}))
+            found.append(network.with_args(kind, attention=kind))
     return found
 
 

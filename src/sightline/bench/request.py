@@ -135,8 +135,9 @@ class Request(BaseModel, frozen=True):
     @property
     def title(self) -> str:
         """What the file names of a run begin with."""
-        parts = [self.preset] if self.what is None or self.preset == "soft" else []
-        return "_".join([*parts, *([self.what] if self.what else [])])
+        if self.what is None:
+            return self.preset
+        return f"soft_{self.what}" if self.preset == "soft" else self.what
 
     @property
     def target(self) -> torch.device:
@@ -245,21 +246,16 @@ def _model_cases(request: Request) -> list[tuple[Network, ModelCase]]:
         return [(Network(case.model, case.model), case) for case in table]
     found = []
     for network in request.model or (_network("inline_deit_tiny"),):
-        sizes, batches = request.img_size or (_usual_size(network),), request.batch_size
+        usual = timm.get_pretrained_cfg(network.name, allow_unregistered=True).input_size[1:]
+        sizes, batches = request.img_size or (usual,), request.batch_size
         cases = [model_case(network.label, network.name, size, device) for size in sizes]
         if len(batches) not in (0, 1, len(sizes)):
             raise InputError(f"batch_size: expected one, or one per size; got {len(batches)} for {len(sizes)} sizes")
         if batches:
-            many = batches * len(sizes) if len(batches) == 1 else batches
-            cases = [ModelCase(case.model, case.size, batch) for case, batch in zip(cases, many, strict=True)]
+            pairs = zip(sizes, batches * len(sizes), strict=False)
+            cases = [ModelCase(network.label, size, batch) for size, batch in pairs]
         found += [(network, case) for case in cases]
     return found
-
-
-def _usual_size(network: Network) -> Grid:
-    if network.name in VARIANTS:
-        return VARIANTS[network.name].size, VARIANTS[network.name].size
-    return tuple(timm.get_pretrained_cfg(network.name, allow_unregistered=True).input_size[1:])
 
 
 def _with_mechanisms(network: Network, attentions: Iterable[str]) -> list[Network]:
@@ -269,15 +265,11 @@ def _with_mechanisms(network: Network, attentions: Iterable[str]) -> list[Networ
     depths = {**arguments(network.name), **network.args}["depths"]
     for text in attentions:
         parse_pattern(text, (depths,) if isinstance(depths, int) else depths)
-    others = [Network(f"{network.label} {text}", network.name, {**network.args, "attention": text})
-              for text in attentions]  # fmt: skip
-    return [network, *others]
+    return [network, *(network.with_args(text, attention=text) for text in attentions)]
 
 
 def _windowed(network: Network, windows: Iterable[int]) -> list[Network]:
     """A network once per window size if it has windows: those of softmax, or of the feature map for all others."""
-    own = arguments(network.name) if network.name in VARIANTS else {}
-    if "map_window" not in own:
+    if network.name not in VARIANTS or "map_window" not in arguments(network.name):
         return [network]
-    sides = [{"window_size": side, "map_window": side} for side in windows]
-    return [Network(f"{network.label} w{s['map_window']}", network.name, {**network.args, **s}) for s in sides]
+    return [network.with_args(f"w{side}", window_size=side, map_window=side) for side in windows]
