@@ -88,7 +88,7 @@ def check(model: nn.Module, found: AttentionMap, seen: tuple[Tensor, tuple[int, 
     v = values(module, x, grid)
     if found.mechanism == "enhanced":  # heads of the tokens' own scale; the others are not fused here
         weights = own_scale(module, weights)
-    if found.mechanism == "hydra":  # a head a channel
+    if found.mechanism == "hydra":  # one head per channel
         v = v.flatten(1).unsqueeze(-1)
     mixed = torch.einsum("hn,nhd->hd", weights, v).flatten()
     prefix = found.prefix.shape[1]

@@ -26,7 +26,7 @@ TINY: dict[str, Any] = {"segmentation": segmentation, "detection": detection}
 
 @pytest.fixture(scope="module", params=["segmentation", "detection"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder beside its `data`, and what the training `printed`."""
+    """A run folder next to its `data`, and what the training `printed`."""
     root: Path = tmp_path_factory.mktemp(request.param)
     tiny = TINY[request.param]
     tiny.make_data(root / "data")

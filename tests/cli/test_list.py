@@ -32,7 +32,7 @@ def test_pattern(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "near"), [("*swn*", "'*swin*'"), ("inline_pvt_larg", "'inline_pvt_large'"), ("", "without")]
+    ("pattern", "near"), [("*swn*", "'*swin*'"), ("inline_pvt_larg", "'inline_pvt_large'"), ("", "omit the pattern")]
 )
 def test_no_match_names_the_nearest(pattern: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", pattern]) == 2

@@ -111,12 +111,12 @@ def test_no_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_a_teacher_that_cannot_be_downloaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, pretrained: bool, **options: object) -> None:
+    def fail(*_: object, pretrained: bool, **options: object) -> None:
         raise OSError("no connection")
 
     images = make_images(tmp_path / "images")
     recipe = write_recipe(tmp_path / "tiny.yaml")
-    monkeypatch.setattr("timm.create_model", refuse)
+    monkeypatch.setattr("timm.create_model", fail)
     arguments = ["--config", str(recipe), "--data", str(images), "--out", str(tmp_path / "run")]
     assert main(["train", *arguments, "--model.pretrained", "true", "--model.args", "{}"]) == 2
     assert "cannot be downloaded" in (err := capsys.readouterr().err)
@@ -190,7 +190,7 @@ def test_print_config_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["train", "--config", "imagenette", "--optim.lr", "1e-4", "--data", "x", "--print_config"]) == 0
     shown = capsys.readouterr().out
     assert yaml.safe_load(shown)["optim"]["lr"] == 1e-4
-    assert "{" not in shown.replace("{}", "")  # one style: a key a line, lists in brackets
+    assert "{" not in shown.replace("{}", "")  # one style: one key per line, lists in brackets
     assert "\n- " not in shown
     (tmp_path / "again.yaml").write_text(shown)
     assert to_yaml(resolve(load_recipe(str(tmp_path / "again.yaml")))) == shown

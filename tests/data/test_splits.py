@@ -125,24 +125,24 @@ def test_embedded_data() -> None:
         open_split(Data(train_split="foo"), "train")
 
 
-def refuse(message: str, data: Data, which: str = "train", classes: tuple[str, ...] | None = None) -> None:
+def rejects(message: str, data: Data, which: str = "train", classes: tuple[str, ...] | None = None) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         open_split(data, which, classes)
     assert "\n" not in str(caught.value)
 
 
 def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
-    refuse("nowhere: there is no such folder", Data(path=str(tmp_path / "nowhere")))
-    refuse("there is no split val or validation or test or eval; it holds train", _without(folder, "val"), "val")
-    refuse("there is no split dev", Data(path=str(folder), train_split="dev"))
+    rejects("nowhere: there is no such folder", Data(path=str(tmp_path / "nowhere")))
+    rejects("there is no split val or validation or test or eval; it holds train", _without(folder, "val"), "val")
+    rejects("there is no split dev", Data(path=str(folder), train_split="dev"))
     (tmp_path / "text.txt").write_text("x")
-    refuse("text.txt: there is no such folder or tar file", Data(path=str(tmp_path / "text.txt")), "val")
-    refuse("one file holds no splits", Data(path=str(as_tar(folder, tmp_path / "tars") / "train.tar")))
+    rejects("text.txt: there is no such folder or tar file", Data(path=str(tmp_path / "text.txt")), "val")
+    rejects("one file holds no splits", Data(path=str(as_tar(folder, tmp_path / "tars") / "train.tar")))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/train.tar").write_bytes(b"no archive")
-    refuse("train.tar: not a readable tar file", Data(path=str(tmp_path / "bad")))
+    rejects("train.tar: not a readable tar file", Data(path=str(tmp_path / "bad")))
     tarfile.open(tmp_path / "bad/train.tar", "w").close()
-    refuse("train.tar: no images", Data(path=str(tmp_path / "bad")))
+    rejects("train.tar: no images", Data(path=str(tmp_path / "bad")))
 
 
 def _without(folder: Path, split: str) -> Data:
@@ -152,17 +152,17 @@ def _without(folder: Path, split: str) -> Data:
 
 def test_empty_and_single_classes(folder: Path) -> None:
     (folder / "train/violet").mkdir()
-    refuse("no images of class violet", Data(path=str(folder)))
+    rejects("no images of class violet", Data(path=str(folder)))
     (folder / "train/violet").rmdir()
     (folder / "val/violet").mkdir()
     open_split(Data(path=str(folder)), "val", CLASSES)  # nothing to evaluate of a class is no error
     Image.new("RGB", (3, 3)).save(folder / "val/violet/0.png")
-    refuse("class 'violet' is not among the 3 of training", Data(path=str(folder)), "val", CLASSES)
+    rejects("class 'violet' is not among the 3 of training", Data(path=str(folder)), "val", CLASSES)
     for name in CLASSES[1:]:
         shutil.rmtree(folder / "train" / name)
-    refuse("only one class, 'blue'", Data(path=str(folder)))
+    rejects("only one class, 'blue'", Data(path=str(folder)))
     shutil.rmtree(folder / "train/blue")
-    refuse("no images in it", Data(path=str(folder)))
+    rejects("no images in it", Data(path=str(folder)))
 
 
 def test_class_map(folder: Path, tmp_path: Path) -> None:
@@ -170,15 +170,15 @@ def test_class_map(folder: Path, tmp_path: Path) -> None:
     names.write_text("red\ngreen\nblue\n")
     assert open_split(Data(path=str(folder), class_map=str(names)), "train").classes == ("red", "green", "blue")
     names.write_text("red\nred\n")
-    refuse("needs two or more different names", Data(path=str(folder), class_map=str(names)))
-    refuse("cannot be read", Data(path=str(folder), class_map="nowhere"))
+    rejects("needs two or more different names", Data(path=str(folder), class_map=str(names)))
+    rejects("cannot be read", Data(path=str(folder), class_map="nowhere"))
 
 
 def test_wrong_columns(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     path = f"hfds/{as_parquet(folder, tmp_path / 'rows')}"
-    refuse("no column 'img' among image, label; give --data.image_key", Data(path=path, image_key="img"))
-    refuse("no dataset or no split dev", Data(path=path, train_split="dev"))
+    rejects("no column 'img' among image, label; give --data.image_key", Data(path=path, image_key="img"))
+    rejects("no dataset or no split dev", Data(path=path, train_split="dev"))
 
 
 def test_wrong_shards(folder: Path, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_wrong_shards(folder: Path, tmp_path: Path) -> None:
         with tarfile.open(path / "train-0.tar", "w") as archive:
             add(archive, "a.png", b"x")
             add(archive, name, data)
-        refuse(message, Data(path=str(path), source="wds"))
+        rejects(message, Data(path=str(path), source="wds"))
 
 
 def test_broken_image_is_named(folder: Path) -> None:
@@ -260,4 +260,4 @@ def test_links(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("link", "target"), [("red/again", ".."), ("red/self", "."), ("crimson", "red")])
 def test_a_folder_is_not_read_twice(folder: Path, link: str, target: str) -> None:
     (folder / "train" / link).symlink_to(target)
-    refuse("a link to .*, which would be read twice; remove the link", Data(path=str(folder)))
+    rejects("a link to .*, which would be read twice; remove the link", Data(path=str(folder)))

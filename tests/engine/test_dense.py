@@ -1,4 +1,4 @@
-"""A dense run that is stopped goes on to the same weights, bit by bit; broken images are skipped on request."""
+"""A dense run that is stopped resumes to the same weights, bit by bit; broken images are skipped on request."""
 
 import json
 import shutil

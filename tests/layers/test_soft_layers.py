@@ -130,7 +130,7 @@ def test_mlp_calls_what_stands_for_its_first_layer() -> None:
 
 
 class Adapted(nn.Module):
-    """A linear layer and something beside it, which shows the layer's weights as its own."""
+    """A linear layer and something next to it, which exposes the layer's weights as its own."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

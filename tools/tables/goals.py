@@ -63,7 +63,7 @@ def goal_table(goals: Sequence[Goal]) -> Table:
 
 
 def _row_goals(rows: Sequence[Row], row: Row) -> Iterator[Goal]:
-    """The goals for a row if it is one of ours."""
+    """The goals for a row of one of our mechanisms."""
     soft = row.candidate.startswith("soft")
     case = f"{row.case} {row.mode}{' compiled' if row.compiled else ''}"
     if row.kind == "op":

@@ -1,1 +1,1 @@
-"""The command line: one thin file a command. Nothing heavy is imported before a command runs."""
+"""The command line: one thin file per command. Nothing heavy is imported before a command runs."""
