@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tables.markdown import made_on, table
+from tables.markdown import command_of, made_on, table
 
 Rows = list[dict[str, Any]]
 SPLITS = ("train", "val", "test")
@@ -71,7 +71,7 @@ def cost_section(path: Path) -> str:
         f"{made_on(versions)}, autocast to bfloat16, random weights. *ms* is the time per call, *MiB* the peak "
         "memory allocated by torch, excluding the model. Forward runs one image; a training step is forward and "
         "backward on two. "
-        f"`{versions['command']}`; data: [{path.name}](../results/dense/{path.name}). {made.get('note', '')}"
+        f"`{command_of(versions)}`; data: [{path.name}](../results/dense/{path.name}). {made.get('note', '')}"
     ).rstrip()
     parts = ["### Time and memory by image size", head]
     if upernet := [row for row in rows if row["head"] == "upernet"]:

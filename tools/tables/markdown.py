@@ -14,3 +14,8 @@ def made_on(facts: Mapping[str, str]) -> str:
     device = facts["device"].partition("(")[2].rstrip(")") or facts["device"]  # 1 x cuda (NAME)
     versions = [f"{name} {facts[name]}" for name in ("torch", "timm") if facts.get(name)]
     return ", ".join([device, *versions, *([f"commit {facts['commit'][:7]}"] if facts.get("commit") else [])])
+
+
+def command_of(facts: Mapping[str, str]) -> str:
+    """The command that made a result file; its script may have moved from docs to tools since."""
+    return facts["command"].replace("python docs/", "python tools/")

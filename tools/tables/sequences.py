@@ -6,7 +6,7 @@ from typing import Any
 
 from sightline.engine.settings import load_recipe
 from sightline.tasks.sequences.arena import PUBLISHED
-from tables.markdown import made_on, table
+from tables.markdown import command_of, made_on, table
 
 TITLES = {"listops": "ListOps", "image": "Image", "pathfinder": "Pathfinder"}
 HEADER = ("mechanism", "updates", "val %", "test %", "published %", "training, examples/s", "inference, examples/s",
@@ -31,7 +31,7 @@ def _about(versions: dict[str, Any], path: Path) -> str:
     return (
         f"Speed and memory: {made_on(versions)}, on an idle GPU, plain calls at the recipe's batch size, autocast to "
         "bfloat16; memory is the peak allocated by torch, excluding the model. "
-        f"`{versions['command']}`; data: [{path.name}](../results/sequences/{path.name})."
+        f"`{command_of(versions)}`; data: [{path.name}](../results/sequences/{path.name})."
     )
 
 
