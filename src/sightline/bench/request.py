@@ -27,11 +27,13 @@ from sightline.bench.networks import Network, baselines
 from sightline.bench.operators import BASELINES, implementations
 from sightline.layers.pattern import parse_pattern
 from sightline.layers.spec import Spec
+from sightline.models.factory import check_arguments, check_name
 from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
-from sightline.util.device import check_device
+from sightline.util.device import choose_device
 from sightline.util.errors import InputError
 from sightline.util.names import nearest, parse_model_args, parse_size
+from sightline.util.schema import explain
 
 T = TypeVar("T")
 Names = str | Sequence[str] | None
@@ -73,14 +75,12 @@ def _network(model: str | Network) -> Network:
     if isinstance(model, str):
         name, *parts = model.split(":")
         model = Network(model, name, parse_model_args(parts))
-    name = model.name
-    if not timm.is_model(name):
-        known = [*VARIANTS, *timm.list_models()]
-        raise InputError(f"model: no model {name!r}; {nearest(name, known, '`sightline list` shows all')}")
-    own = arguments(name) if name in VARIANTS else model.args
-    for key in model.args:
-        if key not in own:
-            raise InputError(f"model: {name} has no argument {key!r}; {nearest(key, own, 'it has ' + ', '.join(own))}")
+    try:
+        check_name(model.name)
+        if model.name in VARIANTS:
+            check_arguments(model.name, model.args)
+    except InputError as error:
+        raise InputError(f"model: {error}") from error
     return model
 
 
@@ -129,7 +129,7 @@ class Request(BaseModel, frozen=True):
                 if value not in known:
                     remedy = nearest(value, known, f"expected one of {', '.join(known)}")
                     raise InputError(f"{name}: {value!r} is not known; {remedy}")
-        check_device(self.device, "device")
+        choose_device(self.device, "device")
         return self
 
     @property
@@ -162,12 +162,7 @@ def read_request(given: Mapping[str, object]) -> Request:
     try:
         return Request(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, ValueError):
-            raise cause from None
-        message = first["msg"].replace("Input should be", "expected")
-        raise InputError(f"{first['loc'][0]}: {message}; got {first['input']!r}") from None
+        raise InputError(explain(error)) from None
 
 
 def given_arguments(values: Mapping[str, object]) -> dict[str, object]:

@@ -5,22 +5,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sightline.cli.options import Command, option, positional
-from sightline.cli.output import Column, show
-from sightline.util.names import format_size, parse_classes, parse_img_size
+from sightline.cli.output import Column, number, show
+from sightline.util.names import format_size
+from sightline.util.schema import Classes, ImgSize
 
 if TYPE_CHECKING:
     from sightline.bench.info import StageInfo
 
-FIGURES = (Column("figure"), Column("measured", right=True), Column("published", right=True))
-STAGES = (
-    Column("stage", right=True),
-    Column("grid", right=True),
-    Column("tokens", right=True),
-    Column("dim", right=True),
-    Column("heads", right=True),
-    Column("depth", right=True),
-    Column("attention"),
-)
+FIGURES = (Column("figure"), number("measured"), number("published"))
+STAGES = (*map(number, ("stage", "grid", "tokens", "dim", "heads", "depth")), Column("attention"))
 
 
 @dataclass(frozen=True)
@@ -31,9 +24,11 @@ class Options:
     """
 
     name: str = positional("model, one of `sightline list`")
-    img_size: str | None = option("pixels, 224 or 384x640 (height x width); by default as published", metavar="SIZE")
+    img_size: ImgSize | None = option(
+        "pixels, 224 or 384x640 (height x width); by default as published", metavar="SIZE"
+    )
     attention: str | None = option("other mechanisms, such as inline,inline,softmax,softmax", metavar="PATTERN")
-    num_classes: int | None = option("classes; by default 1000, 0 for no classifier", metavar="N")
+    num_classes: Classes | None = option("classes; by default 1000, 0 for no classifier", metavar="N")
     json: bool = option("print JSON", default=False)
 
 
@@ -42,10 +37,7 @@ def run(options: Options) -> None:
     from sightline.bench.info import describe_model
 
     info = describe_model(
-        options.name,
-        img_size=None if options.img_size is None else parse_img_size(options.img_size),
-        attention=options.attention,
-        num_classes=None if options.num_classes is None else parse_classes(options.num_classes),
+        options.name, img_size=options.img_size, attention=options.attention, num_classes=options.num_classes
     )
     if options.json:
         print(json.dumps(asdict(info), indent=2))

@@ -18,7 +18,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from sightline.util.errors import InputError
-from sightline.util.names import closest
+from sightline.util.names import nearest
 from sightline.util.schema import build
 
 if TYPE_CHECKING:
@@ -166,5 +166,5 @@ def _unknown(command: "Command[T]", extra: Sequence[str]) -> str:
     for item in items:
         if "keys" in item.metadata:
             return str(item.metadata["unknown"](name, own))
-    close = closest(name, own)
-    return f"unknown option --{name}" + (f"; did you mean '--{close}'?" if close else "")
+    near = nearest(f"--{name}", [f"--{each}" for each in own], cutoff=0.6)
+    return "; ".join(filter(None, (f"unknown option --{name}", near)))

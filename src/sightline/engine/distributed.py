@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from sightline.tasks.config import Run
-from sightline.util.device import check_device
+from sightline.util.device import choose_device
 from sightline.util.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def make_accelerator(run: Run) -> "Accelerator":
         raise InputError("training needs Accelerate: pip install accelerate tensorboard matplotlib") from error
     if run.device.startswith(("cuda:", "mps:")):
         raise InputError(f"run.device: expected cuda, with the GPU in CUDA_VISIBLE_DEVICES; got {run.device!r}")
-    check_device(run.device, "run.device")
+    choose_device(run.device, "run.device")
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     if run.precision == "fp16" and (run.device == "cpu" or not torch.accelerator.is_available()):

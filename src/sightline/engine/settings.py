@@ -6,7 +6,6 @@ config = configure(load_recipe("imagenette"), {"optim.lr": 1e-3, "data.path": "p
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, fields, is_dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -22,6 +21,7 @@ from sightline.util.schema import build, unknown_key
 BASE, TASK = "base", "task"
 DEFAULT_TASK = next(iter(TASKS))  # of recipes that name none
 MAX_BASES = 8
+RECIPES = Path(__file__).parents[1] / "recipes"
 SEQUENCE = "tag:yaml.org,2002:seq"
 Recipe = dict[str, Any]  # YAML
 Key = Field[Any]  # with its help in the metadata
@@ -29,16 +29,16 @@ Key = Field[Any]  # with its help in the metadata
 
 def recipe_names() -> list[str]:
     """The packaged recipes."""
-    folder = resources.files("sightline") / "recipes"
-    found = (item.name for item in folder.iterdir()) if folder.is_dir() else ()
-    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+    return sorted(item.name.removesuffix(".yaml") for item in RECIPES.iterdir() if item.name.endswith(".yaml"))
 
 
 def load_recipe(name: str, depth: int = 0) -> Recipe:
     """A packaged recipe or a YAML file as nested dictionaries, merged over the recipe that it names as `base`."""
-    text = _text(name)
+    path = RECIPES / f"{name}.yaml" if name in recipe_names() else Path(name)
+    if not path.is_file():
+        raise InputError(f"no recipe {name!r}; {nearest(name, recipe_names(), 'give a packaged one or a YAML file')}")
     try:
-        loaded = yaml.safe_load(text) or {}
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: not YAML ({' '.join(str(error).split())[:120]})") from error
     if not isinstance(loaded, dict):
@@ -51,18 +51,6 @@ def load_recipe(name: str, depth: int = 0) -> Recipe:
         raise InputError(f"{name}: base: {base!r} does not lead to a recipe; name a packaged one or a YAML file")
     neighbour = Path(name).parent / base
     return merge(load_recipe(str(neighbour) if neighbour.is_file() else base, depth + 1), loaded)
-
-
-def _text(name: str) -> str:
-    if name in recipe_names():
-        return (resources.files("sightline") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    path = Path(name)
-    if not path.is_file():
-        raise InputError(f"no recipe {name!r}; {nearest(name, recipe_names(), 'give a packaged one or a YAML file')}")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not a text file; give a recipe as YAML") from error
 
 
 def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | None = None) -> Any:

@@ -23,29 +23,19 @@ def choose_device(name: str = "auto", key: str = "device") -> torch.device:
         >>> choose_device("cpu")
         device(type='cpu')
     """
-    check_device(name, key)
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def check_device(name: str, key: str) -> None:
-    """Raise InputError unless `name` is a device that exists here; the message names `key` and the remedy."""
     kind, _, number = name.partition(":")
     if kind not in DEVICES or (number and not number.isdecimal()):
         remedy = nearest("cuda" if kind == "gpu" else name, DEVICES, "give cpu or auto")
         raise InputError(f"{key}: expected one of {', '.join(DEVICES)}; got {name!r}; {remedy}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        built = torch.version.cuda is not None or torch.version.hip is not None
-        why = "finds no GPU" if built else "is built without CUDA"
-        raise InputError(f"{key}: {name} cannot be used: torch {torch.__version__} {why}; give cpu or auto")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise InputError(f"{key}: {name} cannot be used: torch {torch.__version__} finds no MPS; give cpu or auto")
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if kind == "auto":
+        return torch.device(next(kind for kind in found if found[kind]))
+    if not found[kind]:
+        raise InputError(f"{key}: {name} cannot be used: torch {torch.__version__} finds none; give cpu or auto")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if number and int(number) >= count:
         raise InputError(f"{key}: {name} cannot be used: the last device here is {kind}:{count - 1}")
+    return torch.device(name)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -12,12 +12,6 @@ from sightline.util.errors import InputError
 MAX_SIDE = 65536  # pixels; anything larger is a typo
 
 
-def closest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known name most like a wrong one, or None if none is similar."""
-    found = get_close_matches(name.strip("*?"), list(names), 1, cutoff=cutoff)
-    return found[0] if found else None
-
-
 def nearest(name: str, names: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
     """The remedy for a wrong name, for the end of an error message.
 
@@ -26,8 +20,8 @@ def nearest(name: str, names: Iterable[str], otherwise: str = "", cutoff: float 
     >>> nearest("xyz", ["inline", "soft"], "expected inline or soft")
     'expected inline or soft'
     """
-    found = closest(name, names, cutoff)
-    return otherwise if found is None else f"did you mean {found!r}?"
+    found = get_close_matches(name.strip("*?"), list(names), 1, cutoff=cutoff)
+    return f"did you mean {found[0]!r}?" if found else otherwise
 
 
 def parse_size(text: str, option: str = "--img-size") -> tuple[int, int]:
@@ -66,17 +60,6 @@ def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
         return None if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise InputError(f"{option}: expected comma-separated whole numbers, e.g. 0,1,2; got {text!r}") from error
-
-
-def parse_classes(number: int) -> int:
-    """Check a number of classes; 0 means a model without a classifier.
-
-    Raises:
-        InputError: it is negative or above a million.
-    """
-    if not 0 <= number <= 1_000_000:
-        raise InputError(f"--num-classes: expected 0 (no classifier) to 1000000; got {number}")
-    return number
 
 
 def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:

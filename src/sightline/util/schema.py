@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from pydantic_core import PydanticCustomError
 
 from sightline.util.errors import InputError
-from sightline.util.names import closest, nearest, parse_img_size, parse_model_args, parse_size
+from sightline.util.names import nearest, parse_img_size, parse_model_args, parse_size
 
 T = TypeVar("T")
 
@@ -96,8 +96,8 @@ def explain(error: ValidationError, depth: int = 1, known: Iterable[str] = ()) -
         return str(cause) if isinstance(cause, InputError) else f"{key}: {cause}"
     message = "expected more values" if first["type"] == "missing" else first["msg"]
     message = message.replace("Input should be", "expected")
-    close = closest(str(first["input"]), re.findall("'([^']*)'", context.get("expected", "")))
-    return f"{key}: {message}; got {first['input']!r}" + (f"; did you mean {close!r}?" if close else "")
+    near = nearest(str(first["input"]), re.findall("'([^']*)'", context.get("expected", "")))
+    return "; ".join(filter(None, (f"{key}: {message}", f"got {first['input']!r}", near)))
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
