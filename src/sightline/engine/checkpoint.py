@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sightline.engine.records import OBJECT, Count, read_json
 from sightline.hub import write_tensors
 from sightline.models.weights.reader import WEIGHTS
-from sightline.tasks.card import Card
+from sightline.tasks.base import Card
 from sightline.util.errors import FileError, RunError
 from sightline.util.files import file_digest, flush_folder, reason, write_text
 

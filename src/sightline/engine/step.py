@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from sightline.engine.distributed import total
+from sightline.tasks.base import Task
 from sightline.tasks.config import Optim
-from sightline.tasks.evaluation import Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

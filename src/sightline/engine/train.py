@@ -17,8 +17,8 @@ from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.settings import configure, load_recipe, recipe_names, to_dict
 from sightline.engine.signals import StopSignals
 from sightline.engine.trainer import Trainer
+from sightline.tasks.base import Task
 from sightline.tasks.config import RunConfig
-from sightline.tasks.evaluation import Task
 from sightline.tasks.registry import TASKS
 from sightline.util.errors import InputError, RunError
 

@@ -18,9 +18,8 @@ from sightline.engine.signals import Stopped, StopSignals
 from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
 from sightline.engine.step import StepFlags, Stepper
 from sightline.models.weights.reader import WEIGHTS
-from sightline.tasks.base import Scores
+from sightline.tasks.base import Scores, Task
 from sightline.tasks.config import RunConfig
-from sightline.tasks.evaluation import Task
 from sightline.tasks.registry import TASKS, TaskSpec
 from sightline.util.errors import InputError, RunError
 

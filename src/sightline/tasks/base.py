@@ -1,4 +1,4 @@
-"""What tasks take from the engine, the hub and the commands, and give to them.
+"""The interface between tasks and the engine, the hub and the commands.
 
 A task trains one type of model: classification, segmentation, detection, sequences. `sightline.tasks.registry` lists
 them; everything above goes through that table and these types.
@@ -6,10 +6,10 @@ them; everything above goes through that table and these types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,14 +18,88 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor, nn
 
-    from sightline.tasks.card import Card
+    from sightline.data.order import Order
 
 Value: TypeAlias = str | int | float | list[float] | None
 Row: TypeAlias = dict[str, Value]  # of a table or of JSON
 Advance: TypeAlias = Callable[[int], None]  # examples done since the last call
 Progress: TypeAlias = Callable[[int, str], AbstractContextManager[Advance]]  # opens a bar for a total and a title
+T = TypeVar("T")
+B = TypeVar("B")
+Scored = TypeVar("Scored", contravariant=True)
 OnError: TypeAlias = Literal["stop", "skip"]
 SKIP = "--on-error skip"  # option of `sightline eval` and `predict`
+
+
+class Card(Protocol):
+    """What a file of weights records, so that the model can be rebuilt and used from it alone; see `tasks.card`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def arguments(self) -> dict[str, Any]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def input_size(self) -> tuple[int, ...]: ...
+
+    @property
+    def title(self) -> str: ...
+
+    def to_metadata(self) -> dict[str, str]: ...
+
+
+class Evaluation(Protocol[Scored]):
+    """Scores a model in one pass over batches; see `tasks.evaluation.Scorer`."""
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        batches: Iterable[Scored],
+        precision: str = "no",
+        reduce: Callable[[Tensor], Tensor] | None = None,
+        gather: Callable[[list[Any]], list[Any]] | None = None,
+        on_batch: Advance | None = None,
+    ) -> Scores: ...
+
+
+class Task(Protocol[T, B]):
+    """A model, its training batches T with their loss, and the batches B that it is evaluated on.
+
+    Attributes:
+        model: in training mode on its device, neither compiled nor wrapped.
+        card: what a file of its weights records.
+        order: the order of the training examples.
+        notes: what a user should know about the data, one line each.
+        broken: messages about examples that could not be read, each once.
+    """
+
+    model: nn.Module
+    card: Card
+    order: Order
+    notes: Sequence[str]
+    broken: dict[str, None]
+
+    def __len__(self) -> int:
+        """Examples to evaluate."""
+
+    def batches(self, epoch: int, start: int) -> Iterator[T]:
+        """The local micro-batches of an epoch from update `start` on; random by the seeds of `order` only."""
+
+    def loss(self, model: nn.Module, batch: T) -> Tensor:
+        """The mean loss of a micro-batch. It calls `model`, which may be wrapped for several processes."""
+
+    def evaluation(self) -> Iterator[B]:
+        """This process's share of the examples to evaluate, every one once over all processes."""
+
+    def scorer(self, device: torch.device) -> Evaluation[B]:
+        """Scores the examples to evaluate."""
+
+    def close(self) -> None:
+        """End the loader processes."""
 
 
 @dataclass(frozen=True)

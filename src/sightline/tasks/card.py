@@ -23,8 +23,8 @@ class CardError(FileError):
 
 
 @dataclass(frozen=True)
-class Card:
-    """A model, so that it can be rebuilt and used from a file of its weights alone; a task adds its own fields.
+class TaskCard:
+    """The fields of every card; a task adds its own.
 
     Args:
         name: registered name of the model, or of the backbone.
@@ -60,7 +60,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class ModelCard(Card):
+class ModelCard(TaskCard):
     """A classifier of images.
 
     Args:

@@ -11,7 +11,7 @@ from sightline.models.factory import check_arguments, check_name
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.reader import State
 from sightline.models.zoo import VARIANTS
-from sightline.tasks.card import Card
+from sightline.tasks.base import Card
 from sightline.util.errors import FileError, InputError
 
 M = TypeVar("M", bound=nn.Module)

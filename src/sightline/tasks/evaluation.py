@@ -1,4 +1,4 @@
-"""What the engine trains, and its evaluation after every epoch and by `sightline eval`: one pass, scored by batch.
+"""Evaluation of a model, after every epoch of training and by `sightline eval`: one pass, scored batch by batch.
 
 scores = LabelScorer(names, device).evaluate(model, batches)
 for name, value in scores:
@@ -7,24 +7,21 @@ for name, value in scores:
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sightline.data.order import Order
 from sightline.tasks.base import Advance, EvalOptions, Row, Scores
-from sightline.tasks.card import Card
 from sightline.tasks.metrics import Statistics, precision, recall, scores, statistics
 from sightline.util.device import autocast
 
-T = TypeVar("T")  # a batch to train on
-B = TypeVar("B")  # a batch to evaluate
+B = TypeVar("B")  # a batch
 R = TypeVar("R")
-Reduce = Callable[[Tensor], Tensor]
-Gather = Callable[[list[Any]], list[Any]]
+Reduce = Callable[[Tensor], Tensor]  # sums over processes
+Gather = Callable[[list[Any]], list[Any]]  # joins the lists of processes
 LabelBatch = tuple[Tensor, Tensor]  # examples, labels
 
 
@@ -136,44 +133,3 @@ class LabelScorer(Scorer[LabelBatch, Scores]):
 
     def _statistics(self, logits: Tensor, labels: Tensor) -> Statistics:
         return statistics(logits, labels if self.table is None else self.table[labels])
-
-
-class Task(ABC, Generic[T, B]):
-    """A model, its training batches, their loss and the examples it is evaluated on.
-
-    Attributes:
-        model: in training mode on its device, neither compiled nor wrapped.
-        card: what a file of its weights records.
-        order: the order of the training examples.
-        notes: what a user should know about the data, one line each.
-        broken: messages about examples that could not be read, each once.
-    """
-
-    model: nn.Module
-    card: Card
-    order: Order
-    notes: Sequence[str]
-    broken: dict[str, None]
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Examples to evaluate."""
-
-    @abstractmethod
-    def batches(self, epoch: int, start: int) -> Iterator[T]:
-        """The local micro-batches of an epoch from update `start` on; random by the seeds of `order` only."""
-
-    @abstractmethod
-    def loss(self, model: nn.Module, batch: T) -> Tensor:
-        """The mean loss of a micro-batch. It calls `model`, which may be wrapped for several processes."""
-
-    @abstractmethod
-    def evaluation(self) -> Iterator[B]:
-        """This process's share of the examples to evaluate, every one once over all processes."""
-
-    @abstractmethod
-    def scorer(self, device: torch.device) -> Scorer[B, Scores]:
-        """Scores the examples to evaluate."""
-
-    def close(self) -> None:
-        """End the loader processes, if there are any."""

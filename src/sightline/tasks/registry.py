@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sightline.data.order import Placement
     from sightline.data.splits import Split
     from sightline.models.weights.reader import Weights
-    from sightline.tasks.evaluation import Task
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class TaskSpec:
     def module(self) -> ModuleType:
         return import_module(f"sightline.tasks.{self.name}.spec")
 
-    def make(self, config: RunConfig, placement: Placement) -> Task:
+    def make(self, config: RunConfig, placement: Placement) -> base.Task:
         """The task of a run: data, model and loss put together."""
         return self.module.make(config, placement)
 

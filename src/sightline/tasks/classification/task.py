@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sightline.data.loader import BrokenImages
 from sightline.data.order import Placement, derive
+from sightline.tasks.base import Task
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Config
 from sightline.tasks.classification.data import open_split
@@ -15,7 +16,7 @@ from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, 
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.mix import erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
-from sightline.tasks.evaluation import LabelBatch, LabelScorer, Task
+from sightline.tasks.evaluation import LabelBatch, LabelScorer
 from sightline.util.errors import InputError
 
 SYNTHETIC_CLASSES = 10

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sightline.data.loader import BrokenImages, ItemLoader, Items
 from sightline.data.order import Placement
-from sightline.tasks.base import Scores
+from sightline.tasks.base import Scores, Task
 from sightline.tasks.dense.card import DenseCard, H
 from sightline.tasks.dense.config import DenseData
 from sightline.tasks.dense.data import Split
 from sightline.tasks.dense.transforms import EvalTransform
-from sightline.tasks.evaluation import Scorer, Task
+from sightline.tasks.evaluation import Scorer
 
 Batch = TypeVar("Batch")
 Target = TypeVar("Target")  # annotations as read

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, Json
 
-from sightline.tasks.card import Card, CardEntries, read_entries
+from sightline.tasks.card import CardEntries, TaskCard, read_entries
 from sightline.tasks.sequences.config import TaskName
 
 
 @dataclass(frozen=True)
-class SequenceCard(Card):
+class SequenceCard(TaskCard):
     """A classifier of sequences of a task; `input_size` has the length to which they are cut."""
 
     input_size: tuple[int] = (2000,)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.data.order import Placement
-from sightline.tasks.base import EvalOptions, Loaded, PredictOptions, Row, Scores
-from sightline.tasks.evaluation import LabelScorer, Task, run_scorer
+from sightline.tasks.base import EvalOptions, Loaded, PredictOptions, Row, Scores, Task
+from sightline.tasks.evaluation import LabelScorer, run_scorer
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Config, Data
 from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
@@ -70,6 +70,9 @@ class Sequences(Task[Batch, Batch]):
         """This process's share of the examples to evaluate, every one once over all processes."""
         for share in self.placement.evaluation(len(self.val)):
             yield self._batch(self.val, np.arange(share.start, share.stop))
+
+    def close(self) -> None:
+        """Nothing was started that would have to end."""
 
     def scorer(self, device: torch.device) -> LabelScorer:
         return LabelScorer(self.card.classes, device)
