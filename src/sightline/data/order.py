@@ -23,26 +23,54 @@ def derive(*numbers: int) -> int:
 
 
 @dataclass(frozen=True)
-class Order:
-    """The batches of a training run, as one of several processes gets them.
+class Placement:
+    """The device of a process and its share of the work.
+
+    Args:
+        device: of the model.
+        batch: images per update, over all processes and micro-batches.
+        accumulate: micro-batches per update, one after the other.
+        eval_batch: images per evaluation step, over all processes.
+        ranks, rank: number of processes, and which of them this is.
+        seed: of the run.
+    """
+
+    device: torch.device
+    batch: int
+    accumulate: int = 1
+    eval_batch: int = 256
+    ranks: int = 1
+    rank: int = 0
+    seed: int = 0
+
+    def order(self, images: int, repeats: int = 1, length: int | None = None) -> "Order":
+        """The batches of a dataset of `images` images."""
+        return Order(**vars(self), images=images, repeats=repeats, length=length)
+
+    def evaluation(self, images: int) -> Iterator[range]:
+        """The local images of every evaluation step; every process has as many steps, some perhaps empty."""
+        local = -(-self.eval_batch // self.ranks)
+        for start in range(0, images, local * self.ranks):
+            first = min(start + self.rank * local, images)
+            yield range(first, min(first + local, images))
+
+    def evaluation_keys(self, images: int) -> Iterator[list[Key]]:
+        """The keys of the local images of every evaluation step."""
+        return ([(index, 0) for index in local] for local in self.evaluation(images))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Placement):
+    """The batches of a training run, as the process of a placement gets them.
 
     Args:
         images: size of the dataset.
-        batch: images per update, over all processes and micro-batches.
-        accumulate: micro-batches per update, one after the other.
-        ranks, rank: number of processes, and which of them this is.
-        seed: of the run.
         repeats: how often an image comes in a row (repeated augmentation); a pass keeps its length.
         length: updates per epoch; epochs are cut from consecutive passes. By default an epoch is a pass, and images
             that do not fill a batch are left to the order of another one.
     """
 
     images: int
-    batch: int
-    accumulate: int = 1
-    ranks: int = 1
-    rank: int = 0
-    seed: int = 0
     repeats: int = 1
     length: int | None = None
 
@@ -114,39 +142,3 @@ class Order:
                 (index, derive(self.seed, epoch, position))
                 for index, position in zip(sequence[positions].tolist(), positions.tolist(), strict=True)
             ]
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The device of a process and its share of the work.
-
-    Args:
-        device: of the model.
-        batch, accumulate: images per update, and micro-batches per update.
-        eval_batch: images per evaluation step, over all processes.
-        ranks, rank: number of processes, and which of them this is.
-        seed: of the run.
-    """
-
-    device: torch.device
-    batch: int
-    accumulate: int = 1
-    eval_batch: int = 256
-    ranks: int = 1
-    rank: int = 0
-    seed: int = 0
-
-    def order(self, images: int, repeats: int = 1, length: int | None = None) -> Order:
-        """The batches of a dataset of `images` images."""
-        return Order(images, self.batch, self.accumulate, self.ranks, self.rank, self.seed, repeats, length)
-
-    def evaluation(self, images: int) -> Iterator[range]:
-        """The local images of every evaluation step; every process has as many steps, some perhaps empty."""
-        local = -(-self.eval_batch // self.ranks)
-        for start in range(0, images, local * self.ranks):
-            first = min(start + self.rank * local, images)
-            yield range(first, min(first + local, images))
-
-    def evaluation_keys(self, images: int) -> Iterator[list[Key]]:
-        """The keys of the local images of every evaluation step."""
-        return ([(index, 0) for index in local] for local in self.evaluation(images))

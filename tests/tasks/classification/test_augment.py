@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 
-from sightline.data.order import Order
+from sightline.data.order import Order, Placement
 from sightline.tasks.classification import colour
 from sightline.tasks.classification.augment import COLUMNS, GEOMETRIC, BatchAugment, RandAugment
 from sightline.tasks.classification.config import Augment
@@ -88,9 +88,9 @@ def test_mixing_does_not_depend_on_the_number_of_processes(mode: str, ranks: int
         out, soft = mix(pixels[slots], targets[slots], 5, augment, rng, order)
         return erase(out, augment, rng, order, 0), soft
 
-    whole, soft = mixed(Order(16, 16))
+    whole, soft = mixed(Placement(CPU, 16).order(16))
     for rank in range(ranks):
-        order = Order(16, 16, 1, ranks, rank)
+        order = Placement(CPU, 16, ranks=ranks, rank=rank).order(16)
         share, labels = mixed(order)
         torch.testing.assert_close(share, whole[order.slots()])
         torch.testing.assert_close(labels, soft[order.slots()])
@@ -102,20 +102,20 @@ def test_cutmix_labels_are_the_shares_of_the_area() -> None:
     pixels = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 10, 10)
     slots = torch.arange(8)
     augment, rng = Augment(cutmix=1.0, mix_mode="elem"), np.random.default_rng(0)
-    out, soft = mix(pixels, torch.arange(8), 8, augment, rng, Order(8, 8))
+    out, soft = mix(pixels, torch.arange(8), 8, augment, rng, Placement(CPU, 8).order(8))
     own = (out == pixels).float().mean((1, 2, 3))
     torch.testing.assert_close(soft[slots, slots], own)
     assert 0 < own.mean() < 1
 
 
 def test_erasing() -> None:
-    ones = torch.ones(200, 2, 20, 20)
-    out = erase(ones, Augment(erase=0.25, erase_mode="const"), np.random.default_rng(0), Order(200, 200), 0)
+    ones, order = torch.ones(200, 2, 20, 20), Placement(CPU, 200).order(200)
+    out = erase(ones, Augment(erase=0.25, erase_mode="const"), np.random.default_rng(0), order, 0)
     share = (out == 0).float().mean((1, 2, 3))
     assert 0.15 < (share > 0).float().mean() < 0.35
     assert share.max() < 0.45
     for mode, values in (("pixel", 100), ("rand", 1)):
-        out = erase(ones, Augment(erase=1.0, erase_mode=mode), np.random.default_rng(0), Order(200, 200), 0)  # type: ignore[arg-type]
+        out = erase(ones, Augment(erase=1.0, erase_mode=mode), np.random.default_rng(0), order, 0)  # type: ignore[arg-type]
         large = int((out[:, 0] != 1).sum((1, 2)).argmax())
         assert len(out[large, 0].unique()) - 1 >= values if mode == "pixel" else len(out[large, 0].unique()) == 2
 

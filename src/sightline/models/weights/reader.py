@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sightline.util.errors import FileError
+from sightline.util.files import reason
 
 State = dict[str, Tensor]
 
@@ -101,7 +102,7 @@ def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
         with safetensors.safe_open(path, "pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise FileError(f"{path}: not a readable safetensors file ({_line(error)}); save it again") from error
+        raise FileError(f"{path}: not a readable safetensors file ({reason(error)}); save it again") from error
 
 
 def _read_pickle(path: Path) -> object:
@@ -120,7 +121,7 @@ def _read_pickle(path: Path) -> object:
                 f"{path}: rejected, it holds objects that could run code when read ({unsafe[1]}); "
                 f"ask its author for plain tensors or safetensors"
             ) from error
-        why = f" ({_line(error)})" if isinstance(error, RuntimeError) else ""
+        why = f" ({reason(error)})" if isinstance(error, RuntimeError) else ""
         raise FileError(f"{path}: damaged, or not written by torch.save{why}; download it again") from error
 
 
@@ -131,18 +132,12 @@ def _check_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise FileError(f"{path}: damaged archive ({_line(error)}); download it again") from error
+        raise FileError(f"{path}: damaged archive ({reason(error)}); download it again") from error
     claimed = sum(entry.file_size for entry in entries)
     if claimed > size:
         raise FileError(f"{path}: {size} bytes claim to unpack to {claimed}; rejected as a zip bomb")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise FileError(f"{path}: a compressed archive, which torch does not write; unpack and save it again")
-
-
-def _line(error: BaseException) -> str:
-    """The first sentence of an error."""
-    text = str(error).strip().splitlines()
-    return text[0].split(". ")[0][:160] if text else type(error).__name__
 
 
 def unwrap(loaded: object) -> State:
