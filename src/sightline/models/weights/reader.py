@@ -122,7 +122,7 @@ def _read_pickle(path: Path) -> object:
                 f"ask its author for plain tensors or safetensors"
             ) from error
         why = f" ({reason(error)})" if isinstance(error, RuntimeError) else ""
-        raise FileError(f"{path}: damaged, or not written by torch.save{why}; download it again") from error
+        raise FileError(f"{path}: damaged, or not a checkpoint of torch.save{why}; download it again") from error
 
 
 def _check_archive(path: Path) -> None:
