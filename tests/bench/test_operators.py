@@ -12,7 +12,7 @@ from sightline.bench.candidates import DTYPES, TOLERANCES, MismatchError, Plan, 
 from sightline.bench.cases import OP_CASES, OpCase, parse_shape
 from sightline.bench.operators import BASELINES, Operands, count_sets, implementations, make_operands
 from sightline.bench.results import FAILED, NO_MEMORY, OK, REJECTED, Row
-from sightline.bench.run import Ceilings, run_plan
+from sightline.bench.run import run_plan
 from sightline.bench.tables import crossovers
 from sightline.layers.core import Core, Place
 from sightline.layers.spec import MECHANISMS, Mechanism, Spec
@@ -20,7 +20,7 @@ from sightline.ops import inline
 
 CPU = torch.device("cpu")
 CASE = parse_shape("3,2,8,1+4x5")
-CEILINGS = Ceilings(1e10, 1e10)
+COPY_SPEED = 1e10
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def broken_kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 )
 def test_every_mechanism_is_checked_and_timed(mechanism: str, dtype: str, mode: str) -> None:
     plan = Plan(CASE, mode, dtype, tuple(implementations(mechanism, CPU)))
-    (row,) = run_plan(plan, CPU, CEILINGS, 1)
+    (row,) = run_plan(plan, CPU, COPY_SPEED, 1)
     assert (row.status, row.note) == (OK, "")
     assert row.call_ms
     assert row.graph_ms is None
@@ -64,11 +64,11 @@ def test_a_mechanism_without_operator_is_timed_as_a_module(monkeypatch: pytest.M
 
     monkeypatch.setitem(MECHANISMS, "doubled", Mechanism(Doubled, "N", "nowhere"))
     plan = Plan(CASE, "forward+backward", "float32", tuple(implementations("doubled", CPU)))
-    (row,) = run_plan(plan, CPU, CEILINGS, 1)
+    (row,) = run_plan(plan, CPU, COPY_SPEED, 1)
     assert row.status == OK
     assert row.call_ms
     monkeypatch.setattr(Doubled, "kernel", 3.0)
-    (row,) = run_plan(plan, CPU, CEILINGS, 1)
+    (row,) = run_plan(plan, CPU, COPY_SPEED, 1)
     assert row.status == REJECTED
     assert "doubled reference on 3,2,8,1+4x5, float32: output is 0.5 from" in row.note
     with pytest.raises(ValueError, match="backend: doubled"):
@@ -78,7 +78,7 @@ def test_a_mechanism_without_operator_is_timed_as_a_module(monkeypatch: pytest.M
 def test_a_module_is_compiled_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **options: lambda x: function(x) * 1.5)
     plain, compiled = run_plan(
-        Plan(CASE, "forward", "float32", tuple(implementations("focused", CPU, (), True))), CPU, CEILINGS, 1
+        Plan(CASE, "forward", "float32", tuple(implementations("focused", CPU, (), True))), CPU, COPY_SPEED, 1
     )
     assert (plain.status, compiled.status) == (OK, REJECTED)
 
@@ -90,20 +90,20 @@ def test_none_is_nothing_to_time() -> None:
 
 def test_baselines_run_both_ways() -> None:
     for mode in ("forward", "forward+backward"):
-        rows = run_plan(Plan(CASE, mode, "float32", tuple(BASELINES.values())), CPU, CEILINGS, 1)
+        rows = run_plan(Plan(CASE, mode, "float32", tuple(BASELINES.values())), CPU, COPY_SPEED, 1)
         assert [row.status for row in rows] == [OK, OK]
 
 
 def test_a_wrong_kernel_is_rejected_and_the_others_timed(broken_kernel: dict[str, float]) -> None:
     both = implementations("inline", CPU, ("triton", "torch"))
-    wrong, right = run_plan(Plan(CASE, "forward", "float32", tuple(both)), CPU, CEILINGS, 1)
+    wrong, right = run_plan(Plan(CASE, "forward", "float32", tuple(both)), CPU, COPY_SPEED, 1)
     assert wrong.status == REJECTED
     assert wrong.ms is None
     assert "inline triton" in wrong.note
     assert "output is 0.5 from the float32 reference (limit 0.0001); not timed" in wrong.note
     assert right.status == OK
     broken_kernel["factor"] = 1.0
-    assert {row.status for row in run_plan(Plan(CASE, "forward", "float32", tuple(both)), CPU, CEILINGS, 1)} == {OK}
+    assert {row.status for row in run_plan(Plan(CASE, "forward", "float32", tuple(both)), CPU, COPY_SPEED, 1)} == {OK}
 
 
 @pytest.mark.parametrize(("name", "index"), [("q", 0), ("k", 1), ("v", 2), ("residual", 3)])
@@ -154,12 +154,12 @@ def test_what_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         CASE, "forward", "float32", tuple(implementations("inline", CPU, ("triton",))) + tuple(BASELINES.values())
     )
     monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset())
-    rows = run_plan(plan, CPU, CEILINGS, 1)
+    rows = run_plan(plan, CPU, COPY_SPEED, 1)
     assert [row.status for row in rows] == [FAILED, OK, OK]
     assert "there is no Triton kernel for it" in rows[0].note
     monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset({"inline_attention"}))
     monkeypatch.setattr(backend, "_no_device", lambda device: None)
-    rows = run_plan(plan, CPU, CEILINGS, 1)
+    rows = run_plan(plan, CPU, COPY_SPEED, 1)
     assert [row.status for row in rows] == [NO_MEMORY, OK, OK]
     assert rows[0].note == "CUDA out of memory. Tried to allocate 1 GiB"
 

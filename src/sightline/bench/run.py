@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing import get_context
 from typing import Protocol
 
@@ -47,16 +47,11 @@ class Silent:
 ProgressMaker = Callable[[str, int], AbstractContextManager[Progress]]
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """The best the machine can do: `copy` in bytes per second, read and written, `product` in FLOP per second."""
+def measure_ceilings(device: torch.device, dtype: str, budget_ms: float) -> dict[str, float]:
+    """The best the machine can do: `copy` in bytes per second, read and written, `product` in FLOP per second.
 
-    copy: float
-    product: float
-
-
-def measure_ceilings(device: torch.device, dtype: str, budget_ms: float) -> Ceilings:
-    """Copy a tensor far larger than any cache, and multiply two square matrices."""
+    Copies a tensor far larger than any cache, and multiplies two square matrices.
+    """
     nbytes, side = CEILING_SIZES[device.type]
     with measuring(device), precision(dtype), torch.no_grad():
         source = torch.randn(nbytes // 2, device=device).to(torch.bfloat16)
@@ -69,7 +64,7 @@ def measure_ceilings(device: torch.device, dtype: str, budget_ms: float) -> Ceil
         if timing.ms is None:
             raise RunError(f"the {name} speed of this machine cannot be measured: {timing.note}")
     copy, product = (timing.ms or 0.0 for timing in timings.values())
-    return Ceilings(2 * nbytes / copy * 1e3, 2 * side**3 / product * 1e3)
+    return {"copy": 2 * nbytes / copy * 1e3, "product": 2 * side**3 / product * 1e3}
 
 
 def run_all(
@@ -80,7 +75,6 @@ def run_all(
     progress: ProgressMaker,
 ) -> None:
     """Add the results of all plans to the report, and write it after each; ceilings are measured once per dtype."""
-    ceilings: dict[str, Ceilings] = {}
     with progress("measured", len(plans)) as steps:
         for plan in plans:
             steps.begin(str(plan))
@@ -89,18 +83,21 @@ def run_all(
                 report.findings += findings
                 result = f"{len(findings)} findings"
             else:
+                ceilings = report.about.setdefault("ceilings", {})
                 if plan.dtype not in ceilings:
                     ceilings[plan.dtype] = measure_ceilings(device, plan.dtype, budget_ms)
-                    report.about.setdefault("ceilings", {})[plan.dtype] = asdict(ceilings[plan.dtype])
-                rows = run_plan(plan, device, ceilings[plan.dtype], budget_ms)
+                rows = run_plan(plan, device, ceilings[plan.dtype]["copy"], budget_ms)
                 report.rows += rows
                 result = ", ".join(f"{r.candidate} {r.status if r.ms is None else f'{r.ms:.3g} ms'}" for r in rows)
             report.write()
             steps.done(result)
 
 
-def run_plan(plan: Plan, device: torch.device, ceilings: Ceilings, budget_ms: float) -> list[Row]:
-    """The rows of a plan, in the order of its candidates; a failure becomes the status of its row."""
+def run_plan(plan: Plan, device: torch.device, copy_speed: float, budget_ms: float) -> list[Row]:
+    """The rows of a plan, in the order of its candidates; a failure becomes the status of its row.
+
+    `copy_speed`, in bytes per second, gives the floor of an operator.
+    """
     rows = {candidate.label: _row(plan, candidate, device) for candidate in plan.candidates}
     if any(candidate.compiled for candidate in plan.candidates):
         torch._dynamo.reset()
@@ -119,7 +116,7 @@ def run_plan(plan: Plan, device: torch.device, ceilings: Ceilings, budget_ms: fl
         works.clear()
     for candidate in plan.candidates:
         if candidate.label in timings:
-            _fill(rows[candidate.label], candidate, plan, timings[candidate.label], ceilings)
+            _fill(rows[candidate.label], candidate, plan, timings[candidate.label], copy_speed)
     return list(rows.values())
 
 
@@ -133,7 +130,7 @@ def _row(plan: Plan, candidate: Candidate, device: torch.device) -> Row:
     return row
 
 
-def _fill(row: Row, candidate: Candidate, plan: Plan, timing: Timing, ceilings: Ceilings) -> None:
+def _fill(row: Row, candidate: Candidate, plan: Plan, timing: Timing, copy_speed: float) -> None:
     """Times, and what follows from them and the case."""
     vars(row).update(asdict(timing))
     if row.ms is None:
@@ -141,7 +138,7 @@ def _fill(row: Row, candidate: Candidate, plan: Plan, timing: Timing, ceilings: 
     row.gflop, row.images_per_s = candidate.flops(plan) / 1e9, plan.batch / row.ms * 1e3
     row.tflop_s = row.gflop / row.ms
     if moved := candidate.moved_bytes(plan):
-        row.floor_ms, row.bandwidth_tb_s = moved / ceilings.copy * 1e3, moved / row.ms / 1e9
+        row.floor_ms, row.bandwidth_tb_s = moved / copy_speed * 1e3, moved / row.ms / 1e9
         row.of_floor = row.ms / row.floor_ms
 
 
