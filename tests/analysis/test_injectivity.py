@@ -155,9 +155,7 @@ def test_pairs_hold_in_windows_and_on_reduced_maps(family: str, mechanism: str) 
 def test_studies() -> None:
     pictures = [image(64, batch=1)[0] for _ in range(3)]
     subjects = [Subject(name, tiny("deit", attention=name), pictures) for name in ("linear", "inline")]
-    ticks: list[int] = []
-    study = study_confusions(subjects, tick=lambda: ticks.append(1))
-    assert len(ticks) == 6
+    study = study_confusions(subjects)
     for subject in study.facts["subjects"]:
         assert len(subject["confused"]) == 3
         assert sum(subject["confused"]) == sum(sum(block["confused"]) for block in subject["blocks"])

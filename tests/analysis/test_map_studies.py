@@ -1,13 +1,14 @@
 """Maps as studies: views, animations, rollout."""
 
 import io
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from sightline.analysis.capture import capture
-from sightline.analysis.map_study import Choice, study_maps
+from sightline.analysis.map_study import study_maps
 from sightline.analysis.rollout import last_run, roll_up
 from sightline.analysis.study import Subject
 
@@ -21,7 +22,7 @@ def subject(attention: str = "inline", **options: object) -> Subject:
 
 
 def test_layers_of_several_mechanisms() -> None:
-    study = study_maps([subject("softmax"), subject("linear")], SHOWN, "a.png", Choice(((0.5, 0.5), None)))
+    study = study_maps([subject("softmax"), subject("linear")], SHOWN, "a.png", ((0.5, 0.5), None))
     assert list(study.figures) == ["maps-1", "maps-2"]
     assert len(study.facts["maps"]) == 2 * 2 * 3
     first = study.facts["maps"][0]
@@ -33,37 +34,37 @@ def test_layers_of_several_mechanisms() -> None:
 
 def test_heads_and_chosen_layers() -> None:
     one = subject()
-    study = study_maps([one], SHOWN, "a.png", Choice(view="heads", layers=(0, -1), heads=(1,)))
+    study = study_maps([one], SHOWN, "a.png", view="heads", layers=(0, -1), heads=(1,))
     assert [fact["block"] for fact in study.facts["maps"]] == ["blocks.0 head 1", "blocks.2 head 1"]
-    whole = study_maps([one], SHOWN, "a.png", Choice())
+    whole = study_maps([one], SHOWN, "a.png")
     assert study.facts["maps"][1]["weights"][0] == whole.facts["maps"][2]["weights"][1]
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (Choice(layers=(3,)), "no layer 3; its layers are 0 to 2"),
-        (Choice(layers=(-4,)), "no layer -4"),
-        (Choice(heads=(2,)), "no head 2; its heads are 0 to 1"),
-        (Choice(view="heads", heads=(-1,)), "no head -1"),
+        ({"layers": (3,)}, "no layer 3; its layers are 0 to 2"),
+        ({"layers": (-4,)}, "no layer -4"),
+        ({"heads": (2,)}, "no head 2; its heads are 0 to 1"),
+        ({"view": "heads", "heads": (-1,)}, "no head -1"),
     ],
 )
-def test_what_there_is_not(choice: Choice, message: str) -> None:
+def test_what_there_is_not(choice: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        study_maps([subject()], SHOWN, "a.png", choice)
+        study_maps([subject()], SHOWN, "a.png", **choice)
 
 
 def test_no_class_token() -> None:
     one = Subject("pvt", tiny("pvt"), [image(64, batch=1)[0]])
     with pytest.raises(ValueError, match="no class token"):
-        study_maps([one], SHOWN, "a.png", Choice((None,)))
+        study_maps([one], SHOWN, "a.png", (None,))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("animate", "frames"), [("layers", 3), ("queries", 4)])
 def test_animations(animate: str, frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sightline.analysis.map_study.SIDE", 2)
-    study = study_maps([subject()], SHOWN, "a.png", Choice(animate=animate))
+    study = study_maps([subject()], SHOWN, "a.png", animate=animate)
     with Image.open(io.BytesIO(study.animations[f"maps-{animate}"])) as picture:
         assert (picture.format, getattr(picture, "n_frames", 1)) == ("GIF", frames)
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +204,8 @@ def test_pages_without_labels_or_soft_layers(
     tmp_path: Path, capsys: CAPTURE, data: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for which, title in (("inline", "Table: masking"), ("soft", "Fig. 5: Newton convergence")):
-        section = [item for item in PAPERS[which].studies if item[0] == title]
-        monkeypatch.setitem(PAPERS, which, replace(PAPERS[which], studies=section))
+        of_paper, sections = PAPERS[which]
+        monkeypatch.setitem(PAPERS, which, (of_paper, {title: sections[title]}))
     flat = tmp_path / "flat"
     flat.mkdir()
     (flat / "a.png").write_bytes((data / "red" / "00.png").read_bytes())

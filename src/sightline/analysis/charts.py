@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sightline.analysis.figures import new_figure
-from sightline.analysis.study import Range
+from sightline.analysis.study import Facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,14 +39,14 @@ def draw_lines(axis: "Axes", lines: Mapping[str, Pair], bands: Mapping[str, Pair
 
 
 def layer_figure(
-    title: str, y: str, models: Mapping[str, Sequence[Range]], levels: Mapping[str, Sequence[float]],
+    title: str, y: str, models: Mapping[str, Sequence[Facts]], key: str, levels: Mapping[str, Sequence[float]],
     others: Mapping[str, Sequence[float]] | None = None,
 ) -> "Figure":  # fmt: skip
-    """A line and its range per model over the layers, `others` without a range, `levels` dotted in gray."""
+    """The fact `key` and its range over the layers of each model, `others` without a range, `levels` dotted in gray."""
     figure = new_figure(WIDE, HIGH)
     axis = figure.subplots()
-    lines = {label: [layer.mean for layer in layers] for label, layers in models.items()} | dict(others or {})
-    bands = {label: ([at.least for at in layers], [at.most for at in layers]) for label, layers in models.items()}
+    lines = {label: [at[key] for at in layers] for label, layers in models.items()} | dict(others or {})
+    bands = {label: ([at["least"] for at in layers], [at["most"] for at in layers]) for label, layers in models.items()}
     draw_lines(axis, {label: (range(1, len(values) + 1), values) for label, values in lines.items()}, bands)
     for (label, values), grey in zip(levels.items(), cycle(("0.35", "0.55", "0.7")), strict=False):
         axis.plot(range(1, len(values) + 1), values, ls=":", lw=1.4, color=grey, label=label)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, spread
 from sightline.analysis.charts import histogram_figure
-from sightline.analysis.study import Facts, Study, Subject, Tick, mean, no_tick, over_images
+from sightline.analysis.study import Facts, Study, Subject, by_layer, mean
 
 
 @dataclass(frozen=True)
@@ -96,26 +96,20 @@ def _distances(x: Tensor) -> Tensor:
     return distances / longer.clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def study_confusions(
-    subjects: Sequence[Subject], thresholds: Thresholds = USUAL, queries: int = 128, tick: Tick = no_tick
-) -> Study:
+def study_confusions(subjects: Sequence[Subject], thresholds: Thresholds = USUAL, queries: int = 128) -> Study:
     """Confusions of every image, over all blocks and heads."""
     results: list[Facts] = []
     rows: list[list[str]] = []
     counts: dict[str, dict[str, list[int]]] = {"confused": {}, "centred": {}}
-    for subject in subjects:
-        layers = list(over_images(subject, lambda blocks: count_confusions(blocks, thresholds, queries), tick))
-        blocks = [
-            {"block": items[0].block, **{key: [getattr(item, key) for item in items] for key in KINDS}}
-            for items in layers
-        ]
+    layers = by_layer(subjects, lambda blocks: count_confusions(blocks, thresholds, queries), _summarize)
+    for title, blocks in layers.items():
         totals = {key: [sum(image) for image in zip(*(block[key] for block in blocks), strict=True)] for key in KINDS}
         pairs = max(sum(totals["different"]), 1)
         shares = {f"{key}_share": sum(totals[key]) / pairs for key in counts}
-        results.append({"title": subject.title, **totals, **shares, "blocks": blocks})
-        row = [subject.title]
+        results.append({"title": title, **totals, **shares, "blocks": blocks})
+        row = [title]
         for key, series in counts.items():
-            series[subject.title] = found = totals[key]
+            series[title] = found = totals[key]
             row += [f"{mean(found):,.1f}", f"{min(found):,}", f"{max(found):,}", f"{100 * shares[f'{key}_share']:.3f}"]
         rows.append(row)
     title, x = "Confusions per image, all layers and heads", "confused pairs of queries"
@@ -136,3 +130,8 @@ def study_confusions(
          "scores, so that attention which is nearly uniform does not count as confusion. The paper publishes no "
          "thresholds."],
     )  # fmt: skip
+
+
+def _summarize(items: Sequence[Confusions]) -> Facts:
+    """The counts of a layer, by image."""
+    return {"block": items[0].block, **{key: [getattr(item, key) for item in items] for key in KINDS}}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, spread
 from sightline.analysis.charts import layer_figure
-from sightline.analysis.study import Facts, Range, Study, Subject, Tick, mean, no_tick, over_images, short
+from sightline.analysis.study import Facts, Study, Subject, by_layer, mean, over_heads, short, titled
 
 
 @dataclass(frozen=True)
@@ -75,44 +75,40 @@ def _residual(block: BlockCall) -> float | None:
     return float(torch.stack(sums).mean()) if sums else None
 
 
-def study_locality(subjects: Sequence[Subject], size: int = 3, queries: int = 256, tick: Tick = no_tick) -> Study:
+def study_locality(subjects: Sequence[Subject], size: int = 3, queries: int = 256) -> Study:
     """The mass in the neighborhood of a query, mean over queries, heads and images, in every layer."""
-    results: list[Facts] = []
-    rows: list[list[str]] = []
-    masses: dict[str, list[Range]] = {}
-    with_residual: dict[str, list[float]] = {}
+    layers = by_layer(subjects, lambda blocks: measure_locality(blocks, size, queries), _summarize)
+    rows = [
+        [title, short(at["block"]), at["mechanism"], f"{at['mass']:.4f}", f"{at['even']:.4f}",
+         f"{at['mass'] / at['even']:.2f}", "-" if at["residual"] is None else f"{at['residual']:+.4f}"]
+        for title, each in layers.items() for at in each
+    ]  # fmt: skip
+    with_residual = {
+        f"{title} with its residual": [at["mass"] + (at["residual"] or 0.0) for at in each]
+        for title, each in layers.items()
+        if any(at["residual"] is not None for at in each)
+    }
     levels: dict[str, list[float]] = {}
-    for subject in subjects:
-        layers: list[Facts] = []
-        masses[subject.title], sums, even = [], [], []
-        for items in over_images(subject, lambda blocks: measure_locality(blocks, size, queries), tick):
-            first, mass = items[0], Range.of([item.mass for item in items])
-            residuals = [item.residual for item in items if item.residual is not None]
-            residual = mean(residuals) if residuals else None
-            masses[subject.title].append(mass)
-            sums.append(mass.mean + (residual or 0.0))
-            even.append(first.even)
-            layers.append({
-                "block": first.block, "mechanism": first.mechanism, "mass": mass.mean, "least": mass.least,
-                "most": mass.most, "heads": mass.heads, "even": first.even, "residual": residual,
-            })  # fmt: skip
-            rows.append([
-                subject.title, short(first.block), first.mechanism, f"{mass.mean:.4f}", f"{first.even:.4f}",
-                f"{mass.mean / first.even:.2f}", "-" if residual is None else f"{residual:+.4f}",
-            ])  # fmt: skip
-        results.append({"title": subject.title, "layers": layers})
-        if any(layer["residual"] is not None for layer in layers):
-            with_residual[f"{subject.title} with its residual"] = sums
-        if even not in levels.values():
-            levels[f"uniform, {subject.title}"] = even
+    for title, each in layers.items():
+        if (even := [at["even"] for at in each]) not in levels.values():
+            levels[f"uniform, {title}"] = even
     if len(levels) == 1:
         levels = {"uniform": next(iter(levels.values()))}
     title = f"Attention inside the {size}x{size} neighborhood of the query"
     return Study(
-        "locality", f"{title} (InLine paper, Fig. 3)", {"size": size, "queries": queries, "subjects": results},
-        {"locality": layer_figure(title, "sum of the weights", masses, levels, with_residual)},
+        "locality", f"{title} (InLine paper, Fig. 3)", {"size": size, "queries": queries, "subjects": titled(layers)},
+        {"locality": layer_figure(title, "sum of the weights", layers, "mass", levels, with_residual)},
         ("model", "layer", "mechanism", "mass", "uniform", "times uniform", "residual adds"), rows,
         ["Mean over queries that have their whole neighborhood inside the map, over heads and images; the band is the "
          "range over images. Uniform attention over N keys has 9 / N of its mass there. The residual of InLine adds "
          "the sum of its 3x3 weights, mean over channels, to the neighborhood."],
     )  # fmt: skip
+
+
+def _summarize(items: Sequence[Locality]) -> Facts:
+    """The facts of a layer from its locality in all images."""
+    residuals = [item.residual for item in items if item.residual is not None]
+    return {
+        "block": items[0].block, "mechanism": items[0].mechanism, **over_heads("mass", [item.mass for item in items]),
+        "even": items[0].even, "residual": mean(residuals) if residuals else None,
+    }  # fmt: skip

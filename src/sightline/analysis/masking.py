@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sightline.analysis.capture import Arguments, Tokens, attention_blocks, watched
 from sightline.analysis.charts import WIDE, bars_figure
 from sightline.analysis.locality import near_keys
-from sightline.analysis.study import Facts, Study, Tick, no_tick
+from sightline.analysis.study import Facts, Study
 from sightline.layers.core import Core, Grid
 from sightline.util.errors import InputError
 
@@ -120,15 +120,15 @@ class Labelled:
     batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 
-def study_masking(subjects: Sequence[Labelled], sizes: Sequence[int], seed: int = 0, tick: Tick = no_tick) -> Study:
+def study_masking(subjects: Sequence[Labelled], sizes: Sequence[int], seed: int = 0) -> Study:
     """Top-1 with nothing masked, with the local size x size keys masked, and with as many random ones."""
     results: list[Facts] = []
     rows: list[list[str]] = []
     series: dict[str, list[float]] = {}
     for subject in subjects:
-        whole, images = accuracy(subject, None, tick)
-        local = [accuracy(subject, Mask(size, seed=seed), tick)[0] for size in sizes]
-        random = [accuracy(subject, Mask(size, True, seed), tick)[0] for size in sizes]
+        whole, images = accuracy(subject, None)
+        local = [accuracy(subject, Mask(size, seed=seed))[0] for size in sizes]
+        random = [accuracy(subject, Mask(size, True, seed))[0] for size in sizes]
         results.append({"title": subject.title, "images": images, "top1": whole, "local": local, "random": random})
         rows.append([subject.title, f"{images:,}", *(f"{value:.2f}" for value in (whole, *local, *random))])
         series[f"{subject.title}, local"] = [whole, *local]
@@ -147,12 +147,11 @@ def study_masking(subjects: Sequence[Labelled], sizes: Sequence[int], seed: int 
 
 
 @torch.no_grad()
-def accuracy(subject: Labelled, mask: Mask | None, tick: Tick = no_tick) -> tuple[float, int]:
+def accuracy(subject: Labelled, mask: Mask | None) -> tuple[float, int]:
     """Top-1 in percent under a mask, and the number of images."""
     right = total = 0
     for images, labels in subject.batches():
         with nullcontext() if mask is None else masked(subject.model, mask):
             right += int((subject.model(images).argmax(-1) == labels).sum())
         total += len(labels)
-        tick()
     return 100 * right / max(total, 1), total

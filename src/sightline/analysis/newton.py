@@ -9,7 +9,7 @@ from torch import Tensor
 from sightline.analysis.capture import BlockCall
 from sightline.analysis.charts import HIGH, WIDE, draw_lines, finish
 from sightline.analysis.figures import new_figure
-from sightline.analysis.study import Facts, Study, Subject, Tick, no_tick, over_images, short
+from sightline.analysis.study import Facts, Study, Subject, by_layer, short, titled
 from sightline.layers.core import Core
 from sightline.ops.soft.newton import convergence
 from sightline.util.errors import InputError
@@ -63,7 +63,7 @@ def condition_number(matrix: Tensor) -> Tensor:
     return torch.where(least > noise, most / least, torch.inf)
 
 
-def study_newton(subjects: Sequence[Subject], iterations: int = 20, tick: Tick = no_tick) -> Study:
+def study_newton(subjects: Sequence[Subject], iterations: int = 20) -> Study:
     """||A A_k A - A|| / ||A|| against k: mean and range over images, by layer, and condition numbers.
 
     Raises:
@@ -72,28 +72,17 @@ def study_newton(subjects: Sequence[Subject], iterations: int = 20, tick: Tick =
     for subject in subjects:  # before any image is read
         if not any(isinstance(module, Core) and module.inverts for module in subject.model.modules()):
             raise InputError(f"{subject.title} has no SOFT blocks; choose --model soft_tiny, or --attention soft")
-    results: list[Facts] = []
+    layers = by_layer(subjects, lambda blocks: measure_newton(blocks, iterations), _summarize)
     rows: list[list[str]] = []
     curves, bands = {}, {}
-    for subject in subjects:
-        layers: list[Facts] = []
-        for items in over_images(subject, lambda blocks: measure_newton(blocks, iterations), tick):
-            block, landmarks = items[0].block, items[0].landmarks
-            errors = torch.stack([item.errors.mean(0) for item in items])  # images, k + 1
-            conditions = torch.cat([item.conditions for item in items])
-            at, least, most = errors.mean(0), errors.amin(0), errors.amax(0)
-            median, highest = float(conditions.median()), float(conditions.max())
-            layers.append({
-                "block": block, "landmarks": landmarks, "mean": at.tolist(), "least": least.tolist(),
-                "most": most.tolist(),
-                "condition": {"median": median, "least": float(conditions.min()), "most": highest},
-            })  # fmt: skip
-            shown = (at[0], at[iterations // 2], at[-1], most[-1], median, highest)
-            rows.append([subject.title, short(block), str(landmarks), *(f"{value:.3g}" for value in shown)])
-            label = f"{subject.title}, {short(block)}" if len(subjects) > 1 else short(block)
-            mean, *band = (each.clamp(min=1e-12).tolist() for each in (at, least, most))  # for a logarithmic axis
+    for title, each in layers.items():
+        for at in each:
+            errors, most, condition = at["mean"], at["most"], at["condition"]
+            shown = (errors[0], errors[iterations // 2], errors[-1], most[-1], condition["median"], condition["most"])
+            rows.append([title, short(at["block"]), str(at["landmarks"]), *(f"{value:.3g}" for value in shown)])
+            label = f"{title}, {short(at['block'])}" if len(subjects) > 1 else short(at["block"])
+            mean, *band = ([max(value, 1e-12) for value in at[key]] for key in ("mean", "least", "most"))  # for a log
             curves[label], bands[label] = (range(iterations + 1), mean), (band[0], band[1])
-        results.append({"title": subject.title, "layers": layers})
     figure = new_figure(WIDE, HIGH)
     axis = figure.subplots()
     draw_lines(axis, curves, bands)
@@ -101,10 +90,23 @@ def study_newton(subjects: Sequence[Subject], iterations: int = 20, tick: Tick =
     finish(axis, "Newton iteration of the inverse", "step k", "||A A_k A - A|| / ||A||")
     return Study(
         "newton", "Convergence of the Newton iteration (SOFT, Fig. 5)",
-        {"iterations": iterations, "subjects": results}, {"newton": figure},
+        {"iterations": iterations, "subjects": titled(layers)}, {"newton": figure},
         ("model", "layer", "landmarks", "error at k = 0", f"at k = {iterations // 2}", f"at k = {iterations}",
          "worst image", "condition, median", "condition, most"), rows,
         ["A is the matrix that the layer inverts: SOFT adds 0.01 to its diagonal, SOFT++ does not. Mean over heads and "
          "images in float32, as the model runs it; the band is the range over images. Condition numbers are taken in "
          "float64, over images and heads."],
     )  # fmt: skip
+
+
+def _summarize(items: Sequence[Newton]) -> Facts:
+    """The facts of a layer from its iterations in all images."""
+    errors = torch.stack([item.errors.mean(0) for item in items])  # images, k + 1
+    conditions = torch.cat([item.conditions for item in items])
+    return {
+        "block": items[0].block, "landmarks": items[0].landmarks, "mean": errors.mean(0).tolist(),
+        "least": errors.amin(0).tolist(), "most": errors.amax(0).tolist(),
+        "condition": {
+            "median": float(conditions.median()), "least": float(conditions.min()), "most": float(conditions.max()),
+        },
+    }  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall, spread
 from sightline.analysis.charts import layer_figure
-from sightline.analysis.study import Facts, Range, Study, Subject, Tick, no_tick, over_images, short
+from sightline.analysis.study import Facts, Study, Subject, by_layer, over_heads, short, titled
 
 FACTORS, ROWS, SAMPLE = "factors", "rows", "sampled rows"
 
@@ -103,38 +103,32 @@ def singular_values(x: Tensor) -> Tensor:
     return values
 
 
-def study_rank(subjects: Sequence[Subject], limit: int = 1024, tick: Tick = no_tick) -> Study:
+def study_rank(subjects: Sequence[Subject], limit: int = 1024) -> Study:
     """The effective rank of the attention of every layer, mean over heads and images."""
-    results: list[Facts] = []
-    rows: list[list[str]] = []
-    ranks: dict[str, list[Range]] = {}
-    bounds: dict[str, list[float]] = {}
-    for subject in subjects:
-        layers: list[Facts] = []
-        ranks[subject.title], bound = [], []
-        for items in over_images(subject, lambda blocks: measure_rank(blocks, limit), tick):
-            first, rank = items[0], Range.of([item.effective for item in items])
-            ranks[subject.title].append(rank)
-            bound.append(float(first.bound))
-            layers.append({
-                "block": first.block, "mechanism": first.mechanism, "rank": rank.mean, "least": rank.least,
-                "most": rank.most, "heads": rank.heads, "bound": first.bound, "tokens": first.tokens,
-                "method": first.method,
-            })  # fmt: skip
-            rows.append([
-                subject.title, short(first.block), first.mechanism, f"{rank.mean:.2f}", str(first.bound),
-                str(first.tokens), first.method,
-            ])  # fmt: skip
-        results.append({"title": subject.title, "layers": layers})
-        bounds[f"bound, {subject.title}"] = bound
-    figure = layer_figure("Effective rank of attention", "exp of the entropy of singular values", ranks, bounds)
+    layers = by_layer(subjects, lambda blocks: measure_rank(blocks, limit), _summarize)
+    rows = [
+        [title, short(at["block"]), at["mechanism"], f"{at['rank']:.2f}", *map(str, (at["bound"], at["tokens"])),
+         at["method"]]
+        for title, each in layers.items() for at in each
+    ]  # fmt: skip
+    bounds = {f"bound, {title}": [float(at["bound"]) for at in each] for title, each in layers.items()}
+    figure = layer_figure(
+        "Effective rank of attention", "exp of the entropy of singular values", layers, "rank", bounds
+    )
     axis = figure.axes[0]
     axis.set_yscale("log")
     axis.autoscale(axis="y")
     return Study(
-        "rank", "Effective rank of attention", {"limit": limit, "subjects": results}, {"rank": figure},
+        "rank", "Effective rank of attention", {"limit": limit, "subjects": titled(layers)}, {"rank": figure},
         ("model", "layer", "mechanism", "effective rank", "at most", "tokens", "from"), rows,
         ["The exponential of the entropy of the singular values: r equal ones give r. From the thin factors of "
          "the mechanism, without an N x N matrix; from stacked rows if it has none, at most "
          f"{limit} per window: sampled rows have at most the rank of the whole."],
     )  # fmt: skip
+
+
+def _summarize(items: Sequence[Rank]) -> Facts:
+    """The facts of a layer from its ranks in all images."""
+    rest = {name: getattr(items[0], name) for name in ("bound", "tokens", "method")}
+    ranks = over_heads("rank", [item.effective for item in items])
+    return {"block": items[0].block, "mechanism": items[0].mechanism, **ranks, **rest}

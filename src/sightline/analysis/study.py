@@ -3,11 +3,11 @@
 A study applies an instrument to models and images; each is in the file of its instrument.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-Tick = Callable[[], None]
-Facts: TypeAlias = dict[str, object]  # as JSON holds them
+Facts: TypeAlias = dict[str, Any]  # JSON
 DPI = 110
 TEXT_COLUMNS = ("model", "layer", "mechanism", "verdict", "method", "mode", "from")  # all others are numbers
 
@@ -83,38 +82,34 @@ def write_studies(folder: Path, head: Mapping[str, object], studies: Sequence[St
     return written
 
 
-def no_tick() -> None:
-    """Progress that is not shown."""
-
-
 def telling_blocks(model: nn.Module, image: Tensor) -> list[BlockCall]:
     """The calls of all blocks with more than one key."""
     return [block for block in capture(model, image) if block.keys > 1]
 
 
-def over_images(subject: Subject, measure: Callable[[list[BlockCall]], list[T]], tick: Tick) -> Iterator[tuple[T, ...]]:
-    """What an instrument measures in each block with more than one key: a tuple of all images per block."""
-    found = []
-    for image in subject.images:
-        found.append(measure(telling_blocks(subject.model, image)))
-        tick()
-    return zip(*found, strict=True)
+def by_layer(
+    subjects: Sequence[Subject],
+    measure: Callable[[list[BlockCall]], list[T]],
+    summarize: Callable[[Sequence[T]], Facts],
+) -> dict[str, list[Facts]]:
+    """By the title of a subject, the facts of each block with more than one key: a summary of all images."""
+    found = {}
+    for subject in subjects:
+        images = [measure(telling_blocks(subject.model, image)) for image in subject.images]
+        found[subject.title] = [summarize(items) for items in zip(*images, strict=True)]
+    return found
 
 
-@dataclass(frozen=True)
-class Range:
-    """A number that every head of a layer has: mean, least and most over images of its mean over heads, and by head."""
+def titled(layers: Mapping[str, list[Facts]]) -> list[Facts]:
+    """The facts of `by_layer` as a list of subjects."""
+    return [{"title": title, "layers": each} for title, each in layers.items()]
 
-    mean: float
-    least: float
-    most: float
-    heads: list[float]
 
-    @classmethod
-    def of(cls, values: Sequence[Sequence[float]]) -> "Range":
-        """Of the numbers [image][head]."""
-        means = [mean(heads) for heads in values]
-        return cls(mean(means), min(means), max(means), [mean(head) for head in zip(*values, strict=True)])
+def over_heads(name: str, values: Sequence[Sequence[float]]) -> Facts:
+    """Of numbers [image][head]: mean, least and most over images of the mean over heads, and the mean of each head."""
+    means = [mean(heads) for heads in values]
+    heads = [mean(head) for head in zip(*values, strict=True)]
+    return {name: mean(means), "least": min(means), "most": max(means), "heads": heads}
 
 
 def mean(values: Sequence[float]) -> float:

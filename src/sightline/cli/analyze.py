@@ -1,8 +1,8 @@
-"""`sightline analyze`: instruments that look inside attention. Each is a row of the table at the end."""
+"""`sightline analyze`: instruments that look inside attention, each a class of options; the table is at the end."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from sightline.analysis.study import Study
     from sightline.engine.analyze import Session
 
+N = TypeVar("N", int, float)
 MODEL = "inline_deit_tiny"
-LIMIT = 32  # images
 SHOWN = 40  # rows of a table on the screen; the rest is in the JSON file
 COUNTS = ("limit", "labelled", "queries", "iterations", "rows", "batch_size", "longest")  # options that are at least 1
+
+
+def number(help: str, default: N, metavar: str = "N") -> N:
+    """Declare an option of a number, whose default the help names."""
+    return option(f"{help}; by default {default}", default=default, metavar=metavar)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,10 @@ class Output:
     out: str = option("folder for figures and numbers; by default analysis", default="analysis", metavar="FOLDER")
     device: str = option("cpu or cuda; by default cuda if available", default="auto", metavar="NAME")
     json: bool = option("print the numbers as JSON", default=False)
+
+    def studies(self, session: "Session") -> "list[Callable[[], Study]]":
+        """Open models and images; returns what makes the studies."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +57,7 @@ class Models(Output):
         "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
     )
     img_size: str | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
-    seed: int = option("seed of random weights; by default 0", default=0, metavar="N")
+    seed: int = number("seed of random weights", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +67,7 @@ class Images(Models):
     data: str | None = option(
         "images: a file, folder, pattern in quotes, tar file, or embedded; by default those of the run", metavar="PATH"
     )
-    limit: int = option(f"number of images, evenly spread; by default {LIMIT}", default=LIMIT, metavar="N")
+    limit: int = number("number of images, evenly spread", 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +94,16 @@ class Maps(Models):
         "also write a GIF, over the layers or over queries across the image", default="none", metavar="WHAT"
     )
 
+    def studies(self, session: "Session") -> "list[Callable[[], Study]]":
+        from sightline.analysis.map_study import study_maps
+        from sightline.analysis.maps import parse_query
+
+        session.data, session.limit = self.image, 1
+        queries = [parse_query(text) for text in self.query or (None,)]
+        layers, heads = parse_numbers(self.layers, "--layers"), parse_numbers(self.heads, "--heads")
+        drawn = (session.subjects, session.picture(), self.image)
+        return [partial(study_maps, *drawn, queries, self.view, layers, heads, self.animate)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Injectivity(Images):
@@ -95,23 +114,40 @@ class Injectivity(Images):
     two different queries with equal scores. Without images only the toy is made.
     """
 
-    query_distance: float = option(
-        "queries are different beyond this fraction of the longer one's length; by default 0.5", default=0.5,
-        metavar="X",
-    )  # fmt: skip
-    score_distance: float = option(
-        "scores are equal up to this fraction of the longer row's length; by default 0.01", default=0.01, metavar="X"
-    )
-    queries: int = option("queries per image that are paired; by default 128", default=128, metavar="N")
-    scale: float = option("of the toy's scores; by default 0.68", default=0.68, metavar="X")
+    query_distance: float = number("queries are different beyond this fraction of the longer one's length", 0.5, "X")
+    score_distance: float = number("scores are equal up to this fraction of the longer row's length", 0.01, "X")
+    queries: int = number("queries per image that are paired", 128)
+    scale: float = number("of the toy's scores", 0.68, "X")
+
+    def studies(self, session: "Session") -> "list[Callable[[], Study]]":
+        from sightline.analysis.certificate import study_certificates
+        from sightline.analysis.confusions import Thresholds, study_confusions
+        from sightline.analysis.toy import study_toy
+
+        for name, value in (("query-distance", self.query_distance), ("score-distance", self.score_distance)):
+            if not 0 <= value < 2:
+                raise InputError(f"--{name}: expected a fraction of a length from 0 to 2, e.g. 0.1; got {value:g}")
+        toy = study_toy(self.scale)
+        if self.data is None and not self.checkpoint:
+            toy.notes.append("Give --data, or --checkpoint with a run folder, for confusions and certificates.")
+            return [lambda: toy]
+        subjects, thresholds = session.subjects, Thresholds(self.query_distance, self.score_distance)
+        confusions = partial(study_confusions, subjects, thresholds, self.queries)
+        return [lambda: toy, confusions, partial(study_certificates, subjects)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Locality(Images):
     """Measure the fraction of attention inside the 3x3 neighborhood of the query, by layer, next to uniform."""
 
-    size: int = option("side of the neighborhood in tokens; by default 3", default=3, metavar="N")
-    queries: int = option("queries per image, evenly spread; by default 256", default=256, metavar="N")
+    size: int = number("side of the neighborhood in tokens", 3)
+    queries: int = number("queries per image, evenly spread", 256)
+
+    def studies(self, session: "Session") -> "list[Callable[[], Study]]":
+        from sightline.analysis.locality import study_locality
+
+        size = odd("size", self.size)
+        return [partial(study_locality, session.subjects, size, self.queries)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,16 +157,28 @@ class Masking(Images):
     Images need labels: a folder with one folder per class, a tar file, a dataset, or embedded.
     """
 
-    limit: int = option("images to evaluate, evenly spread over classes; by default 500", default=500, metavar="N")
+    limit: int = number("images to evaluate, evenly spread over classes", 500)
     sizes: str = option("sides of the neighborhoods; by default 3,5,7", default="3,5,7", metavar="NUMBERS")
-    batch_size: int = option("images per batch; by default 16", default=16, metavar="N")
+    batch_size: int = number("images per batch", 16)
+
+    def studies(self, session: "Session") -> "list[Callable[[], Study]]":
+        from sightline.analysis.masking import study_masking
+
+        sizes = [odd("sizes", size) for size in parse_numbers(self.sizes, "--sizes") or ()]
+        session.passes = 1 + 2 * len(sizes)
+        return [partial(study_masking, session.labelled(self.limit, self.batch_size), sizes, self.seed)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Newton(Images):
     """Measure how fast SOFT's Newton iteration converges: ||A A_k A - A|| / ||A|| against k, and condition numbers."""
 
-    iterations: int = option("steps; by default 20", default=20, metavar="K")
+    iterations: int = number("steps", 20, "K")
+
+    def studies(self, session: "Session") -> "list[Callable[[], Study]]":
+        from sightline.analysis.newton import study_newton
+
+        return [partial(study_newton, session.subjects, self.iterations)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +189,12 @@ class Rank(Images):
     window.
     """
 
-    rows: int = option("rows per window if there are no factors; by default 1024", default=1024, metavar="N")
+    rows: int = number("rows per window if there are no factors", 1024)
+
+    def studies(self, session: "Session") -> "list[Callable[[], Study]]":
+        from sightline.analysis.rank import study_rank
+
+        return [partial(study_rank, session.subjects, self.rows)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +204,23 @@ class Memory(Output):
     On CUDA it is the allocator's peak, on a CPU the bytes of live tensors, counted without computing.
     """
 
-    longest: int = option("largest p; by default 8", default=8, metavar="P")
+    longest: int = number("largest p", 8, "P")
     attention: tuple[str, ...] = option(
         "mechanism, such as inline or soft(landmarks=49); can be repeated; by default the five of SOFT's Fig. 1b",
         default=(), metavar="NAME",
     )  # fmt: skip
+
+    def studies(self, session: "Session") -> "list[Callable[[], Study]]":
+        from sightline.analysis.memory import METHODS, study_memory
+        from sightline.layers.spec import Spec
+
+        methods = {name: str(Spec.parse(name)) for name in self.attention} or METHODS
+
+        def measure() -> "Study":
+            with Progress("lengths", len(methods) * self.longest) as steps:
+                return study_memory(range(1, self.longest + 1), methods, session.device, steps.step)
+
+        return [measure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +231,17 @@ class Paper(Images):
     """
 
     which: str = positional("inline or soft")
-    labelled: int = option("images of the masking table; by default 200", default=200, metavar="N")
+    labelled: int = number("images of the masking table", 200)
     query: tuple[str, ...] = option(
         "query of the maps; by default 0.5,0.5 and 0.25,0.25; can be repeated", default=(), metavar="QUERY"
     )
     longest: int = option("memory up to 784 p tokens; by default p = 8", default=8, metavar="P")
 
 
-T = TypeVar("T", bound=Output)
+def odd(name: str, size: int) -> int:
+    if size < 1 or size % 2 == 0:
+        raise InputError(f"--{name}: expected an odd side, e.g. 3; got {size}")
+    return size
 
 
 def start(options: Output) -> "Session":
@@ -182,7 +250,6 @@ def start(options: Output) -> "Session":
 
     from sightline.analysis.figures import new_figure
     from sightline.engine.analyze import Session
-    from sightline.engine.study_models import ModelChoice
     from sightline.util.device import choose_device
 
     if not options.out.strip() or (Path(options.out).exists() and not Path(options.out).is_dir()):
@@ -197,158 +264,41 @@ def start(options: Output) -> "Session":
         device = choose_device(options.device, "--device")
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device: expected cpu or cuda, got {options.device!r}, which has no float64")
-    choice = ModelChoice()
-    if isinstance(options, Models):
-        size = None if options.img_size is None else parse_size(options.img_size)
-        args = parse_model_args(options.model_args)
-        choice = ModelChoice(options.checkpoint, options.attention, options.model, args, size, options.seed)
+    if not isinstance(options, Models):
+        return Session(device)
+    size = None if options.img_size is None else parse_size(options.img_size)
+    args = parse_model_args(options.model_args)
+    session = Session(device, options.checkpoint, options.attention, options.model, args, size, options.seed)
     if isinstance(options, Images):
-        return Session(choice, device, options.data, options.limit)
-    return Session(choice, device, options.image if isinstance(options, Maps) else None, limit=1)
+        session.data, session.limit = options.data, options.limit
+    return session
 
 
-def odd(name: str, size: int) -> int:
-    if size < 1 or size % 2 == 0:
-        raise InputError(f"--{name}: expected an odd side, e.g. 3; got {size}")
-    return size
-
-
-@contextmanager
-def progress(title: str, session: "Session", total: int | None = None) -> Iterator[Callable[[], None]]:
-    """A bar over all images; a model that cannot take the images becomes an `InputError`."""
-    count = sum(len(subject.images) for subject in session.subjects) if total is None else total
-    try:
-        with bar(count, title) as advance:
-            yield lambda: advance(1)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"a model failed on images of {session.sizes}: {reason}; give another --img-size") from error
-
-
-def run_maps(options: Maps, session: "Session") -> "list[Study]":
-    from sightline.analysis.map_study import Choice, study_maps
-    from sightline.analysis.maps import in_shares, parse_query
-
-    asked = [parse_query(text) for text in options.query or (None,)]
-    animate = None if options.animate == "none" else options.animate
-    layers, heads = parse_numbers(options.layers, "--layers"), parse_numbers(options.heads, "--heads")
-    with progress("maps", session) as tick:
-        first = session.subjects[0]
-        queries = [in_shares(query, first.model, first.images[0]) for query in asked]
-        choice = Choice(queries, options.view, layers, heads, animate)
-        return [study_maps(session.subjects, session.picture(), options.image, choice, tick)]
-
-
-def run_injectivity(options: Injectivity, session: "Session") -> "list[Study]":
-    """The toy always; the rest if there are images."""
-    from sightline.analysis.certificate import study_certificates
-    from sightline.analysis.confusions import Thresholds, study_confusions
-    from sightline.analysis.toy import study_toy
-
-    for name, value in (("query-distance", options.query_distance), ("score-distance", options.score_distance)):
-        if not 0 <= value < 2:
-            raise InputError(f"--{name}: expected a fraction of a length from 0 to 2, e.g. 0.1; got {value:g}")
-    toy = study_toy(options.scale)
-    if options.data is None and not options.checkpoint:
-        toy.notes.append("Give --data, or --checkpoint with a run folder, for confusions and certificates.")
-        return [toy]
-    thresholds = Thresholds(options.query_distance, options.score_distance)
-    with progress("injectivity", session) as tick:
-        confusions = study_confusions(session.subjects, thresholds, options.queries, tick)
-        return [toy, confusions, study_certificates(session.subjects)]
-
-
-def run_locality(options: Locality, session: "Session") -> "list[Study]":
-    from sightline.analysis.locality import study_locality
-
-    size = odd("size", options.size)
-    with progress("locality", session) as tick:
-        return [study_locality(session.subjects, size, options.queries, tick)]
-
-
-def run_masking(options: Masking, session: "Session") -> "list[Study]":
-    from sightline.analysis.masking import study_masking
-
-    sizes = [odd("sizes", size) for size in parse_numbers(options.sizes, "--sizes") or ()]
-    subjects = session.labelled(options.limit, options.batch_size)
-    batches = -(-len(session.names) // options.batch_size)
-    with progress("masking, batches", session, len(subjects) * (1 + 2 * len(sizes)) * batches) as tick:
-        return [study_masking(subjects, sizes, options.seed, tick)]
-
-
-def run_newton(options: Newton, session: "Session") -> "list[Study]":
-    from sightline.analysis.newton import study_newton
-
-    with progress("newton", session) as tick:
-        return [study_newton(session.subjects, options.iterations, tick)]
-
-
-def run_rank(options: Rank, session: "Session") -> "list[Study]":
-    from sightline.analysis.rank import study_rank
-
-    with progress("rank", session) as tick:
-        return [study_rank(session.subjects, options.rows, tick)]
-
-
-def run_memory(options: Memory, session: "Session") -> "list[Study]":
-    from sightline.analysis.memory import METHODS, study_memory
-    from sightline.layers.spec import Spec
-
-    methods = {name: str(Spec.parse(name)) for name in options.attention} or METHODS
-    with Progress("lengths", len(methods) * options.longest) as steps:
-        return [study_memory(range(1, options.longest + 1), methods, session.device, steps.step)]
-
-
-def run_paper(options: Paper) -> None:
-    """Make the sections one by one; write the page and the files of its studies."""
-    from sightline.analysis.maps import parse_query
-    from sightline.engine.paper import PAPERS, Material, Section, make_section, write_paper
-
-    if options.which not in PAPERS:
-        remedy = nearest(options.which, PAPERS, f"expected one of {', '.join(PAPERS)}")
-        raise InputError(f"no paper {options.which!r}; {remedy}")
-    if options.which == "soft" and not options.checkpoint and options.model is None:
-        options = replace(options, model="soft_tiny")
-    session, paper = start(options), PAPERS[options.which]
-    queries = [parse_query(text) for text in options.query or ("0.5,0.5", "0.25,0.25")]
-    session.load()
-    if session.has_images:
-        session.picture()  # raises if they cannot be used
-    material = Material(session, queries, options.labelled, options.longest)
-    sections = []
-    with Progress("sections", len(paper.studies)) as steps:
-        for title, study in paper.studies:
-            steps.begin(title)
-            sections.append(make_section(title, study, material))
-            steps.done("made" if sections[-1].study else f"not made: {sections[-1].missing}")
-    sections += [Section(title, missing=why) for title, why in paper.elsewhere]
-    page = write_paper(Path(options.out), options.which, sections, session)
-    for line in session.warnings:
-        print(escaped(line))
-    for section in sections:
-        print(f"made     {section.title}" if section.study else f"missing  {section.title}: {escaped(section.missing)}")
-    print(f"wrote {page} and the figures and numbers on it")
-
-
-def run_instrument(name: str, run: "Callable[[T, Session], list[Study]]", options: T) -> None:
+def run_instrument(name: str, options: Output) -> None:
     """Run an instrument, write its files, print tables or JSON, and where the files are."""
     session = start(options)
-    studies = run(options, session)
     from sightline.analysis.study import write_studies
 
+    makers = options.studies(session)
+    try:
+        with bar(session.total, name) if session.total else nullcontext(session.advance) as session.advance:
+            studies = [make() for make in makers]
+    except (RuntimeError, AssertionError) as error:
+        if not session.models:
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"a model failed on images of {session.sizes}: {reason}; give another --img-size") from error
     head = session.describe(name)
     written = write_studies(Path(options.out), head, studies)
-    warnings = [escaped(line) for line in session.warnings]
+    texts = sys.stderr if options.json else sys.stdout
+    for line in session.warnings:
+        print(f"{'sightline: ' if options.json else ''}{escaped(line)}", file=texts)
     if options.json:
         print_json({**head, **{item.name: item.facts for item in studies}})
-        for warning in warnings:
-            print(f"sightline: {warning}", file=sys.stderr)
     else:
-        for warning in warnings:
-            print(warning)
         for item in studies:
             _print(item)
-    print(f"wrote {', '.join(map(str, written))}", file=sys.stderr if options.json else sys.stdout)
+    print(f"wrote {', '.join(map(str, written))}", file=texts)
 
 
 def _print(study: "Study") -> None:
@@ -362,69 +312,86 @@ def _print(study: "Study") -> None:
         print(note)
 
 
-def _instrument(
-    name: str, options: type[T], run: "Callable[[T, Session], list[Study]]", help: str, *examples: str
-) -> Command[T]:
-    """A row of the table; every example is what follows `sightline analyze NAME`."""
-    return Command(options, partial(run_instrument, name, run), help, _examples(name, *examples))
+def run_paper(options: Paper) -> None:
+    """Make the sections one by one; write the page and the files of its studies."""
+    from sightline.analysis.maps import parse_query
+    from sightline.engine.paper import PAPERS, Material, make_section, write_paper
+
+    if options.which not in PAPERS:
+        remedy = nearest(options.which, PAPERS, f"expected one of {', '.join(PAPERS)}")
+        raise InputError(f"no paper {options.which!r}; {remedy}")
+    if options.which == "soft" and not options.checkpoint and options.model is None:
+        options = replace(options, model="soft_tiny")
+    session, (_, sections) = start(options), PAPERS[options.which]
+    queries = [parse_query(text) for text in options.query or ("0.5,0.5", "0.25,0.25")]
+    session.load()
+    if session.has_images:
+        session.picture()  # raises if they cannot be used
+    material = Material(session, queries, options.labelled, options.longest)
+    made: dict[str, Study | str] = {}
+    with Progress("sections", len(sections)) as steps:
+        for title, section in sections.items():
+            steps.begin(title)
+            made[title] = found = make_section(section, material)
+            steps.done(f"not made: {found}" if isinstance(found, str) else "made")
+    page = write_paper(Path(options.out), options.which, made, session)
+    for line in session.warnings:
+        print(escaped(line))
+    for title, found in made.items():
+        print(f"missing  {title}: {escaped(found)}" if isinstance(found, str) else f"made     {title}")
+    print(f"wrote {page} and the figures and numbers on it")
 
 
-def _examples(name: str, *examples: str) -> str:
-    return "\n".join(f"  sightline analyze {name} {example}".rstrip() for example in examples)
+INSTRUMENTS: dict[str, tuple[type[Output], str, tuple[str, ...]]] = {
+    "maps": (Maps, "attention of chosen queries of an image", (
+        "photo.jpg --checkpoint runs/quick --query 2,5",
+        "photo.jpg --attention softmax --attention linear --attention inline",
+        "photo.jpg --checkpoint public.pth --view heads --layers 0,-1",
+        "photo.jpg --checkpoint public.pth --query class --view rollout",
+        "photo.jpg --checkpoint public.pth --animate queries --img-size 512",
+    )),
+    "injectivity": (Injectivity, "whether attention separates queries", (
+        "",
+        "--checkpoint runs/quick --limit 100",
+        "--data photos --attention linear --attention inline",
+        "--checkpoint runs/linear --checkpoint runs/inline",
+    )),
+    "locality": (Locality, "attention inside the neighborhood of the query, by layer", (
+        "--checkpoint runs/quick",
+        "--data photos --attention softmax --attention inline",
+        "--model inline_deit_tiny --data embedded --size 5",
+    )),
+    "masking": (Masking, "accuracy with local or random keys masked", (
+        "--checkpoint runs/quick --limit 500",
+        "--checkpoint public.pth --data imagenet/val --sizes 3,5,7 --limit 5000",
+    )),
+    "newton": (Newton, "convergence of SOFT's inverse", (
+        "--checkpoint soft.pth --data photos --limit 100",
+        "--model soft_norm_tiny --data embedded",
+    )),
+    "rank": (Rank, "effective rank of attention, by layer", (
+        "--checkpoint runs/quick",
+        "--data photos --attention softmax --attention linear",
+    )),
+    "memory": (Memory, "peak memory against sequence length", (
+        "",
+        "--attention inline --attention softmax --longest 4",
+    )),
+    "paper": (Paper, "all figures and tables of a paper that weights and images allow, on one page", (
+        "inline --checkpoint runs/quick --out inline",
+        "inline --checkpoint runs/softmax --checkpoint runs/inline",
+        "soft --checkpoint soft.pth --data photos --out soft",
+    )),
+}  # by name: options, help, and examples of what follows the name  # fmt: skip
 
 
 COMMAND = Group(
     {
-        "maps": _instrument(
-            "maps", Maps, run_maps, "attention of chosen queries of an image",
-            "photo.jpg --checkpoint runs/quick --query 2,5",
-            "photo.jpg --attention softmax --attention linear --attention inline",
-            "photo.jpg --checkpoint public.pth --view heads --layers 0,-1",
-            "photo.jpg --checkpoint public.pth --query class --view rollout",
-            "photo.jpg --checkpoint public.pth --animate queries --img-size 512",
-        ),
-        "injectivity": _instrument(
-            "injectivity", Injectivity, run_injectivity, "whether attention separates queries",
-            "",
-            "--checkpoint runs/quick --limit 100",
-            "--data photos --attention linear --attention inline",
-            "--checkpoint runs/linear --checkpoint runs/inline",
-        ),
-        "locality": _instrument(
-            "locality", Locality, run_locality, "attention inside the neighborhood of the query, by layer",
-            "--checkpoint runs/quick",
-            "--data photos --attention softmax --attention inline",
-            "--model inline_deit_tiny --data embedded --size 5",
-        ),
-        "masking": _instrument(
-            "masking", Masking, run_masking, "accuracy with local or random keys masked",
-            "--checkpoint runs/quick --limit 500",
-            "--checkpoint public.pth --data imagenet/val --sizes 3,5,7 --limit 5000",
-        ),
-        "newton": _instrument(
-            "newton", Newton, run_newton, "convergence of SOFT's inverse",
-            "--checkpoint soft.pth --data photos --limit 100",
-            "--model soft_norm_tiny --data embedded",
-        ),
-        "rank": _instrument(
-            "rank", Rank, run_rank, "effective rank of attention, by layer",
-            "--checkpoint runs/quick",
-            "--data photos --attention softmax --attention linear",
-        ),
-        "memory": _instrument(
-            "memory", Memory, run_memory, "peak memory against sequence length",
-            "",
-            "--attention inline --attention softmax --longest 4",
-        ),
-        "paper": Command(
-            Paper, run_paper, "all figures and tables of a paper that weights and images allow, on one page",
-            _examples(
-                "paper",
-                "inline --checkpoint runs/quick --out inline",
-                "inline --checkpoint runs/softmax --checkpoint runs/inline",
-                "soft --checkpoint soft.pth --data photos --out soft",
-            ),
-        ),
+        name: Command(
+            options, run_paper if options is Paper else partial(run_instrument, name), help,
+            "\n".join(f"  sightline analyze {name} {example}".rstrip() for example in examples),
+        )
+        for name, (options, help, examples) in INSTRUMENTS.items()
     },
     noun="instrument",
     help="look inside attention: maps, injectivity, locality, rank and more",

@@ -1,10 +1,11 @@
 """The models, images and labels of a study, from checkpoints, files and datasets; opened on first use.
 
-session = Session(ModelChoice(["runs/quick"]), torch.device("cpu"), limit=8)
+session = Session(torch.device("cpu"), ["runs/quick"], limit=8)
 study_locality(session.subjects)
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from sightline.analysis.capture import spread
 from sightline.analysis.masking import Labelled
-from sightline.analysis.study import Subject
+from sightline.analysis.study import Facts, Subject
 from sightline.data.images import find_images, load_image
 from sightline.data.labels import match
 from sightline.data.splits import HF, Split
 from sightline.engine.evaluate import run_data
-from sightline.engine.study_models import ModelChoice, StudyModel, make_models
+from sightline.engine.study_models import StudyModel, open_model, random_model, with_attention, with_titles
+from sightline.models.base import Arguments
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import make_transform, one_pass, shown
 from sightline.tasks.registry import LABELLED
@@ -31,36 +33,66 @@ EMBEDDED = "embedded"
 Photo = tuple[str, Callable[[int], Image.Image]]  # its name, and what decodes it to a number of channels
 
 
+@dataclass
 class Session:
-    """The models of a choice and their images.
+    """Models, every checkpoint with every mechanism, and their images.
 
     Args:
-        choice: the models.
-        device: where they run.
+        checkpoint: run folders or files of weights; without one, weights are random.
+        attention: mechanisms to put into the model, keeping the weights that fit.
+        model, model_args: the variant and its arguments, if a checkpoint leaves them open or there is none.
+        img_size: (height, width) of the images; by default as trained.
+        seed: of random weights.
         data: an image file, folder, pattern, tar file, dataset or "embedded"; by default the images of the run that
             the first checkpoint is from.
         limit: at most so many images of them, evenly spread.
+        advance: called with the number of images that were studied since the last call.
     """
 
-    def __init__(self, choice: ModelChoice, device: torch.device, data: str | None = None, limit: int = 32) -> None:
-        self.choice, self.device, self.data, self.limit = choice, device, data, limit
-        self.models: list[StudyModel] = []
-        self.names: Sequence[str] = ()  # of the images that were opened
+    device: torch.device
+    checkpoint: Sequence[str] = ()
+    attention: Sequence[str] = ()
+    model: str | None = None
+    model_args: Arguments = field(default_factory=dict)
+    img_size: tuple[int, int] | None = None
+    seed: int = 0
+    data: str | None = None
+    limit: int = 32
+    advance: Callable[[int], None] = lambda _: None
+    passes: int = field(init=False, default=1)  # of a study over the images
+    models: list[StudyModel] = field(init=False, default_factory=list)
+    names: Sequence[str] = field(init=False, default=())  # of the images that were opened
+
+    def load(self, classes: int | None = None) -> list[StudyModel]:
+        """Make the models, in evaluation mode; `classes` is the number of outputs of random weights.
+
+        Raises:
+            FileError: a file cannot be read, or is not a classifier.
+            InputError: there is no such model, argument or mechanism, or a model has no attention blocks of sightline.
+        """
+        if self.models:
+            return self.models
+        if self.checkpoint:
+            given = (self.model, self.model_args, self.img_size, self.seed)
+            opened = [open_model(path, *given) for path in self.checkpoint]
+            found = [with_attention(base, name) for base in opened for name in self.attention] or opened
+        else:
+            defaults: Arguments = {"img_size": self.img_size, "num_classes": classes}
+            args = {key: value for key, value in defaults.items() if value is not None} | self.model_args
+            found = [random_model(self.model, args, name, self.seed) for name in self.attention or (None,)]
+        for item in found:
+            item.model.to(self.device)
+        self.models = with_titles(found, len(self.checkpoint), len(self.attention))
+        return self.models
 
     @cached_property
     def run_data(self) -> object | None:
         """The section `data` of the run that the first checkpoint is from."""
-        return run_data(Path(self.choice.checkpoints[0]), LABELLED.name) if self.choice.checkpoints else None
+        return run_data(Path(self.checkpoint[0]), LABELLED.name) if self.checkpoint else None
 
     @property
     def has_images(self) -> bool:
         return self.data is not None or self.run_data is not None
-
-    def load(self, classes: int | None = None) -> list[StudyModel]:
-        """Make the models; `classes` is the number of outputs of random weights."""
-        if not self.models:
-            self.models = make_models(self.choice, self.device, classes)
-        return self.models
 
     def split(self) -> Split:
         """The labeled images.
@@ -86,7 +118,7 @@ class Session:
         """The models with their images."""
         models, photos = self.load(), self.photos()
         self.names = [name for name, _ in photos]
-        return [Subject(item.title, item.model, Prepared(photos, item.card, self.device)) for item in models]
+        return [Subject(item.title, item.model, Prepared(photos, item.card, self)) for item in models]
 
     def labelled(self, limit: int, batch_size: int = 16) -> list[Labelled]:
         """The models with labeled batches of at most `limit` images, evenly spread over classes.
@@ -97,29 +129,41 @@ class Session:
             InputError: the images have no labels.
             LabelError: a class of the data has no output.
         """
-        if self.choice.checkpoints:  # their faults come first
+        if self.checkpoint:  # their faults come first
             self.load()
         try:
             split = self.split()
         except FileError as error:
             raise InputError(f"--data: masking needs labels, one folder of images per class; {error}") from error
         models = self.load(len(split.classes))
-        split = thinned(split, limit)
+        by_class = sorted(range(len(split)), key=lambda i: split.targets[i])
+        split = split.subset(sorted(spread(by_class, limit)))
         self.names = self.names or [split.name(i) for i in range(len(split))]  # a paper has named its images
         found = []
         for item in models:
             outputs = item.card.classes or tuple(map(str, range(item.model.num_classes)))  # type: ignore[arg-type]
             of_class = match(split.classes, outputs, "names" if item.card.classes else "order")
             labels = torch.tensor([of_class[target] for target in split.targets])
-            batches = partial(_batches, split, item.card, labels, batch_size, self.device)
-            found.append(Labelled(item.title, item.model, batches))
+            found.append(Labelled(item.title, item.model, partial(self._batches, split, item.card, labels, batch_size)))
         return found
+
+    def _batches(
+        self, split: Split, card: ModelCard, labels: Tensor, batch_size: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, indices in one_pass(split, card, batch_size):
+            yield images.to(self.device), labels[indices].to(self.device)
+            self.advance(len(images))
+
+    @property
+    def total(self) -> int:
+        """How many images will be studied, each pass of each model counted."""
+        return self.passes * len(self.models) * len(self.names)
 
     def picture(self) -> Image.Image:
         """The first image of the first subject as it is shown."""
         return shown(self.subjects[0].images[0], self.models[0].card)
 
-    def describe(self, what: str) -> dict[str, object]:
+    def describe(self, what: str) -> Facts:
         """How the numbers of a study were made."""
         return {
             "instrument": what, "sightline": VERSION, "torch": torch.__version__, "device": str(self.device),
@@ -137,36 +181,27 @@ class Session:
         return ", ".join(sorted({format_size(item.card.input_size[1:]) for item in self.models}))
 
 
-def _are_files(data: str) -> bool:
-    """Whether `data` names image files, one by one or by their folder; not an archive or a dataset."""
-    archives = Path(data).is_dir() and any(Path(data).glob("*.tar"))
-    return data != EMBEDDED and not data.startswith(HF) and Path(data).suffix != ".tar" and not archives
-
-
 class Prepared(Sequence[Tensor]):
-    """Images preprocessed for a model; each is decoded when it is read."""
+    """Images preprocessed for a model; each is decoded when it is read. A session counts those of a loop."""
 
-    def __init__(self, photos: Sequence[Photo], card: ModelCard, device: torch.device) -> None:
-        self.photos, self.device = photos, device
-        self.channels = card.input_size[0]
-        self.transform = make_transform(card)
+    def __init__(self, photos: Sequence[Photo], card: ModelCard, session: Session) -> None:
+        self.photos, self.session = photos, session
+        self.channels, self.transform = card.input_size[0], make_transform(card)
 
     def __len__(self) -> int:
         return len(self.photos)
 
     def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]  # one at a time, no slices
         _, decode = self.photos[index]
-        return self.transform(decode(self.channels)).to(self.device)
+        return self.transform(decode(self.channels)).to(self.session.device)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for i in range(len(self)):
+            yield self[i]
+            self.session.advance(1)
 
 
-def _batches(
-    split: Split, card: ModelCard, labels: Tensor, batch_size: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for images, indices in one_pass(split, card, batch_size):
-        yield images.to(device), labels[indices].to(device)
-
-
-def thinned(split: Split, limit: int) -> Split:
-    """At most `limit` images of a split, evenly spread over its classes."""
-    by_class = sorted(range(len(split)), key=lambda i: split.targets[i])
-    return split.subset(sorted(spread(by_class, limit)))
+def _are_files(data: str) -> bool:
+    """Whether `data` names image files, one by one or by their folder; not an archive or a dataset."""
+    archives = Path(data).is_dir() and any(Path(data).glob("*.tar"))
+    return data != EMBEDDED and not data.startswith(HF) and Path(data).suffix != ".tar" and not archives

@@ -2,44 +2,24 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from timm.data import resolve_model_data_config
 from torch import nn
 
 from sightline.analysis.capture import attention_blocks
+from sightline.analysis.study import Facts
 from sightline.hub import load
 from sightline.models.base import Arguments, VisionModel
 from sightline.models.factory import create_model, variant_name
 from sightline.models.weights.fit import fit_mechanism
 from sightline.tasks.card import ModelCard
-from sightline.tasks.preprocess import at_size
+from sightline.tasks.preprocess import at_size, card_of
 from sightline.tasks.registry import LABELLED
 from sightline.util.errors import FileError, InputError
 
 DEFAULT = "inline_deit_tiny"
-
-
-@dataclass(frozen=True)
-class ModelChoice:
-    """Which models to study: every checkpoint with every mechanism.
-
-    Args:
-        checkpoints: run folders or files of weights; without one, weights are random.
-        attention: mechanisms to put into the model, keeping the weights that fit.
-        name, args: the variant and its arguments, if a checkpoint leaves them open or there is none.
-        size: (height, width) of the images; by default as trained.
-        seed: of random weights.
-    """
-
-    checkpoints: Sequence[str] = ()
-    attention: Sequence[str] = ()
-    name: str | None = None
-    args: Arguments = field(default_factory=dict)
-    size: tuple[int, int] | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,7 +55,7 @@ class StudyModel:
             text += f", and {len(self.fresh)} that do not fit are RANDOM (seed {self.seed}), such as {self.fresh[0]}"
         return text
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> Facts:
         return {
             "title": self.title, "model": self.name, "checkpoint": self.checkpoint, "attention": self.attention,
             "random": self.checkpoint is None, "replaced": self.replaced, "seed": self.seed,
@@ -83,50 +63,23 @@ class StudyModel:
         }  # fmt: skip
 
 
-def make_models(choice: ModelChoice, device: torch.device, classes: int | None = None) -> list[StudyModel]:
-    """The models of a choice, in evaluation mode on a device.
-
-    Args:
-        classes: outputs of models with random weights.
-
-    Raises:
-        FileError: a file cannot be read, or is not a classifier.
-        InputError: there is no such model, argument or mechanism, or a model has no attention blocks of sightline.
-    """
-    found: list[StudyModel] = []
-    for source in choice.checkpoints:
-        loaded = load(source, model=choice.name, model_args=choice.args)
-        if loaded.task != LABELLED.name or not isinstance(loaded.card, ModelCard):
-            raise FileError(f"{loaded.path}: expected a classifier, got a model for {loaded.task}")
-        if not attention_blocks(loaded.model):
-            raise InputError(
-                f"{loaded.card.title} has no attention blocks of sightline; choose a model of `sightline list`"
-            )
-        card = at_size(loaded.card, choice.size)
-        base = StudyModel(loaded.card.title, loaded.card.title, loaded.model, card, source, None, choice.seed)
-        found += [_with_attention(base, name) for name in choice.attention] or [base]
-    if not choice.checkpoints:
-        found = [_random(choice, classes, name) for name in choice.attention or (None,)]
-    for item in found:
-        item.model.to(device)
-    return _titled(found, len(choice.checkpoints), len(choice.attention))
+def open_model(source: str, name: str | None, args: Arguments, size: tuple[int, int] | None, seed: int) -> StudyModel:
+    """The classifier in a run folder or file of weights."""
+    loaded = load(source, model=name, model_args=args)
+    if loaded.task != LABELLED.name or not isinstance(loaded.card, ModelCard):
+        raise FileError(f"{loaded.path}: expected a classifier, got a model for {loaded.task}")
+    title = loaded.card.title
+    if not attention_blocks(loaded.model):
+        raise InputError(f"{title} has no attention blocks of sightline; choose a model of `sightline list`")
+    return StudyModel(title, title, loaded.model, at_size(loaded.card, size), source, None, seed)
 
 
-def _random(choice: ModelChoice, classes: int | None, attention: str | None) -> StudyModel:
+def random_model(name: str | None, args: Arguments, attention: str | None, seed: int) -> StudyModel:
     """A model without a checkpoint: the same weights every time."""
-    name, args = variant_name(choice.name or DEFAULT), dict(choice.args)
-    if choice.size is not None:
-        args.setdefault("img_size", choice.size)
-    if classes is not None:
-        args.setdefault("num_classes", classes)
-    if attention is not None:
-        args["attention"] = attention
-    model = _create(name, args, choice.seed)
-    usual, channels = resolve_model_data_config(model), model.in_chans
-    mean, std = (tuple(usual[key]) if len(usual[key]) == channels else (0.5,) * channels for key in ("mean", "std"))
-    size = (channels, *model.img_size)
-    card = ModelCard(name, {}, (), size, mean, std, usual["interpolation"], usual["crop_pct"])
-    return StudyModel(name, name, model, card, None, attention, choice.seed)
+    name = variant_name(name or DEFAULT)
+    model = _create(name, args if attention is None else {**args, "attention": attention}, seed)
+    card = card_of(name, {}, model, (), model.in_chans, model.img_size)
+    return StudyModel(name, name, model, card, None, attention, seed)
 
 
 def _create(name: str, args: Arguments, seed: int) -> VisionModel:
@@ -138,7 +91,7 @@ def _create(name: str, args: Arguments, seed: int) -> VisionModel:
     return model.eval()
 
 
-def _with_attention(base: StudyModel, attention: str) -> StudyModel:
+def with_attention(base: StudyModel, attention: str) -> StudyModel:
     """The same model with another mechanism; weights of the same name and shape are kept."""
     outputs = {"num_classes": base.model.num_classes, "in_chans": base.model.in_chans}
     model = _create(base.card.name, {**base.card.arguments, "attention": attention, **outputs}, base.seed)
@@ -157,8 +110,8 @@ def _mechanisms(model: nn.Module) -> list[str]:
     return [str(module.mechanism) for module in model.modules() if hasattr(module, "mechanism")]
 
 
-def _titled(found: list[StudyModel], sources: int, mechanisms: int) -> list[StudyModel]:
-    """The shortest titles that distinguish the models."""
+def with_titles(found: Sequence[StudyModel], sources: int, mechanisms: int) -> list[StudyModel]:
+    """The models with the shortest titles that distinguish them."""
     titles = []
     for item in found:
         parts = [item.attention] if mechanisms > 1 and item.attention else []
@@ -166,8 +119,6 @@ def _titled(found: list[StudyModel], sources: int, mechanisms: int) -> list[Stud
             path = Path(item.checkpoint)
             parts.insert(0, path.resolve().name if path.is_dir() else path.stem)
         titles.append(", ".join(parts) or item.title)
-    unique = len(set(titles)) == len(titles)
-    return [
-        replace(item, title=title if unique else f"{i}: {title}")
-        for i, (item, title) in enumerate(zip(found, titles, strict=True), 1)
-    ]
+    if len(set(titles)) < len(titles):
+        titles = [f"{i}: {title}" for i, title in enumerate(titles, 1)]
+    return [replace(item, title=title) for item, title in zip(found, titles, strict=True)]
