@@ -9,7 +9,7 @@ from PIL import Image
 
 from sightline.analysis.capture import capture
 from sightline.analysis.map_study import study_maps
-from sightline.analysis.rollout import last_run, roll_up
+from sightline.analysis.maps import last_run, roll_up
 from sightline.analysis.study import Subject
 
 from ..models.tiny import every_family, image, tiny

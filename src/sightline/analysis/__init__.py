@@ -18,12 +18,11 @@ from sightline.analysis.capture import BlockCall, CoreCall, attention_blocks, ca
 from sightline.analysis.certificate import Certificate, certify
 from sightline.analysis.confusions import Confusions, Thresholds, count_confusions
 from sightline.analysis.locality import Locality, measure_locality
-from sightline.analysis.maps import AttentionMap, Patch, attention_maps, block_grids
+from sightline.analysis.maps import AttentionMap, Patch, attention_maps, block_grids, roll_up
 from sightline.analysis.masking import Mask, masked
 from sightline.analysis.memory import Peak, measure_peak
 from sightline.analysis.newton import Newton, measure_newton
 from sightline.analysis.rank import Rank, effective_rank, measure_rank
-from sightline.analysis.rollout import roll_up
 from sightline.analysis.toy import toy_scores
 
 __all__ = [

@@ -47,9 +47,11 @@ class CoreCall:
         return self.q.shape[0]
 
     @property
-    def reduced(self) -> bool:
-        """Whether the keys lie on a coarser map than the queries."""
-        return self.k.shape[1] != self.positions.shape[1]
+    def key_positions(self) -> Tensor:
+        """(windows, M), the number of each key on its map, which may be coarser, from 1 on; 0 for padding."""
+        if self.k.shape[1] == self.positions.shape[1]:
+            return self.positions
+        return torch.arange(1, self.k.shape[1] + 1, device=self.positions.device).expand(self.windows, -1)
 
     def locate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The window of each token, from 0 on, and its position there."""
@@ -137,30 +139,22 @@ class BlockCall:
             which = torch.where(windows == window)[0]
             rows = part.rows(window, inside[which]).float()  # H q M
             whole = rows.new_zeros(*rows.shape[:2], self.keys + 1)  # the first column takes the padding
-            index = self._key_positions(part, window).expand_as(rows)
+            index = part.key_positions[window].expand_as(rows)
             pieces.append(whole.scatter_add_(2, index, rows)[:, :, 1:])
             order.append(which)
         return torch.cat(pieces, 1)[:, torch.cat(order).argsort()]
-
-    def _key_positions(self, part: CoreCall, window: int) -> Tensor:
-        """The number of every key of a window from 1 on, 0 for padding."""
-        if part.reduced:
-            return torch.arange(1, self.keys + 1, device=part.positions.device)
-        return part.positions[window]
 
     def visible(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Which keys chosen tokens may attend to at all, (parts, Q, keys): those of their windows and regions."""
         found = []
         for part in self.parts:
             windows, inside = part.locate(torch.as_tensor(tokens))
-            visible = torch.zeros(len(windows), self.keys + 1, dtype=torch.bool, device=windows.device)
-            bias = part.place.bias
-            for row, (window, query) in enumerate(zip(windows.tolist(), inside.tolist(), strict=True)):
-                keys = self._key_positions(part, window)
-                if bias is not None and bias.ndim == 4:  # regions of a shifted window are kept apart by -inf
-                    keys = keys[torch.isfinite(bias[window, 0, query])]
-                visible[row, keys] = True
-            found.append(visible[:, 1:])
+            keys, bias = part.key_positions[windows], part.place.bias
+            region = torch.ones_like(keys, dtype=torch.bool)
+            if bias is not None and bias.ndim == 4:  # regions of a shifted window are kept apart by -inf
+                region = torch.isfinite(bias[windows, 0, inside])
+            visible = region.new_zeros(len(windows), self.keys + 1)
+            found.append(visible.scatter_(1, keys, region)[:, 1:])
         return torch.stack(found)
 
 

@@ -65,11 +65,8 @@ def certify(block: BlockCall) -> list[Certificate]:
 
 def _keys(part: CoreCall, window: int) -> Tensor:
     """The keys (1, m, H, D) of a window that count: padding may be hidden by a mask or by a bias."""
-    one = slice(window, window + 1)
-    counts = part.place.counts(part.k)[window]
-    if not part.reduced:
-        counts = counts & (part.positions[window] > 0)
-    return part.k[one, counts]
+    counts = part.place.counts(part.k)[window] & (part.key_positions[window] > 0)
+    return part.k[window : window + 1, counts]
 
 
 def _key_matrix(part: CoreCall, window: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, spread
-from sightline.analysis.charts import histogram_figure
+from sightline.analysis.figures import histogram_figure
 from sightline.analysis.study import Facts, Study, Subject, by_layer, mean
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, spread
-from sightline.analysis.charts import layer_figure
+from sightline.analysis.figures import layer_figure
 from sightline.analysis.study import Facts, Study, Subject, by_layer, mean, over_heads, short, titled
 
 

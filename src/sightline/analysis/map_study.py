@@ -10,8 +10,7 @@ from PIL import Image
 
 from sightline.analysis.capture import BlockCall
 from sightline.analysis.figures import attention_figure
-from sightline.analysis.maps import AttentionMap, Patch, Query, in_shares, map_of, maps_of
-from sightline.analysis.rollout import roll_up
+from sightline.analysis.maps import AttentionMap, Patch, Query, in_shares, map_of, maps_of, roll_up
 from sightline.analysis.study import Facts, Study, Subject, short, telling_blocks
 from sightline.util.errors import InputError
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.analysis.capture import Arguments, Tokens, attention_blocks, watched
-from sightline.analysis.charts import WIDE, bars_figure
+from sightline.analysis.figures import WIDE, bars_figure
 from sightline.analysis.locality import near_keys
 from sightline.analysis.study import Facts, Study
 from sightline.layers.core import Core, Grid

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sightline.analysis.charts import draw_lines, finish
-from sightline.analysis.figures import new_figure
+from sightline.analysis.figures import draw_lines, finish, new_figure
 from sightline.analysis.study import Facts, Study
 from sightline.layers.attention import Attention
 from sightline.layers.blocks import PreNormBlock
@@ -78,11 +77,7 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
     ) -> object:
         out = func(*args, **(kwargs or {}))
         self.add(out)
@@ -90,18 +85,13 @@ class LiveBytes(TorchDispatchMode):
 
     def add(self, tensors: object) -> None:
         """Count the storages of tensors, each once."""
-        for leaf in tree_leaves(tensors):
-            if isinstance(leaf, Tensor):
-                self._add(leaf.untyped_storage())
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
-            return
-        self._known[key] = size
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._remove, key)
+        for storage in (leaf.untyped_storage() for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self._known:
+                self._known[key] = size
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._remove, key)
 
     def _remove(self, key: int) -> None:
         self.now -= self._known.pop(key)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall
-from sightline.analysis.charts import HIGH, WIDE, draw_lines, finish
-from sightline.analysis.figures import new_figure
+from sightline.analysis.figures import HIGH, WIDE, draw_lines, finish, new_figure
 from sightline.analysis.study import Facts, Study, Subject, by_layer, short, titled
 from sightline.layers.core import Core
 from sightline.ops.soft.newton import convergence

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall, spread
-from sightline.analysis.charts import layer_figure
+from sightline.analysis.figures import layer_figure
 from sightline.analysis.study import Facts, Study, Subject, by_layer, over_heads, short, titled
 
 FACTORS, ROWS, SAMPLE = "factors", "rows", "sampled rows"

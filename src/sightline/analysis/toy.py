@@ -8,7 +8,7 @@ those of the fourth query are off by up to 0.015, so the figure was made with an
 import torch
 from torch import Tensor
 
-from sightline.analysis.charts import bars_figure
+from sightline.analysis.figures import bars_figure
 from sightline.analysis.study import Study
 from sightline.ops import inline_attention, linear_attention, softmax_attention
 

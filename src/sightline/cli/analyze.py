@@ -315,24 +315,24 @@ def _print(study: "Study") -> None:
 def run_paper(options: Paper) -> None:
     """Make the sections one by one; write the page and the files of its studies."""
     from sightline.analysis.maps import parse_query
-    from sightline.engine.paper import PAPERS, Material, make_section, write_paper
+    from sightline.engine.paper import TITLES, make_section, sections, write_paper
 
-    if options.which not in PAPERS:
-        remedy = nearest(options.which, PAPERS, f"expected one of {', '.join(PAPERS)}")
+    if options.which not in TITLES:
+        remedy = nearest(options.which, TITLES, f"expected one of {', '.join(TITLES)}")
         raise InputError(f"no paper {options.which!r}; {remedy}")
     if options.which == "soft" and not options.checkpoint and options.model is None:
         options = replace(options, model="soft_tiny")
-    session, (_, sections) = start(options), PAPERS[options.which]
+    session = start(options)
     queries = [parse_query(text) for text in options.query or ("0.5,0.5", "0.25,0.25")]
     session.load()
     if session.has_images:
         session.picture()  # raises if they cannot be used
-    material = Material(session, queries, options.labelled, options.longest)
+    paper = sections(options.which, session, queries, options.labelled, options.longest)
     made: dict[str, Study | str] = {}
-    with Progress("sections", len(sections)) as steps:
-        for title, section in sections.items():
+    with Progress("sections", len(paper)) as steps:
+        for title, section in paper.items():
             steps.begin(title)
-            made[title] = found = make_section(section, material)
+            made[title] = found = make_section(section)
             steps.done(f"not made: {found}" if isinstance(found, str) else "made")
     page = write_paper(Path(options.out), options.which, made, session)
     for line in session.warnings:

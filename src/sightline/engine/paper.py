@@ -1,7 +1,6 @@
 """Papers as lists of studies: every figure and table that models and images allow, on one HTML page."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.analysis.certificate import study_certificates
@@ -26,85 +25,68 @@ RUNS = "every row is a separate training run; train each with `sightline train`,
 MAX_ROWS = 60  # of a table; the rest is in the JSON file
 
 
-@dataclass(frozen=True)
-class Material:
-    """Input to the sections of a paper.
+TITLES = {
+    "inline": "Bridging the Divide: Reconsidering Softmax and Linear Attention (InLine)",
+    "soft": "Softmax-free Linear Transformers (SOFT and SOFT++)",
+}
+Section = Callable[[], Study] | str  # what makes a figure or table, or why it is not made here
+
+
+def sections(
+    which: str, session: Session, queries: Sequence[Query | Patch], labelled: int, longest: int
+) -> dict[str, Section]:
+    """The sections of a paper.
 
     Args:
+        which: inline or soft.
         session: models and images, if there are any.
         queries: of the attention maps.
         labelled: the number of images of the masking table.
         longest: memory is measured up to 784 times as many tokens.
     """
-
-    session: Session
-    queries: Sequence[Query | Patch]
-    labelled: int
-    longest: int
-
-
-Section = Callable[[Material], Study] | str  # what makes a figure or table, or why it is not made here
-
-
-def _maps(material: Material) -> Study:
-    """Five layers from the first to the last."""
-    session = material.session
-    grids = [block_grids(subject.model, subject.images[0]).values() for subject in session.subjects]
-    depth = min(sum(height * width > 1 for height, width in each) for each in grids)
-    layers = first_to_last(depth, 5)
-    return study_maps(session.subjects, session.picture(), session.names[0], material.queries, layers=layers)
-
-
-def _masking(material: Material) -> Study:
-    session = material.session
-    if not session.checkpoint:
-        raise InputError("random weights have no accuracy to lose; give --checkpoint")
-    return study_masking(session.labelled(material.labelled), (3, 5, 7), session.seed)
-
-
-def _memory(material: Material) -> Study:
-    return study_memory(range(1, material.longest + 1), device=material.session.device)
-
-
-# By name: the title of a paper and its sections.
-PAPERS: dict[str, tuple[str, dict[str, Section]]] = {
-    "inline": (
-        "Bridging the Divide: Reconsidering Softmax and Linear Attention (InLine)",
-        {
-            "Fig. 1: collinear queries": lambda _: study_toy(),
-            "Fig. 2: confusions": lambda material: study_confusions(material.session.subjects),
-            "Certificates of injectivity": lambda material: study_certificates(material.session.subjects),
-            "Fig. 3: locality": lambda material: study_locality(material.session.subjects),
-            "Fig. 4: attention maps": _maps,
-            "Table: masking": _masking,
-            "Effective rank": lambda material: study_rank(material.session.subjects),
+    if which == "inline":
+        return {
+            "Fig. 1: collinear queries": study_toy,
+            "Fig. 2: confusions": lambda: study_confusions(session.subjects),
+            "Certificates of injectivity": lambda: study_certificates(session.subjects),
+            "Fig. 3: locality": lambda: study_locality(session.subjects),
+            "Fig. 4: attention maps": lambda: _maps(session, queries),
+            "Table: masking": lambda: _masking(session, labelled),
+            "Effective rank": lambda: study_rank(session.subjects),
             "Table: kernels, residual, windows": RUNS,
             "Table: other linear attentions": RUNS,
             "Figures: speed": "`sightline bench models --plot` measures throughput against resolution and window",
             "Tables: detection and segmentation": "they need COCO and ADE20K, and models trained on them",
-        },
-    ),
-    "soft": (
-        "Softmax-free Linear Transformers (SOFT and SOFT++)",
-        {
-            "Fig. 1b: memory": _memory,
-            "Fig. 5: Newton convergence": lambda material: study_newton(material.session.subjects),
-            "Attention heat maps": _maps,
-            "Effective rank": lambda material: study_rank(material.session.subjects),
-            "Table: other attentions in the same backbone": RUNS,
-            "Table: number and kind of landmarks": RUNS,
-            "Tables: detection, segmentation, Long Range Arena": "they need their data, and models trained on them",
-        },
-    ),
-}
+        }
+    return {
+        "Fig. 1b: memory": lambda: study_memory(range(1, longest + 1), device=session.device),
+        "Fig. 5: Newton convergence": lambda: study_newton(session.subjects),
+        "Attention heat maps": lambda: _maps(session, queries),
+        "Effective rank": lambda: study_rank(session.subjects),
+        "Table: other attentions in the same backbone": RUNS,
+        "Table: number and kind of landmarks": RUNS,
+        "Tables: detection, segmentation, Long Range Arena": "they need their data, and models trained on them",
+    }
 
 
-def make_section(section: Section, material: Material) -> Study | str:
+def _maps(session: Session, queries: Sequence[Query | Patch]) -> Study:
+    """Five layers from the first to the last."""
+    grids = [block_grids(subject.model, subject.images[0]).values() for subject in session.subjects]
+    depth = min(sum(height * width > 1 for height, width in each) for each in grids)
+    layers = first_to_last(depth, 5)
+    return study_maps(session.subjects, session.picture(), session.names[0], queries, layers=layers)
+
+
+def _masking(session: Session, labelled: int) -> Study:
+    if not session.checkpoint:
+        raise InputError("random weights have no accuracy to lose; give --checkpoint")
+    return study_masking(session.labelled(labelled), (3, 5, 7), session.seed)
+
+
+def make_section(section: Section) -> Study | str:
     """A study, or why it is missing: bad input, or a model that cannot take the images."""
-    if isinstance(section, str):
-        return section
     try:
-        return section(material)
+        return section if isinstance(section, str) else section()
     except (ValueError, RuntimeError) as error:
         return " ".join(str(error).split())
 
@@ -114,14 +96,14 @@ def write_paper(folder: Path, which: str, made: Mapping[str, Study | str], sessi
     studies = [study for study in made.values() if isinstance(study, Study)]
     facts = session.describe(f"paper {which}")
     write_studies(folder, facts, studies)
-    sections = [
+    parts = [
         html.Section(title, _blocks(found), " (missing)" if isinstance(found, str) else "")
         for title, found in made.items()
     ]
-    sections.append(html.Section("Made by", [_about(facts)]))
+    parts.append(html.Section("Made by", [_about(facts)]))
     subtitle = f"{len(studies)} of {len(made)} figures and tables could be made from the input"
-    path, title = folder / f"{which}.html", PAPERS[which][0]
-    write_text(path, html.render(title, sections, subtitle=subtitle, warnings=session.warnings, contents=True))
+    path, title = folder / f"{which}.html", TITLES[which]
+    write_text(path, html.render(title, parts, subtitle=subtitle, warnings=session.warnings, contents=True))
     return path
 
 
