@@ -3,15 +3,17 @@
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from sightline.cli.options import Command, Group, option, positional
+from pydantic import AfterValidator, Field
+
+from sightline.cli.options import Command, Group, model_arguments, option, positional
 from sightline.cli.output import Column, Progress, bar, escaped, print_json, show
 from sightline.util.errors import InputError
-from sightline.util.names import nearest, parse_model_args, parse_numbers, parse_size
+from sightline.util.schema import Amount, Count, Listed, ModelArgs, Size
 
 if TYPE_CHECKING:
     from sightline.analysis.study import Study
@@ -20,7 +22,16 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 MODEL = "inline_deit_tiny"
 SHOWN = 40  # rows of a table on the screen; the rest is in the JSON file
-COUNTS = ("limit", "labelled", "queries", "iterations", "rows", "batch_size", "longest")  # options that are at least 1
+
+
+def _odd(size: int) -> int:
+    if size % 2 == 0:
+        raise ValueError(f"expected an odd side, e.g. 3; got {size}")
+    return size
+
+
+Side = Annotated[Count, AfterValidator(_odd)]
+Distance = Annotated[Amount, Field(lt=2)]  # over a length
 
 
 def number(help: str, default: N, metavar: str = "N") -> N:
@@ -53,10 +64,8 @@ class Models(Output):
         "put this mechanism into the model, keeping the weights that fit; can be repeated to compare several",
         default=(), metavar="NAME",
     )  # fmt: skip
-    model_args: tuple[str, ...] = option(
-        "arguments of the model, as key=value or a JSON object; can be repeated", default=(), metavar="ARGS"
-    )
-    img_size: str | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
+    model_args: ModelArgs = model_arguments()
+    img_size: Size | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
     seed: int = number("seed of random weights", 0)
 
 
@@ -67,7 +76,7 @@ class Images(Models):
     data: str | None = option(
         "images: a file, folder, pattern in quotes, tar file, or embedded; by default those of the run", metavar="PATH"
     )
-    limit: int = number("number of images, evenly spread", 32)
+    limit: Count = number("number of images, evenly spread", 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +97,8 @@ class Maps(Models):
         "layers: mean over heads in every layer (default); heads: each head; rollout: all layers in one map",
         default="layers", metavar="VIEW",
     )  # fmt: skip
-    layers: str | None = option("layers, 0,5,11 or -1 for the last; by default all", metavar="NUMBERS")
-    heads: str | None = option("heads, such as 0,1; by default all", metavar="NUMBERS")
+    layers: Listed[int] | None = option("layers, 0,5,11 or -1 for the last; by default all", metavar="NUMBERS")
+    heads: Listed[int] | None = option("heads, such as 0,1; by default all", metavar="NUMBERS")
     animate: Literal["layers", "queries", "none"] = option(
         "also write a GIF, over the layers or over queries across the image", default="none", metavar="WHAT"
     )
@@ -100,9 +109,8 @@ class Maps(Models):
 
         session.data, session.limit = self.image, 1
         queries = [parse_query(text) for text in self.query or (None,)]
-        layers, heads = parse_numbers(self.layers, "--layers"), parse_numbers(self.heads, "--heads")
         drawn = (session.subjects, session.picture(), self.image)
-        return [partial(study_maps, *drawn, queries, self.view, layers, heads, self.animate)]
+        return [partial(study_maps, *drawn, queries, self.view, self.layers, self.heads, self.animate)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +122,9 @@ class Injectivity(Images):
     two different queries with equal scores. Without images only the toy is made.
     """
 
-    query_distance: float = number("queries are different beyond this fraction of the longer one's length", 0.5, "X")
-    score_distance: float = number("scores are equal up to this fraction of the longer row's length", 0.01, "X")
-    queries: int = number("queries per image that are paired", 128)
+    query_distance: Distance = number("queries are different beyond this fraction of the longer one's length", 0.5, "X")
+    score_distance: Distance = number("scores are equal up to this fraction of the longer row's length", 0.01, "X")
+    queries: Count = number("queries per image that are paired", 128)
     scale: float = number("of the toy's scores", 0.68, "X")
 
     def studies(self, session: "Session") -> "list[Callable[[], Study]]":
@@ -124,9 +132,6 @@ class Injectivity(Images):
         from sightline.analysis.confusions import Thresholds, study_confusions
         from sightline.analysis.toy import study_toy
 
-        for name, value in (("query-distance", self.query_distance), ("score-distance", self.score_distance)):
-            if not 0 <= value < 2:
-                raise InputError(f"--{name}: expected a fraction of a length from 0 to 2, e.g. 0.1; got {value:g}")
         toy = study_toy(self.scale)
         if self.data is None and not self.checkpoint:
             toy.notes.append("Give --data, or --checkpoint with a run folder, for confusions and certificates.")
@@ -140,14 +145,13 @@ class Injectivity(Images):
 class Locality(Images):
     """Measure the fraction of attention inside the 3x3 neighborhood of the query, by layer, next to uniform."""
 
-    size: int = number("side of the neighborhood in tokens", 3)
-    queries: int = number("queries per image, evenly spread", 256)
+    size: Side = number("side of the neighborhood in tokens", 3)
+    queries: Count = number("queries per image, evenly spread", 256)
 
     def studies(self, session: "Session") -> "list[Callable[[], Study]]":
         from sightline.analysis.locality import study_locality
 
-        size = odd("size", self.size)
-        return [partial(study_locality, session.subjects, size, self.queries)]
+        return [partial(study_locality, session.subjects, self.size, self.queries)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,23 +161,22 @@ class Masking(Images):
     Images need labels: a folder with one folder per class, a tar file, a dataset, or embedded.
     """
 
-    limit: int = number("images to evaluate, evenly spread over classes", 500)
-    sizes: str = option("sides of the neighborhoods; by default 3,5,7", default="3,5,7", metavar="NUMBERS")
-    batch_size: int = number("images per batch", 16)
+    limit: Count = number("images to evaluate, evenly spread over classes", 500)
+    sizes: Listed[Side] = option("sides of the neighborhoods; by default 3,5,7", default=(3, 5, 7), metavar="NUMBERS")
+    batch_size: Count = number("images per batch", 16)
 
     def studies(self, session: "Session") -> "list[Callable[[], Study]]":
         from sightline.analysis.masking import study_masking
 
-        sizes = [odd("sizes", size) for size in parse_numbers(self.sizes, "--sizes") or ()]
-        session.passes = 1 + 2 * len(sizes)
-        return [partial(study_masking, session.labelled(self.limit, self.batch_size), sizes, self.seed)]
+        session.passes = 1 + 2 * len(self.sizes)
+        return [partial(study_masking, session.labelled(self.limit, self.batch_size), self.sizes, self.seed)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Newton(Images):
     """Measure how fast SOFT's Newton iteration converges: ||A A_k A - A|| / ||A|| against k, and condition numbers."""
 
-    iterations: int = number("steps", 20, "K")
+    iterations: Count = number("steps", 20, "K")
 
     def studies(self, session: "Session") -> "list[Callable[[], Study]]":
         from sightline.analysis.newton import study_newton
@@ -189,7 +192,7 @@ class Rank(Images):
     window.
     """
 
-    rows: int = number("rows per window if there are no factors", 1024)
+    rows: Count = number("rows per window if there are no factors", 1024)
 
     def studies(self, session: "Session") -> "list[Callable[[], Study]]":
         from sightline.analysis.rank import study_rank
@@ -204,7 +207,7 @@ class Memory(Output):
     On CUDA it is the allocator's peak, on a CPU the bytes of live tensors, counted without computing.
     """
 
-    longest: int = number("largest p", 8, "P")
+    longest: Count = number("largest p", 8, "P")
     attention: tuple[str, ...] = option(
         "mechanism, such as inline or soft(landmarks=49); can be repeated; by default the five of SOFT's Fig. 1b",
         default=(), metavar="NAME",
@@ -230,18 +233,12 @@ class Paper(Images):
     The page needs no other file and no network. What could not be made is listed with the reason and the remedy.
     """
 
-    which: str = positional("inline or soft")
-    labelled: int = number("images of the masking table", 200)
+    which: Literal["inline", "soft"] = positional("inline or soft")
+    labelled: Count = number("images of the masking table", 200)
     query: tuple[str, ...] = option(
         "query of the maps; by default 0.5,0.5 and 0.25,0.25; can be repeated", default=(), metavar="QUERY"
     )
-    longest: int = option("memory up to 784 p tokens; by default p = 8", default=8, metavar="P")
-
-
-def odd(name: str, size: int) -> int:
-    if size < 1 or size % 2 == 0:
-        raise InputError(f"--{name}: expected an odd side, e.g. 3; got {size}")
-    return size
+    longest: Count = option("memory up to 784 p tokens; by default p = 8", default=8, metavar="P")
 
 
 def start(options: Output) -> "Session":
@@ -254,9 +251,6 @@ def start(options: Output) -> "Session":
 
     if not options.out.strip() or (Path(options.out).exists() and not Path(options.out).is_dir()):
         raise InputError(f"--out: expected a folder, got {options.out!r}, which is not one")
-    for item in fields(options):
-        if item.name in COUNTS and (value := getattr(options, item.name)) < 1:
-            raise InputError(f"--{item.name.replace('_', '-')}: expected at least 1, got {value}")
     new_figure(1, 1)  # raises if matplotlib is missing
     if options.device == "auto":
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -266,9 +260,9 @@ def start(options: Output) -> "Session":
         raise InputError(f"--device: expected cpu or cuda, got {options.device!r}, which has no float64")
     if not isinstance(options, Models):
         return Session(device)
-    size = None if options.img_size is None else parse_size(options.img_size)
-    args = parse_model_args(options.model_args)
-    session = Session(device, options.checkpoint, options.attention, options.model, args, size, options.seed)
+    session = Session(
+        device, options.checkpoint, options.attention, options.model, options.model_args, options.img_size, options.seed
+    )
     if isinstance(options, Images):
         session.data, session.limit = options.data, options.limit
     return session
@@ -315,11 +309,8 @@ def _print(study: "Study") -> None:
 def run_paper(options: Paper) -> None:
     """Make the sections one by one; write the page and the files of its studies."""
     from sightline.analysis.maps import parse_query
-    from sightline.engine.paper import TITLES, make_section, sections, write_paper
+    from sightline.engine.paper import make_section, sections, write_paper
 
-    if options.which not in TITLES:
-        remedy = nearest(options.which, TITLES, f"expected one of {', '.join(TITLES)}")
-        raise InputError(f"no paper {options.which!r}; {remedy}")
     if options.which == "soft" and not options.checkpoint and options.model is None:
         options = replace(options, model="soft_tiny")
     session = start(options)

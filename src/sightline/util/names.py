@@ -50,18 +50,6 @@ def format_size(size: Sequence[int]) -> str:
     return "x".join(map(str, size))
 
 
-def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """Read comma-separated whole numbers: `0,5,-1` -> (0, 5, -1); None stays None.
-
-    Raises:
-        InputError: not numbers; names `option`.
-    """
-    try:
-        return None if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise InputError(f"{option}: expected comma-separated whole numbers, e.g. 0,1,2; got {text!r}") from error
-
-
 def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
     """Read arguments of a model: key=value pairs with commas between them, or JSON objects.
 
