@@ -16,7 +16,6 @@ from sightline.bench.cases import (
     MODEL_CASES,
     OP_CASES,
     PRESETS,
-    Grid,
     ModelCase,
     OpCase,
     model_case,
@@ -32,8 +31,8 @@ from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
 from sightline.util.device import choose_device
 from sightline.util.errors import InputError
-from sightline.util.names import nearest, parse_model_args, parse_size
-from sightline.util.schema import explain
+from sightline.util.names import nearest, parse_model_args
+from sightline.util.schema import Size, explain
 
 T = TypeVar("T")
 Names = str | Sequence[str] | None
@@ -88,7 +87,6 @@ Listed = Annotated[tuple[T, ...], BeforeValidator(_listed)]
 Split = Annotated[tuple[T, ...], BeforeValidator(_split), AfterValidator(lambda found: tuple(dict.fromkeys(found)))]
 Mechanism = Annotated[str, AfterValidator(lambda text: Spec.parse(text) and text)]
 Shape = Annotated[OpCase, BeforeValidator(parse_shape)]
-Size = Annotated[Grid, BeforeValidator(lambda text: parse_size(text, "img_size"))]
 Number = Annotated[int, Field(ge=1, le=1_000_000)]
 
 

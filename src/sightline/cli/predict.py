@@ -7,7 +7,7 @@ from sightline.cli.options import Command, model_arguments, option, positional, 
 from sightline.cli.output import Column, number, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.files import write_result
-from sightline.util.schema import ModelArgs, Size
+from sightline.util.schema import Count, ModelArgs, Share, Size
 
 Fact = dict[str, Any]  # JSON
 COLUMNS = (number("rank"), number("index"), number("probability"), Column("class"))
@@ -28,7 +28,7 @@ class Options:
 
     image: tuple[str, ...] = positional("images, folders or patterns")
     checkpoint: str = required("run folder, or file of weights, public ones as published", metavar="PATH")
-    top: int = option("classes to print; by default 5", default=5, metavar="K")
+    top: Count = option("classes to print; by default 5", default=5, metavar="K")
     attention: str | None = option(
         "draw attention maps: a PNG file, or a folder for several images; needs matplotlib", metavar="PATH"
     )
@@ -48,7 +48,7 @@ class Options:
         "segmentation and detection: a PNG file, or a folder, for the pictures; by default predictions",
         default="predictions", metavar="PATH",
     )  # fmt: skip
-    score: float = option("detection: lowest score to draw; by default 0.5", default=0.5, metavar="SCORE")
+    score: Share = option("detection: lowest score to draw; by default 0.5", default=0.5, metavar="SCORE")
     json: bool = option("print JSON", default=False)
 
 

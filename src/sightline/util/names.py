@@ -24,17 +24,17 @@ def nearest(name: str, names: Iterable[str], otherwise: str = "", cutoff: float 
     return f"did you mean {found[0]!r}?" if found else otherwise
 
 
-def parse_size(text: str, option: str = "--img-size") -> tuple[int, int]:
+def parse_size(text: str) -> tuple[int, int]:
     """Read an image size, height first: `224` -> (224, 224), `384x640` -> (384, 640).
 
     Raises:
-        InputError: not a size, or a side above 65,536 pixels; names `option`.
+        InputError: not a size, or a side above 65,536 pixels.
     """
     match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text.strip().lower())
     height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
         raise InputError(
-            f"{option}: expected pixels from 1 to {MAX_SIDE}, e.g. 224, or 384x640 (height x width); got {text!r}"
+            f"img_size: expected pixels from 1 to {MAX_SIDE}, e.g. 224, or 384x640 (height x width); got {text!r}"
         )
     return height, width
 
@@ -68,7 +68,7 @@ def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
         elif isinstance(loaded := _parse_value(text), dict):
             args.update(loaded)
         else:
-            raise InputError(f"--model-args: {text!r}; write key=value, such as depths=1,3,20,4, or a JSON object")
+            raise InputError(f"model_args: {text!r}; write key=value, such as depths=1,3,20,4, or a JSON object")
     return args
 
 
