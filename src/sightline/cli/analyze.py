@@ -90,7 +90,7 @@ class Maps(Models):
 
     image: str = positional("an image file")
     query: tuple[str, ...] = option(
-        "patch as 7,3, fractions as 0.5,0.25, or class; by default the centre; can be repeated",
+        "patch as 7,3, fractions as 0.5,0.25, or class; by default the center; can be repeated",
         default=(), metavar="QUERY",
     )  # fmt: skip
     view: Literal["layers", "heads", "rollout"] = option(

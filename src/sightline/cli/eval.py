@@ -38,7 +38,7 @@ SHOWN = 20  # classes in the table; of more, those with the lowest score
 @dataclass(frozen=True)
 class Options:
     """Evaluate a model: top-1 and top-5, accuracy per class, confusion matrix and calibration error (ECE) of a
-    classifier; mIoU and accuracies of a segmenter; COCO's average precision of a detector; a model of sequences.
+    classifier; mIoU and accuracies of a segmenter; COCO AP of a detector; accuracy of a sequence model.
 
     The checkpoint is a run folder, a file that `sightline train` or `convert` wrote, or a public checkpoint as
     published. Classes are matched by name; folders of ImageNet may be called by WordNet number or, as in
@@ -252,7 +252,7 @@ VIEWS: dict[str, tuple[Callable[[Found, Options], Facts], Callable[[Found, str],
 COMMAND = Command(
     Options,
     run,
-    help="evaluate a classifier, segmenter, detector or model of sequences",
+    help="evaluate a classifier, segmenter, detector or sequence model",
     examples=(
         "  sightline eval --checkpoint runs/quick\n"
         "  sightline eval --checkpoint public.pth --data imagenet --img-size 224,288,384\n"

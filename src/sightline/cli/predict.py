@@ -34,7 +34,7 @@ class Options:
     )
     query: str | None = option(
         "whose attention to draw: a patch as row,column, a point as fractions of height and width (0.3,0.6), or class; "
-        "by default the centre",
+        "by default the center",
         metavar="POINT",
     )
     img_size: Size | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")

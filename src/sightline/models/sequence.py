@@ -181,7 +181,7 @@ def create_sequence_model(name: str, **kwargs: Any) -> SequenceEncoder:
     """
     if name not in SEQUENCE_MODELS:
         remedy = nearest(name, SEQUENCE_MODELS, f"expected one of {', '.join(SEQUENCE_MODELS)}")
-        raise InputError(f"model.name: no model of sequences {name!r}; {remedy}")
+        raise InputError(f"model.name: no sequence model {name!r}; {remedy}")
     try:
         return SequenceEncoder(**{**SEQUENCE_MODELS[name], **kwargs})
     except TypeError as error:

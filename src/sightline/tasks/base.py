@@ -109,7 +109,7 @@ class Loaded:
     Args:
         model: with its weights, on the CPU.
         card: what the file records about it.
-        transform: PIL image -> (channels, height, width); None for models of sequences.
+        transform: PIL image -> (channels, height, width); None for sequence models.
         classes: names in the order of the outputs, or () if unknown.
         path: the file of weights.
         task: name of its entry in `sightline.tasks.registry.TASKS`.

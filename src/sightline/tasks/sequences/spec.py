@@ -114,4 +114,4 @@ def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOpt
 
 def predictor(loaded: Loaded, options: PredictOptions) -> NoReturn:
     """Models of sequences take no images."""
-    raise InputError(f"{loaded.path}: a model of sequences, not of images; use `sightline eval`")
+    raise InputError(f"{loaded.path}: a sequence model, which takes no images; use `sightline eval`")
