@@ -45,6 +45,12 @@ def test_scores(run: Path) -> None:
     assert evaluate(load(run), workers=0, device="cpu", img_size=40).size == (40, 40)
 
 
+def test_a_path_is_opened(run: Path) -> None:
+    assert dict(evaluate(run, workers=0, device="cpu")) == dict(evaluate(load(run), workers=0, device="cpu"))
+    (result,) = predict(str(run), "photo.png", top=1, device="cpu")
+    assert result.found == next(predict(load(run), "photo.png", top=1, device="cpu")).found
+
+
 def test_unreadable_images(run: Path) -> None:
     loaded = load(run)
     (run.parents[1] / "data/val/red/bad.png").write_bytes(b"no image")

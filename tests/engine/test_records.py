@@ -139,3 +139,21 @@ def test_forged_files(unfinished: tuple[Any, Path], tmp_path: Path, name: str) -
         assert_line(partial(run_data, out, "classification"), "data" if "data: {" in text else str(out))
         if number == 0:
             assert_line(partial(train, config), str(out))
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_run_whose_configuration_is_lost_is_not_overwritten(
+    unfinished: tuple[Any, Path], tmp_path: Path, text: str | None
+) -> None:
+    recipe, run = unfinished
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    config = out / "config.yaml"
+    config.unlink() if text is None else config.write_text(text)
+    before = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match=rf"run\.folder: {out}"):
+        train(resolve({**recipe, "run": {**recipe["run"], "folder": str(out)}}))
+    assert (out / "metrics.jsonl").read_bytes() == before
+    if text is not None:
+        with pytest.raises(FileError, match=str(config)):
+            run_data(out, "classification")

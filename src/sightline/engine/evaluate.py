@@ -4,6 +4,7 @@ from pathlib import Path
 
 from sightline.engine.records import CONFIG, read_config
 from sightline.engine.settings import TASK, configure
+from sightline.hub import load
 from sightline.tasks.base import EvalOptions, Loaded, OnError, Progress, Scores
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
@@ -11,7 +12,7 @@ from sightline.util.errors import InputError
 
 
 def evaluate(
-    loaded: Loaded,
+    loaded: Loaded | str | Path,
     data: str | Path | None = None,
     *,
     split: str | None = None,
@@ -31,7 +32,7 @@ def evaluate(
     """Evaluate a model.
 
     Args:
-        loaded: what `sightline.load` opened.
+        loaded: what `sightline.load` opened, or a path that it opens.
         data: folder, tar file, shards or hfds/NAME; by default the data of the run that the weights are from.
         split: by default val, validation or test.
         img_size: height and width; by default those of training.
@@ -64,6 +65,7 @@ def evaluate(
         choose_device(device), split, limit, size, labels, batch_size, workers, precision, on_error, slide,
         scales, flip, progress,
     )  # fmt: skip
+    loaded = loaded if isinstance(loaded, Loaded) else load(loaded)
     found = evaluate_label_sets(loaded, None if data is None else str(data), options)
     return found.get("real", found["usual"])
 

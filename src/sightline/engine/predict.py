@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from sightline.data.images import MODES, ImageError, find_images, load_image
+from sightline.hub import load
 from sightline.tasks.base import SKIP, ImageSource, Loaded, OnError, Prediction, PredictOptions, Predictor
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
@@ -16,7 +17,7 @@ from sightline.util.errors import InputError
 
 
 def predict(
-    loaded: Loaded,
+    loaded: Loaded | str | Path,
     images: ImageSource | Iterable[ImageSource],
     top: int = 5,
     *,
@@ -28,7 +29,7 @@ def predict(
     """Predict what is in images, one after the other.
 
     Args:
-        loaded: what `sightline.load` opened.
+        loaded: what `sightline.load` opened, or a path that it opens.
         images: a file, a folder, a pattern such as "photos/*.jpg", a PIL image, or several files and PIL images.
         top: classes per image (classification).
         img_size: height and width; by default those of training (classification).
@@ -49,6 +50,7 @@ def predict(
         ...     print(result.file, result.found[0]["class"] in ("blue", "green", "red"))
         photo.png True
     """
+    loaded = loaded if isinstance(loaded, Loaded) else load(loaded)
     if top < 1:
         raise InputError(f"top: expected at least 1 class; got {top}")
     if not 0 <= score <= 1:

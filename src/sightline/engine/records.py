@@ -77,6 +77,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileError(f"{folder}: not the folder of a run, which has a {CONFIG}")
     recipe = load_recipe(str(path))
+    if not recipe:
+        raise FileError(f"{path}: empty; restore it from a copy")
     task = str(recipe.pop(TASK, DEFAULT_TASK))
     return {TASK: task, **{name: values or {} for name, values in check(SECTIONS, recipe, path).items()}}
 

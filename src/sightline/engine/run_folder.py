@@ -107,6 +107,10 @@ def choose(config: RunConfig, name: str) -> tuple[Path, bool]:
         if resume == "must" and not started:
             raise InputError(f"run.folder: {path} holds no run to resume")
         empty = not (path / "checkpoints").exists()  # ended before the first checkpoint
+        if not started and not empty:
+            raise InputError(
+                f"run.folder: {path} has checkpoints but no {CONFIG}; restore it, or choose another folder"
+            )
         if not started or (empty and resume == "auto" and differences(path, config)):
             return path, False
         _check_resumable(path, config)
