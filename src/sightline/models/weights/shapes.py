@@ -135,15 +135,6 @@ def _spec(name: str, **options: Option) -> Spec:
     return Spec(name, tuple((key, value) for key, value in options.items() if value != usual[key]))
 
 
-def head_dim_of(block: Mapping[str, Shape]) -> int | None:
-    """The width of a head if a tensor of the block shows it."""
-    for key, shape in block.items():
-        for name, axis in HEAD_DIMS:
-            if key.endswith(name) and len(shape) > axis and shape[axis] > 0:
-                return shape[axis]
-    return None
-
-
 def shown_heads(state: State) -> dict[str, int]:
     """The number of heads of every block that shows it, by the name of the block."""
     blocks: dict[str, Block] = {}
@@ -195,12 +186,14 @@ def _width(blocks: Sequence[Block], keys: Sequence[str]) -> int:
 
 
 def _heads(blocks: Sequence[Block], dim: int) -> int | None:
+    """The heads of blocks of `dim` channels, if a tensor shows their number or width."""
     for block in blocks:
-        for key in block:
+        for key, shape in block.items():
             if key.endswith("position_bias.table"):
                 return _axis(block, key, 1)
-        if (wide := head_dim_of(block)) is not None:
-            return max(1, dim // wide)
+            for name, axis in HEAD_DIMS:
+                if key.endswith(name) and len(shape) > axis and shape[axis] > 0:
+                    return max(1, dim // shape[axis])
     return None
 
 
