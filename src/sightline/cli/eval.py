@@ -133,10 +133,6 @@ def _tables(scores: "Scores") -> Facts:
     return {"seconds": round(scores.seconds, 3), "per_class": scores.per_class or None, **matrix}
 
 
-def _broken(found: Found) -> list[str]:
-    return list(dict.fromkeys(message for _, scores in found for message in scores.broken))
-
-
 def _cell(value: "Value") -> str:
     """A name, a count or a percentage; `-` if there is none."""
     if isinstance(value, float):
@@ -158,9 +154,10 @@ def _show_classes(rows: "list[Row]", key: str, title: str, columns: Sequence[Col
 
 def _classifier_facts(found: Found, options: Options) -> Facts:
     first = found[0][1]
+    broken = dict.fromkeys(message for _, scores in found for message in scores.broken)
     return {
         "data": first.data, "precision": options.precision, "classes": [row["class"] for row in first.per_class],
-        "notes": list(first.notes), "broken": _broken(found),
+        "notes": list(first.notes), "broken": list(broken),
         "results": [
             {
                 "img_size": list(scores.size or ()), "labels": labels, "images": scores.images, **_values(scores),
@@ -182,8 +179,6 @@ def _show_classifier(found: Found, device: str) -> None:
         size = format_size(scores.size or ())
         rows.append([size, labels, f"{scores.images:,}", *percents, f"{scores['loss']:.4f}", f"{rate:,.0f}"])
     show(SCORES, rows)
-    for message in _broken(found):
-        print(f"skipped: {message}")
     for _, scores in found:
         if scores.nonfinite:
             size = format_size(scores.size or ())

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from sightline.analysis.capture import attention_blocks
 from sightline.analysis.figures import attention_figure, telling_maps
+from sightline.engine.evaluate import run_data
 from sightline.engine.report.figures import confusion_figure, curves_figure, write_figure
 from sightline.engine.report.page import run_page
 from sightline.engine.report.record import Record, read_record
-from sightline.engine.settings import TASK, configure
 from sightline.hub import load
 from sightline.util.files import write_text
 
@@ -61,7 +61,7 @@ def _figures(folder: Path, record: Record) -> "Iterator[tuple[str, Figure]]":
     loaded = load(folder)
     if not attention_blocks(loaded.model):
         raise ValueError(f"{loaded.card.name} has no attention blocks of sightline")
-    section = configure({TASK: record.spec.name, "data": record.config.get("data", {})}).data
+    section = run_data(folder, record.spec.name)
     for number, (title, image, picture) in enumerate(record.spec.examples(loaded, section), 1):
         maps = telling_maps(loaded.model, image, QUERY)
         yield f"attention/{number:02d}", attention_figure([(title, picture, maps)])

@@ -15,8 +15,7 @@ from sightline.models.weights.reader import Weights
 from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictOptions, Predictor, Row, Scores
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.draw import draw_classes
-from sightline.tasks.dense.inference import eval_section, evaluate_split, open_dense
-from sightline.tasks.dense.task import DenseTask
+from sightline.tasks.dense.task import DenseTask, eval_section, evaluate_split, open_dense
 from sightline.tasks.dense.transforms import normalize, pair
 from sightline.tasks.segmentation.config import Config, Data
 from sightline.tasks.segmentation.data import IGNORE, open_split
