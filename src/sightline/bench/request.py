@@ -125,8 +125,7 @@ class Request(BaseModel, frozen=True):
         for name, known in CHOICES["models" if self.what == "models" else "ops"].items():
             for value in getattr(self, name) or ():
                 if value not in known:
-                    remedy = nearest(value, known, f"expected one of {', '.join(known)}")
-                    raise InputError(f"{name}: {value!r} is not known; {remedy}")
+                    raise InputError(f"{name}: {value!r} is not known; {nearest(value, known)}")
         choose_device(self.device, "device")
         return self
 

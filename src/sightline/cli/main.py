@@ -88,8 +88,7 @@ def _dispatch(argv: list[str]) -> int:
         if name is None:
             return _without_command(command, prog, rest)
         if name not in command.commands:
-            remedy = nearest(name, command.commands, f"expected one of {', '.join(command.commands)}")
-            raise InputError(f"no {command.noun} {name!r}; {remedy}")
+            raise InputError(f"no {command.noun} {name!r}; {nearest(name, command.commands)}")
         command, prog, at = command.commands[name], f"{prog} {name}", rest.index(name)
         rest = rest[:at] + rest[at + 1 :]
     try:

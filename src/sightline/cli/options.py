@@ -166,5 +166,5 @@ def _unknown(command: "Command[T]", extra: Sequence[str]) -> str:
     for item in items:
         if "keys" in item.metadata:
             return str(item.metadata["unknown"](name, own))
-    near = nearest(f"--{name}", [f"--{each}" for each in own], cutoff=0.6)
+    near = nearest(f"--{name}", [f"--{each}" for each in own], "", cutoff=0.6)
     return "; ".join(filter(None, (f"unknown option --{name}", near)))

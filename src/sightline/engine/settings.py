@@ -72,8 +72,7 @@ def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | No
         values = merge(values, {section: {name: value} if dot else value})
     task = values.get(TASK, DEFAULT_TASK)
     if not isinstance(task, str) or task not in TASKS:
-        known = f"expected one of {', '.join(TASKS)}"
-        raise InputError(f"task: no task {task!r}; {nearest(str(task), TASKS, known)}")
+        raise InputError(f"task: no task {task!r}; {nearest(str(task), TASKS)}")
     kind = TASKS[task].config
     given = {name: {} if section is None else section for name, section in values.items()}
     return build(kind, given, depth=2, known=[*sections(kind), *keys(kind)])

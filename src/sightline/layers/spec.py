@@ -209,8 +209,7 @@ class Spec:
         name, bracket, rest = text.strip().partition("(")
         name = name.strip()
         if name not in MECHANISMS:
-            remedy = nearest(name, MECHANISMS, f"expected one of {', '.join(MECHANISMS)}")
-            raise InputError(f"attention={text!r}: no mechanism {name!r}; {remedy}")
+            raise InputError(f"attention={text!r}: no mechanism {name!r}; {nearest(name, MECHANISMS)}")
         if bracket and not rest.rstrip().endswith(")"):
             raise InputError(f"attention={text!r}: the bracket is not closed")
         body = rest.rstrip().removesuffix(")")

@@ -180,8 +180,7 @@ def create_sequence_model(name: str, **kwargs: Any) -> SequenceEncoder:
         InputError: there is no such model, or an argument does not fit.
     """
     if name not in SEQUENCE_MODELS:
-        remedy = nearest(name, SEQUENCE_MODELS, f"expected one of {', '.join(SEQUENCE_MODELS)}")
-        raise InputError(f"model.name: no sequence model {name!r}; {remedy}")
+        raise InputError(f"model.name: no sequence model {name!r}; {nearest(name, SEQUENCE_MODELS)}")
     try:
         return SequenceEncoder(**{**SEQUENCE_MODELS[name], **kwargs})
     except TypeError as error:

@@ -12,16 +12,18 @@ from sightline.util.errors import InputError
 MAX_SIDE = 65536  # pixels; anything larger is a typo
 
 
-def nearest(name: str, names: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
+def nearest(name: str, names: Iterable[str], otherwise: str | None = None, cutoff: float = 0.5) -> str:
     """The remedy for a wrong name, for the end of an error message.
 
     >>> nearest("inlin", ["inline", "soft"])
     "did you mean 'inline'?"
-    >>> nearest("xyz", ["inline", "soft"], "expected inline or soft")
-    'expected inline or soft'
+    >>> nearest("xyz", ["inline", "soft"])
+    'expected one of inline, soft'
     """
-    found = get_close_matches(name.strip("*?"), list(names), 1, cutoff=cutoff)
-    return f"did you mean {found[0]!r}?" if found else otherwise
+    names = list(names)
+    if found := get_close_matches(name.strip("*?"), names, 1, cutoff=cutoff):
+        return f"did you mean {found[0]!r}?"
+    return f"expected one of {', '.join(names)}" if otherwise is None else otherwise
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -96,7 +96,7 @@ def explain(error: ValidationError, depth: int = 1, known: Iterable[str] = ()) -
         return str(cause) if isinstance(cause, InputError) else f"{key}: {cause}"
     message = "expected more values" if first["type"] == "missing" else first["msg"]
     message = message.replace("Input should be", "expected")
-    near = nearest(str(first["input"]), re.findall("'([^']*)'", context.get("expected", "")))
+    near = nearest(str(first["input"]), re.findall("'([^']*)'", context.get("expected", "")), "")
     return "; ".join(filter(None, (f"{key}: {message}", f"got {first['input']!r}", near)))
 
 
