@@ -2,7 +2,7 @@
 
 A message names the argument, what was expected, what was given, and an example or remedy:
 
-    --scales: expected comma-separated factors between 0.1 and 8, e.g. 0.5,0.75,1.0; got 'abc'
+    img_size: expected pixels from 1 to 65536, e.g. 224, or 384x640 (height x width); got 'abc'
 """
 
 __all__ = ["FileError", "InputError", "RunError", "WeightsWarning"]
