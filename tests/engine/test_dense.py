@@ -125,8 +125,8 @@ def test_nothing_usable_ends_in_a_line(tmp_path: Path, tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"data": {"std": [0.2, 0.2]}}, "data.std: .*3 numbers"),
-        ({"data": {"mean": [0.5, 0.5, 0.5, 0.5]}}, "data.mean: .*3 numbers"),
+        ({"data": {"std": [0.2, 0.2]}}, r"^data\.std: .*\[0\.2, 0\.2\]"),
+        ({"data": {"mean": [0.5, 0.5, 0.5, 0.5]}}, r"^data\.mean: .*\[0\.5, 0\.5, 0\.5, 0\.5\]"),
         ({"model": {"args": {"in_chans": 1}}}, "model.args: in_chans is 3"),
     ],
 )
@@ -136,7 +136,7 @@ def test_images_have_three_channels(tmp_path: Path, tiny: Any, sections: dict[st
 
 
 def test_scales_are_needed(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"test\.scales: it is empty"):
+    with pytest.raises(InputError, match=r"^test\.scales: .*\[\]"):
         segmentation.config(tmp_path, tmp_path / "run", test={"scales": []})
 
 
