@@ -23,6 +23,7 @@ from sightline.layers.mechanisms.baselines.enhanced import Scale
 from sightline.layers.mechanisms.inline import ResidualWeights
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
 from sightline.layers.stripe_attention import Branch
+from sightline.util.errors import InputError
 
 from ..models.tiny import TINY, WITH_CLASS_TOKEN, every_family, image, tiny
 
@@ -158,6 +159,11 @@ def test_rows_of_half_precision_are_in_float32(mechanism: str) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=2e-2 * float(want.abs().max()))
     assert call.core is core
     assert next(iter(core.parameters()), q).dtype == torch.bfloat16  # left as it was
+
+
+def test_a_query_that_is_text() -> None:
+    with pytest.raises(InputError, match=r"query: .*'class'"):
+        attention_maps(tiny("deit"), image(64, batch=1)[0], "class")
 
 
 @torch.no_grad()

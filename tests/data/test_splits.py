@@ -133,10 +133,10 @@ def rejects(message: str, data: Data, which: str = "train", classes: tuple[str, 
 
 def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
     rejects("nowhere: there is no such folder", Data(path=str(tmp_path / "nowhere")))
-    rejects("there is no split val or validation or test or eval; it holds train", _without(folder, "val"), "val")
-    rejects("there is no split dev", Data(path=str(folder), train_split="dev"))
+    rejects("no split val or validation or test or eval of source auto; it holds train", _without(folder, "val"), "val")
+    rejects("no split dev", Data(path=str(folder), train_split="dev"))
     (tmp_path / "text.txt").write_text("x")
-    rejects("text.txt: there is no such folder or tar file", Data(path=str(tmp_path / "text.txt")), "val")
+    rejects("text.txt: no such folder or tar file", Data(path=str(tmp_path / "text.txt")), "val")
     rejects("one file holds no splits", Data(path=str(as_tar(folder, tmp_path / "tars") / "train.tar")))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/train.tar").write_bytes(b"no archive")

@@ -138,6 +138,8 @@ def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
     Raises:
         InputError: the model makes no such patch of the image.
     """
+    if isinstance(query, str):
+        raise InputError(f"query: expected a position, a Patch, or None for the class token; got {query!r}")
     if not isinstance(query, Patch):
         return query
     height, width = max(block_grids(model, image).values(), key=lambda grid: grid[0] * grid[1])

@@ -30,7 +30,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody sees."""
+    """Progress that prints nothing."""
 
     def __init__(self, unit: str, total: int) -> None: ...
 

@@ -59,7 +59,9 @@ def match(found: Sequence[str], known: Sequence[str], way: str = "names") -> lis
         return [_index(name, len(known)) for name in found]
     if way == "order":
         if len(found) > len(known):
-            raise FileError(f"labels: the data has {len(found)} classes and the model {len(known)}")
+            raise FileError(
+                f"labels: the data has {len(found)} classes and the model {len(known)}; match them by names"
+            )
         return list(range(len(found)))
     outputs = {name: i for i, name in reversed(list(enumerate(known)))}
     if tuple(known) == imagenet_classes() and not set(found) & set(known) and all(n.isdecimal() for n in found):
@@ -70,7 +72,9 @@ def match(found: Sequence[str], known: Sequence[str], way: str = "names") -> lis
 
 def _index(name: str, count: int) -> int:
     if not name.isdecimal() or int(name) >= count:
-        raise FileError(f"labels: class {name!r} is not the index of an output, 0 to {count - 1}")
+        raise FileError(
+            f"labels: class {name!r} is not the index of an output, 0 to {count - 1}; match classes by names"
+        )
     return int(name)
 
 
@@ -115,7 +119,9 @@ def real_labels(names: Sequence[str], classes: Sequence[str], path: str | Path |
     """
     outputs = {name: i for i, name in enumerate(classes)}
     if not set(imagenet_classes()) <= outputs.keys():
-        raise FileError("labels: the ReaL labels are those of ImageNet-1K's 1000 classes; this model has others")
+        raise FileError(
+            "labels: the ReaL labels are those of ImageNet-1K's 1000 classes; this model has others; leave labels out"
+        )
     order = [outputs[name] for name in imagenet_classes()]
     sets = _read_sets(path)
     table = torch.zeros(len(names), len(classes), dtype=torch.bool)

@@ -77,8 +77,8 @@ class Order(Placement):
     def __post_init__(self) -> None:
         if self.batch % (self.accumulate * self.ranks):
             raise InputError(
-                f"batch.size={self.batch} cannot be shared by {self.ranks} processes x {self.accumulate} "
-                f"micro-batches; give a multiple of {self.accumulate * self.ranks}"
+                f"batch.size={self.batch} cannot be divided into {self.accumulate} micro-batches on {self.ranks} "
+                f"processes; give a multiple of {self.accumulate * self.ranks}"
             )
         if self.images < self.batch:
             raise InputError(

@@ -57,7 +57,7 @@ def restore(card: Card, state: State, make: Callable[[], M]) -> M:
         make: builds the model; called on the meta device first, before a forged card can take memory.
 
     Raises:
-        FileError: the card asks for other files or describes no model; MismatchError if the weights do not fit.
+        FileError: the card asks for other files or does not describe a model; MismatchError if the weights do not fit.
     """
     for key in card.arguments:
         if key.startswith(("pretrained", "checkpoint", "cache")):

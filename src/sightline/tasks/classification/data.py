@@ -28,7 +28,7 @@ def open_split(data: Data, which: str, classes: Classes = None) -> Split:
     if path is None:
         return _open_embedded(split or {"train": "train", "val": "test"}[which], classes).first_of_each(data.limit)
     if which == "train" and Path(path).is_file():
-        raise FileError(f"{path}: one file holds no splits; give --data a folder with train.tar and val.tar")
+        raise FileError(f"{path}: one file holds no splits; give a folder with train.tar and val.tar")
     names, known = (split,) if split else SPLITS[which], classes or _read_class_map(data.class_map)
     try:
         if data.source == "hfds" or (data.source == "auto" and path.startswith(HF)):
@@ -79,7 +79,7 @@ def _open_embedded(name: str, classes: Classes) -> Split:
 
 def _open_path(source: str, root: Path, names: Sequence[str], classes: Classes) -> Split:
     if not root.is_dir() and not (root.is_file() and root.suffix == ".tar"):
-        raise FileError(f"{root}: there is no such folder or tar file; give --data a folder with train and val")
+        raise FileError(f"{root}: no such folder or tar file; give a folder with train and val")
     if root.is_file():
         return Split(ShardReader([root], classes) if source == "wds" else TarReader(root, classes), str(root))
     for name in names:
@@ -93,8 +93,8 @@ def _open_path(source: str, root: Path, names: Sequence[str], classes: Classes) 
             return Split(ShardReader(shards, classes), str(shards[0].parent))
     found = ", ".join(sorted(item.name for item in root.iterdir())[:6]) or "nothing"
     raise FileError(
-        f"{root}: there is no split {' or '.join(names)}; it holds {found}; "
-        f"name the splits with --data.train_split and --data.val_split"
+        f"{root}: no split {' or '.join(names)} of source {source}; it holds {found}; "
+        f"name the split by data.train_split and data.val_split, or split of an evaluation"
     )
 
 

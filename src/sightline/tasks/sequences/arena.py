@@ -81,5 +81,5 @@ def _table_rows(folder: Path, task: str) -> list[Row]:
         raise InputError(f"--out: {path} is the table of {other}; give another folder")
     rows = found.get("rows", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise FileError(f"{path} is not what sightline wrote; remove it and run the command again")
+        raise FileError(f"{path} was not written by sightline; remove it and run the command again")
     return rows
