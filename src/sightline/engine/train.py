@@ -73,7 +73,7 @@ def train(
 
     Example:
         >>> run = sightline.train("quick", "pictures", out="runs/mine", schedule={"epochs": 1}, **{"batch.size": 8})
-        training images decoded: 36...
+        pictures/train: 36 images decoded...
         >>> run.folder.name, run.metric, len(run.history)
         ('mine', 'top1', 1)
     """
