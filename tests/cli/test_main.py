@@ -86,6 +86,7 @@ def test_help_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> Non
         (["lst"], ["'lst'", "did you mean 'list'?"]),
         (["xyzzy"], ["'xyzzy'", *COMMANDS]),
         (["list", "--jsn"], ["--jsn", "did you mean '--json'?", "`sightline list --help`"]),
+        (["eval", "--chekpoint", "x"], ["--chekpoint", "did you mean '--checkpoint'?", "`sightline eval --help`"]),
         (["info"], ["NAME", "`sightline info --help`"]),
         (["info", "a", "b"], ["'b'", "`sightline info --help`"]),
         (["info", "inline_deit_tiny", "--num-classes", "x"], ["--num-classes", "'x'"]),

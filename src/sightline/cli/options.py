@@ -9,7 +9,7 @@ A boolean is a switch, a tuple or dict an option that can be repeated (or a posi
 reads texts; `sightline.util.schema` makes the values that the types ask for, and one line for what does not fit.
 """
 
-from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import getdoc
@@ -77,12 +77,17 @@ class Parser(ArgumentParser):
     """An argparse parser that raises `InputError` instead of printing its usage and exiting."""
 
     def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
+        self.names: set[str] = set()
         width = get_terminal_size().columns - 2
         description = "\n\n".join(fill(text, width) for text in description.split("\n\n"))
         super().__init__(
             prog=prog, usage=usage, description=description, epilog=epilog, allow_abbrev=False,
             formatter_class=RawDescriptionHelpFormatter, argument_default=SUPPRESS,
         )  # fmt: skip
+
+    def add_argument(self, *names: str, **options: Any) -> Action:
+        self.names.update(names)
+        return super().add_argument(*names, **options)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message.removeprefix("argument "))
@@ -101,7 +106,11 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
     for item in fields(command.options):
         _add(parser, item, hints[item.name])
     try:
-        parsed, extra = parser.parse_known_args(_expand(argv, command.aliases))
+        words = list(_expand(argv, command.aliases))
+        misspelt = [word for word in words if word[:2] == "--" and word.partition("=")[0] not in parser.names]
+        if misspelt and not {"-h", "--help"} & set(words):  # before argparse misses what it was meant to be
+            raise InputError(_unknown(command, misspelt))
+        parsed, extra = parser.parse_known_args(words)
         if extra:
             raise InputError(_unknown(command, extra))
         given = vars(parsed)
@@ -110,7 +119,8 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
                 given[item.name] = {key: given.pop(key) for key, _ in item.metadata["keys"]() if key in given}
         return build(command.options, given)
     except InputError as error:
-        raise InputError(f"{name_options(command, str(error))}; see `{prog} --help`") from error
+        text = name_options(command, str(error))
+        raise InputError(f"{text}{' See' if text.endswith('?') else '; see'} `{prog} --help`") from error
 
 
 def name_options(command: Command[T], text: str) -> str:
