@@ -6,7 +6,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import inline_attention, linear_attention
-from sightline.ops.common.launching import contiguous_heads, forget
+from sightline.ops.common.arguments import contiguous_heads
+from sightline.ops.common.launching import forget
 from sightline.ops.inline.layer import inline_from_packed
 from sightline.ops.linear import forward_kernels, plan
 from sightline.ops.linear.operator import attend, attend_backward

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.ops import soft_attention
-from sightline.ops.common.launching import contiguous_heads
+from sightline.ops.common.arguments import contiguous_heads
 from sightline.ops.soft import newton_residual
 from sightline.ops.soft.operator import soft_attend, soft_attend_backward
 

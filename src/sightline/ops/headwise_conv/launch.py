@@ -5,8 +5,9 @@ import triton
 from torch import Tensor
 
 from sightline.ops.checks import Grid
+from sightline.ops.common.arguments import head_shape, strides
 from sightline.ops.common.kernels import add_parts
-from sightline.ops.common.launching import Constant, empty, head_shape, launch, strides
+from sightline.ops.common.launching import Constant, empty, launch
 from sightline.ops.headwise_conv import kernels
 
 ROWS = 28  # grid rows of a piece

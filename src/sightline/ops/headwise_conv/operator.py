@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.common.launching import contiguous_heads, dot_precision
+from sightline.ops.common.arguments import contiguous_heads, dot_precision
 from sightline.ops.common.operator import Context, Operator
 from sightline.ops.headwise_conv import launch
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sightline.ops.checks import Grid
-from sightline.ops.common.launching import contiguous_heads, dot_precision
+from sightline.ops.common.arguments import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
 from sightline.ops.linear.operator import attend
 

@@ -7,18 +7,9 @@ import torch
 import triton
 from torch import Tensor
 
+from sightline.ops.common.arguments import head_shape, strides, sym_max
 from sightline.ops.common.kernels import add_parts
-from sightline.ops.common.launching import (
-    Argument,
-    Constant,
-    compile_all,
-    empty,
-    head_shape,
-    launch,
-    recording,
-    strides,
-    sym_max,
-)
+from sightline.ops.common.launching import Argument, Constant, compile_all, empty, launch, recording
 from sightline.ops.linear import backward_kernels, forward_kernels, weights_kernels
 from sightline.ops.linear import plan as planning
 from sightline.ops.linear.plan import Plan, padded

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import contiguous_heads, empty, views
+from sightline.ops.common.arguments import contiguous_heads
+from sightline.ops.common.launching import empty, views
 from sightline.ops.common.operator import Context, Operator
 from sightline.ops.linear import launch
 from sightline.ops.linear.launch import Images, Layers, Options

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from sightline.ops.common.launching import Constant, sym_max, sym_min
+from sightline.ops.common.arguments import sym_max, sym_min
+from sightline.ops.common.launching import Constant
 
 SHORT = 1024  # tokens up to which one program takes the keys of a whole image
 CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up to 32 and beyond

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import contiguous_heads, dot_precision
+from sightline.ops.common.arguments import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
 from sightline.ops.feature_maps import Affine, kernel_features
 from sightline.ops.linear.operator import attend

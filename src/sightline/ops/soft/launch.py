@@ -10,17 +10,8 @@ import triton
 from torch import Tensor
 
 from sightline.backend import BLOCK, LANDMARKS
-from sightline.ops.common.launching import (
-    Constant,
-    compile_all,
-    empty,
-    head_shape,
-    launch,
-    recording,
-    strides,
-    sym_max,
-    sym_min,
-)
+from sightline.ops.common.arguments import head_shape, strides, sym_max, sym_min
+from sightline.ops.common.launching import Constant, compile_all, empty, launch, recording
 from sightline.ops.soft import backward_kernels, forward_kernels, matrix_kernels
 from sightline.ops.soft.newton import RIDGE, STEP, steps_in
 

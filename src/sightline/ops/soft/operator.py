@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import contiguous_heads, empty
+from sightline.ops.common.arguments import contiguous_heads
+from sightline.ops.common.launching import empty
 from sightline.ops.common.operator import Context, Operator
 from sightline.ops.soft import launch
 from sightline.ops.soft.launch import Call, Options, Saved

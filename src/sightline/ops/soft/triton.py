@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sightline.ops.common.launching import contiguous_heads, dot_precision
+from sightline.ops.common.arguments import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
 from sightline.ops.soft.operator import soft_attend
 
