@@ -43,6 +43,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--confg", "quick"], ["did you mean 'config'?"]),
         (["--task", "segmentation"], ["task: "]),
         (["--config", "imagenete"], ["no recipe 'imagenete'; did you mean 'imagenette'?"]),
+        (["--config", ""], ["no recipe ''"]),
         (["--config", "imagenette"], ["the recipe imagenette needs data"]),
         (["--optim.lr", "fast"], ["optim.lr: ", "got 'fast'"]),
         (["--optim.lr", "-1"], ["optim.lr: ", "got -1"]),

@@ -107,9 +107,9 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
         _add(parser, item, hints[item.name])
     try:
         words = list(_expand(argv, command.aliases))
-        misspelt = [word for word in words if word[:2] == "--" and word.partition("=")[0] not in parser.names]
-        if misspelt and not {"-h", "--help"} & set(words):  # before argparse misses what it was meant to be
-            raise InputError(_unknown(command, misspelt))
+        misspelled = [word for word in words if word[:2] == "--" and word.partition("=")[0] not in parser.names]
+        if misspelled and not {"-h", "--help"} & set(words):  # before argparse misses what it was meant to be
+            raise InputError(_unknown(command, misspelled))
         parsed, extra = parser.parse_known_args(words)
         if extra:
             raise InputError(_unknown(command, extra))

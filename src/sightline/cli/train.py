@@ -40,7 +40,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Train; the last line says where everything is."""
-    recipe = options.config or "quick"
+    recipe = "quick" if options.config is None else options.config
     overrides: dict[str, Any] = {key: parse(text, key) for key, text in options.settings.items()}
     if options.print_config:
         print(to_yaml(configure(load_recipe(recipe), overrides)), end="")
