@@ -16,6 +16,7 @@ from sightline.analysis.capture import capture
 from sightline.analysis.maps import AttentionMap, Query, maps_of
 from sightline.analysis.study import Facts, short
 from sightline.util.errors import InputError
+from sightline.util.text import NAME, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def attention_figure(rows: "Sequence[tuple[str, Image.Image, Sequence[AttentionM
 
 def _draw_image(axis: "Axes", title: str, image: Image.Image, maps: "Sequence[AttentionMap]") -> None:
     axis.imshow(image.convert("RGB"))
-    axis.set_title(fill(title, TITLE), fontsize=8, parse_math=False)
+    axis.set_title(fill(printable(title, NAME), TITLE), fontsize=8, parse_math=False)
     if maps and maps[-1].position is not None:
         # The middle of the token, in the finest grid that is shown.
         finest = max(maps, key=lambda found: found.grid[0])

@@ -157,4 +157,4 @@ if __name__ == "__main__":
     named = [text.partition("=") for text in shapes]
     cases = [replace(parse_shape(text), name=name) for name, _, text in named]
     found = first_calls(mechanism, mode, dtype, torch.device(device), cases)
-    print(json.dumps([asdict(item) for item in found]))
+    sys.stdout.write(json.dumps([asdict(item) for item in found]) + "\n")

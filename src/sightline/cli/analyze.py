@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from pydantic import AfterValidator, Field
 
 from sightline.cli.options import Command, Group, model_arguments, option, positional
-from sightline.cli.output import Column, Progress, bar, escaped, print_json, show
+from sightline.cli.output import Column, Progress, bar, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.schema import Amount, Count, Listed, ModelArgs, Size
+from sightline.util.text import say
 
 if TYPE_CHECKING:
     from sightline.analysis.study import Study
@@ -286,24 +287,24 @@ def run_instrument(name: str, options: Output) -> None:
     written = write_studies(Path(options.out), head, studies)
     texts = sys.stderr if options.json else sys.stdout
     for line in session.warnings:
-        print(f"{'sightline: ' if options.json else ''}{escaped(line)}", file=texts)
+        say(f"{'sightline: ' if options.json else ''}{line}", file=texts)
     if options.json:
         print_json({**head, **{item.name: item.facts for item in studies}})
     else:
         for item in studies:
             _print(item)
-    print(f"wrote {', '.join(map(str, written))}", file=texts)
+    say(f"wrote {', '.join(map(str, written))}", file=texts)
 
 
 def _print(study: "Study") -> None:
-    print(f"\n{escaped(study.title)}")
+    say("", f"{study.title}")
     if study.rows:
         columns = [Column(title, right=i in study.numeric) for i, title in enumerate(study.columns)]
         show(columns, study.rows[:SHOWN])
     if len(study.rows) > SHOWN:
-        print(f"and {len(study.rows) - SHOWN} more rows in {study.name}.json")
+        say(f"and {len(study.rows) - SHOWN} more rows in {study.name}.json")
     for note in study.notes:
-        print(note)
+        say(note)
 
 
 def run_paper(options: Paper) -> None:
@@ -327,10 +328,10 @@ def run_paper(options: Paper) -> None:
             steps.done(f"not made: {found}" if isinstance(found, str) else "made")
     page = write_paper(Path(options.out), options.which, made, session)
     for line in session.warnings:
-        print(escaped(line))
+        say(line)
     for title, found in made.items():
-        print(f"missing  {title}: {escaped(found)}" if isinstance(found, str) else f"made     {title}")
-    print(f"wrote {page} and the figures and numbers on it")
+        say(f"missing  {title}: {found}" if isinstance(found, str) else f"made     {title}")
+    say(f"wrote {page} and the figures and numbers on it")
 
 
 INSTRUMENTS: dict[str, tuple[type[Output], str, tuple[str, ...]]] = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, Progress, show
+from sightline.util.text import say
 
 if TYPE_CHECKING:
     from sightline.bench import Report
@@ -72,16 +73,16 @@ def run(options: Options) -> int:
         report = benchmark(**given, progress=Progress)
     except KeyboardInterrupt as stop:
         if stop.args:
-            print(f"sightline: measured so far: {' and '.join(map(str, stop.args))}", file=sys.stderr)
+            say(f"sightline: measured so far: {' and '.join(map(str, stop.args))}", file=sys.stderr)
         raise
     if options.json:
-        print(report.to_json(), end="")
+        sys.stdout.write(report.to_json())
     else:
         _print(report)
     failures = report.failures()
     for line in failures:
-        print(f"sightline: {line}", file=sys.stderr)
-    print(f"wrote {', '.join(map(str, report.files))}", file=sys.stderr if options.json else sys.stdout)
+        say(f"sightline: {line}", file=sys.stderr)
+    say(f"wrote {', '.join(map(str, report.files))}", file=sys.stderr if options.json else sys.stdout)
     return 1 if failures else 0
 
 
@@ -91,16 +92,16 @@ def _print(report: "Report") -> None:
     for title, _, table in tables.row_tables(report.rows):
         _show(title, table)
     if lines := [f"  {found}" for found in tables.crossovers(report.rows)]:
-        print("\nWhere linear overtakes SDPA:", *lines, sep="\n")
+        say("", "Where linear overtakes SDPA:", *lines)
     if report.findings:
         _show("First calls, new sizes, batches", tables.finding_table(report.findings))
     for dtype, best in report.about.get("ceilings", {}).items():
         copy, product = best["copy"] / 1e12, best["product"] / 1e12
-        print(f"\nCeilings, {dtype}: copy {copy:.3g} TB/s, matrix product {product:.3g} TFLOP/s")
+        say("", f"Ceilings, {dtype}: copy {copy:.3g} TB/s, matrix product {product:.3g} TFLOP/s")
 
 
 def _show(title: str, table: "Table") -> None:
-    print(f"\n{title}")
+    say("", f"{title}")
     columns = [Column(name, i >= table.text, name in table.extra) for i, name in enumerate(table.titles)]
     show(columns, table.rows)
 

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 from sightline.cli.options import Command, model_arguments, option, positional
 from sightline.util.names import format_size
 from sightline.util.schema import Classes, ImgSize, ModelArgs
+from sightline.util.text import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sightline.hub import Conversion
     from sightline.models.weights.fit import MismatchError
+
+
+MAX_KEYS = 1000  # of each kind that are listed
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def run(options: Options) -> None:
 
 
 def _print(what: str, text: str) -> None:
-    print(f"{what:<12} {text}", flush=True)
+    say(f"{what:<12} {text}")
 
 
 def _lines(done: "Conversion") -> "Iterator[tuple[str, str]]":
@@ -80,9 +84,11 @@ def _lines(done: "Conversion") -> "Iterator[tuple[str, str]]":
 def _print_mismatch(error: "MismatchError") -> None:
     """Every key that does not fit, with its name in the file."""
     for what, keys in error.mismatch.rows():
-        for key in keys:
+        for key in keys[:MAX_KEYS]:
             origin = error.origins.get(key.split(" ")[0], key)
             _print(what.removeprefix("of the "), key if origin in key else f"{key} ({origin} in the file)")
+        if len(keys) > MAX_KEYS:
+            _print(what.removeprefix("of the "), f"and {len(keys) - MAX_KEYS:,} more")
 
 
 COMMAND = Command(

@@ -14,6 +14,7 @@ from sightline.tasks.dense.config import BY_CLASS, DETECTION, SEGMENTATION
 from sightline.util.files import check_writable, jsonable
 from sightline.util.names import format_size
 from sightline.util.schema import Count, Listed, ModelArgs, Natural, Size
+from sightline.util.text import say
 
 if TYPE_CHECKING:
     from sightline.tasks.base import Row, Scores, Value
@@ -96,7 +97,7 @@ def run(options: Options) -> None:
     loaded = load(options.checkpoint, model=options.model, model_args=options.model_args)
     to_facts, show_scores = VIEWS[loaded.task]
     if not options.json:
-        print(f"{loaded.card.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
+        say(f"{loaded.card.title}, {loaded.parameters / 1e6:.2f} M parameters, from {loaded.path}")
     wanted = EvalOptions(
         choose_device(options.device, "--device"), options.split, options.limit, None, options.labels,
         options.batch_size, options.workers, options.precision, options.on_error, options.slide, options.scales or (),
@@ -120,7 +121,7 @@ def run(options: Options) -> None:
     if options.out is not None:
         written = write_scores(options.out, cast(Facts, jsonable(facts)))
         if not options.json:
-            print(f"wrote {', '.join(map(str, written))}")
+            say(f"wrote {', '.join(map(str, written))}")
 
 
 def _values(scores: "Scores") -> dict[str, float]:
@@ -148,7 +149,7 @@ def _show_classes(rows: "list[Row]", key: str, title: str, columns: Sequence[Col
         heading = f"The {SHOWN} classes with the lowest {title}{where}, of {len(rows)}:"
         rows = sorted(rows, key=lambda row: cast(float, row[key]))[:SHOWN]
     if rows:
-        print(f"\n{heading}")
+        say("", f"{heading}")
         show(columns, [[str(row["class"]), *(_cell(row[key]) for key in row if key != "class")] for row in rows])
 
 
@@ -170,8 +171,8 @@ def _classifier_facts(found: Found, options: Options) -> Facts:
 
 def _show_classifier(found: Found, device: str) -> None:
     first = found[0][1]
-    print(f"{first.details['count']:,} images of {first.details['classes']} classes in {first.data}, {device}")
-    print("".join(f"{note}\n" for note in first.notes))
+    say(f"{first.details['count']:,} images of {first.details['classes']} classes in {first.data}, {device}")
+    say(*first.notes, "")
     rows = []
     for labels, scores in found:
         percents = [_cell(scores[key]) for key in ("top1", "top5", "balanced", "ece")]
@@ -182,7 +183,7 @@ def _show_classifier(found: Found, device: str) -> None:
     for _, scores in found:
         if scores.nonfinite:
             size = format_size(scores.size or ())
-            print(f"{scores.nonfinite} images gave outputs that are not finite at {size}; they count as wrong")
+            say(f"{scores.nonfinite} images gave outputs that are not finite at {size}; they count as wrong")
     classes = [row | {"mistaken": _mistaken(i, first)} for i, row in enumerate(first.per_class)]
     _show_classes(classes, "recall", "accuracy", CLASSES, f" at {format_size(first.size or ())}")
 
@@ -208,14 +209,14 @@ def _dense_facts(found: Found, options: Options) -> Facts:
 
 def _show_dense(found: Found, device: str) -> None:
     ((_, scores),) = found
-    print(f"{scores.images:,} images in {scores.data}, {device}, {scores.seconds:.1f} s\n")
+    say(f"{scores.images:,} images in {scores.data}, {device}, {scores.seconds:.1f} s", "")
     names = SEGMENTATION | DETECTION
     if not scores.images:
-        print("No image could be used.")
+        say("No image could be used.")
     elif any(value == value for _, value in scores):
         show([number(f"{names[name]} %") for name, _ in scores], [[_cell(value) for _, value in scores]])
     else:
-        print("Nothing in these images can be scored: no objects, or no pixels that count.")
+        say("Nothing in these images can be scored: no objects, or no pixels that count.")
     keys = [key for key in scores.per_class[0] if key != "class"]
     main = "iou" if "iou" in keys else keys[0]
     titles = [BY_CLASS[key] if key == "pixels" else f"{BY_CLASS[key]} %" for key in keys]
@@ -230,7 +231,7 @@ def _sequence_facts(found: Found, options: Options) -> Facts:
 def _show_sequences(found: Found, device: str) -> None:
     ((_, scores),) = found
     if scores.details["cut"]:
-        print(f"{scores.details['cut']:,} sequences were cut")
+        say(f"{scores.details['cut']:,} sequences were cut")
     numbers = [_cell(scores[key]) for key in ("top1", "balanced", "ece")]
     cells = [str(scores.details["task"]), str(scores.details["split"]), f"{scores.images:,}", *numbers]
     show(SEQUENCES, [[*cells, f"{scores['loss']:.4f}", f"{scores.images / scores.seconds:,.0f}"]])

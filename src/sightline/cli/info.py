@@ -1,13 +1,13 @@
 """`sightline info`: describe a model and its cost at a given size."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sightline.cli.options import Command, option, positional
-from sightline.cli.output import Column, number, show
+from sightline.cli.output import Column, number, print_json, show
 from sightline.util.names import format_size
 from sightline.util.schema import Classes, ImgSize
+from sightline.util.text import say
 
 if TYPE_CHECKING:
     from sightline.bench.info import StageInfo
@@ -40,11 +40,11 @@ def run(options: Options) -> None:
         options.name, img_size=options.img_size, attention=options.attention, num_classes=options.num_classes
     )
     if options.json:
-        print(json.dumps(asdict(info), indent=2))
+        print_json(asdict(info))
         return
     published = info.published
-    print(f"{info.name} ({info.family}) at {format_size(info.img_size)}, {info.num_classes} classes")
-    print(f"paper: {info.paper}\n")
+    say(f"{info.name} ({info.family}) at {format_size(info.img_size)}, {info.num_classes} classes")
+    say(f"paper: {info.paper}", "")
     rows = [
         ["parameters", f"{info.params:,}", _number(published["params_m"], "M", 2)],
         ["FLOPs (multiply-adds)", f"{info.macs / 1e9:,.2f} G", _number(published["flops_g"], "G", 1)],
@@ -52,14 +52,14 @@ def run(options: Options) -> None:
         ["ImageNet-1K top-1", "-", _number(published["top1"], "%", 1)],
     ]
     show(FIGURES, rows)
-    print("Published figures are for {img_size}x{img_size}.".format(**published))
+    say("Published figures are for {img_size}x{img_size}.".format(**published))
     for note in info.notes:
-        print(note)
-    print()
+        say(note)
+    say()
     show(STAGES, [_stage_cells(i, stage) for i, stage in enumerate(info.stages, 1)])
     mean, std = (", ".join(f"{value:g}" for value in info.input[name]) for name in ("mean", "std"))
     size, crop = format_size(info.input["input_size"]), info.input["crop_pct"]
-    print(f"\ninput: {size}, {info.input['interpolation']}, crop {crop:g}, mean {mean}, std {std}")
+    say("", f"input: {size}, {info.input['interpolation']}, crop {crop:g}, mean {mean}, std {std}")
 
 
 def _number(value: float | None, unit: str, digits: int) -> str:

@@ -8,6 +8,7 @@ from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, number, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
+from sightline.util.text import say
 
 Row = dict[str, Any]  # of the table, as JSON has it
 
@@ -54,7 +55,7 @@ def run(options: Options) -> None:
         print_json(rows)
     elif options.attention:
         show(ATTENTION_COLUMNS, [_mechanism_cells(row) for row in rows])
-        print(f"\n{ATTENTION_NOTE}")
+        say("", f"{ATTENTION_NOTE}")
     else:
         show(COLUMNS, [_model_cells(row) for row in rows])
 

@@ -13,6 +13,7 @@ from sightline.cli.output import Column, bar, number, print_json, show
 from sightline.tasks.sequences.config import TaskName
 from sightline.util.files import check_writable
 from sightline.util.schema import Count
+from sightline.util.text import say
 
 Row = dict[str, Any]  # JSON
 COLUMNS = (
@@ -78,7 +79,7 @@ def run(options: Options) -> None:
     not_run = [name for name in published if name not in {row["published_as"] for row in rows}]
     cells = [_cells(row, published.get(row["published_as"], "")) for row in rows]
     show(COLUMNS, [*cells, *([name, "", "", "", "", published[name], "", ""] for name in not_run)])
-    print(f"wrote {folder / arena.RESULTS}; every run has a folder next to it")
+    say(f"wrote {folder / arena.RESULTS}; every run has a folder next to it")
 
 
 def _cells(row: Row, published: str) -> list[str]:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from sightline.cli import analyze, bench, convert, eval, info, lra, predict, train
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, name_options, parse
-from sightline.cli.output import one_line, quiet
+from sightline.cli.output import quiet
 from sightline.util.errors import InputError, RunError
 from sightline.util.names import nearest
 from sightline.util.provenance import VERSION
+from sightline.util.text import one_line, say
 
 COMMANDS: "dict[str, Command | Group]" = {
     "list": list_models.COMMAND,
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        print(f"sightline: {one_line(text)}", file=sys.stderr, flush=True)
+        say(f"sightline: {one_line(text)}", file=sys.stderr)
 
 
 def _message(error: Exception) -> str:
@@ -104,7 +105,7 @@ def _dispatch(argv: list[str]) -> int:
 def _without_command(group: Group, prog: str, argv: Sequence[str]) -> int:
     """Print the help of a command that has subcommands, or the version."""
     if "--version" in argv and group is SIGHTLINE:
-        print(f"sightline {VERSION}")
+        say(f"sightline {VERSION}")
         return 0
     if not {"-h", "--help"} & set(argv):
         expected = f"expected one of {', '.join(group.commands)}; see `{prog} --help`"

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import sys
 import time
 import warnings
@@ -13,10 +12,7 @@ from typing import Any, Literal, TextIO
 
 from sightline.util.errors import WeightsWarning
 from sightline.util.files import jsonable
-
-# Control characters, line separators, bidirectional overrides and halves of surrogate pairs.
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-LONGEST = 2000  # characters of a line
+from sightline.util.text import NAME, one_line, printable, say
 
 
 @contextmanager
@@ -37,18 +33,7 @@ def quiet() -> Iterator[None]:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print one of our own warnings as one line."""
-    print(f"sightline: warning: {one_line(str(message))}", file=sys.stderr, flush=True)
-
-
-def escaped(text: str) -> str:
-    """Text from a file, safe to print: control characters become `\\x1b` and the like."""
-    return UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-def one_line(text: str) -> str:
-    """Text as one line of bounded length, without control characters."""
-    line = escaped(" ".join(text.split()))
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    say(f"sightline: warning: {one_line(message)}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -67,12 +52,12 @@ def number(title: str, wide: bool = False) -> Column:
 
 def show(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: drawn by rich on a terminal, plain and as wide as needed in a pipe or a file."""
-    rows = [[escaped(cell) for cell in row] for row in rows]
+    rows = [[printable(cell, NAME) for cell in row] for row in rows]
     if _is_terminal(sys.stdout):
         _show_rich(columns, rows)
         return
     for line in plain(columns, rows):
-        print(line)
+        say(line)
 
 
 def plain(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -106,7 +91,7 @@ def _show_rich(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
         console.print(table)
     sys.stdout.write(text.get())
     if hidden := [column.title for i, column in enumerate(columns) if i not in shown]:
-        print(f"A wider terminal, a pipe or --json also shows: {', '.join(hidden)}.")
+        say(f"A wider terminal, a pipe or --json also shows: {', '.join(hidden)}.")
 
 
 def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
@@ -138,7 +123,8 @@ class Progress:
         self.unit, self.total, self.count, self.label = unit, total, 0, ""
         self.start = time.monotonic()
         columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
-                   TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.description}"))  # fmt: skip
+                   TextColumn("left"), TimeRemainingColumn(),
+                   TextColumn("{task.description}", markup=False))  # fmt: skip
         console = Console(stderr=True)
         self._bar = Bar(*columns, console=console, transient=True, disable=not _is_terminal(sys.stderr))
         self._task = self._bar.add_task("", total=total, rate="")
@@ -152,8 +138,8 @@ class Progress:
 
     def begin(self, label: str) -> None:
         """Name the step that starts now."""
-        self.label = label
-        self._bar.update(self._task, description=label)
+        self.label = printable(label, NAME)
+        self._bar.update(self._task, description=self.label)
 
     def step(self, label: str) -> None:
         """Count a step that is named only when it is done."""
@@ -166,7 +152,7 @@ class Progress:
         if self._bar.disable and sys.stderr is not None:
             rate = f"{self.pace:.1f} s each, about {self.pace * max(self.total - self.count, 0):.0f} s left"
             line = f"[{self.count}/{self.total} {self.unit}, {rate}] {self.label}: {result}"
-            print(line, file=sys.stderr, flush=True)
+            say(line, file=sys.stderr)
 
     def advance(self, count: int) -> None:
         """Count steps on the bar alone."""
@@ -190,4 +176,4 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 def print_json(value: object) -> None:
     """Print a value as JSON; NaN and infinities become null."""
-    print(json.dumps(jsonable(value), indent=2))
+    sys.stdout.write(json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n")

@@ -8,6 +8,7 @@ from sightline.cli.output import Column, number, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.files import write_result
 from sightline.util.schema import Count, ModelArgs, Share, Size
+from sightline.util.text import say
 
 Fact = dict[str, Any]  # JSON
 COLUMNS = (number("rank"), number("index"), number("probability"), Column("class"))
@@ -98,7 +99,7 @@ def run(options: Options) -> None:
     if options.json:
         print_json(facts)
     elif options.attention is not None and pictures:
-        print(f"wrote {options.attention}")
+        say(f"wrote {options.attention}")
 
 
 def _check_options(options: Options, task: str) -> None:
@@ -110,20 +111,20 @@ def _check_options(options: Options, task: str) -> None:
 
 
 def _print(fact: Fact) -> None:
-    print(fact["file"])
+    say(fact["file"])
     if "error" in fact:
-        print(f"  {fact['error']}")
+        say(f"  {fact['error']}")
     for row in fact.get("found", ()):
         if "share" in row:
-            print(f"  {100 * row['share']:5.1f} %  {row['class']}")
+            say(f"  {100 * row['share']:5.1f} %  {row['class']}")
         else:
-            print(f"  {row['score']:.2f}  {row['class']}  {', '.join(f'{v:.0f}' for v in row['box'])}")
+            say(f"  {row['score']:.2f}  {row['class']}  {', '.join(f'{v:.0f}' for v in row['box'])}")
     if "picture" in fact:
-        print(f"  wrote {fact['picture']}")
+        say(f"  wrote {fact['picture']}")
     if "predictions" in fact:
         cells = [(f"{row['index']}", f"{row['probability']:.4f}", row["class"]) for row in fact["predictions"]]
         show(COLUMNS, [[str(rank), *row] for rank, row in enumerate(cells, 1)])
-        print()
+        say()
 
 
 COMMAND = Command(

@@ -1,6 +1,7 @@
 """`sightline train`: train a model from a recipe."""
 
 import os
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,7 @@ def run(options: Options) -> None:
     recipe = "quick" if options.config is None else options.config
     overrides: dict[str, Any] = {key: parse(text, key) for key, text in options.settings.items()}
     if options.print_config:
-        print(to_yaml(configure(load_recipe(recipe), overrides)), end="")
+        sys.stdout.write(to_yaml(configure(load_recipe(recipe), overrides)))
         return
     from sightline.engine.distributed import PeerError
     from sightline.engine.train import train

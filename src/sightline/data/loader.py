@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from sightline.data.images import ImageError
 from sightline.data.order import Key
+from sightline.util.text import say
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -138,7 +139,7 @@ class BrokenImages:
                 raise ImageError(f"{message}; repair or remove it, or pass {self.skip}")
             if message not in self.messages:
                 self.messages[message] = None
-                print(f"skipped: {message}", flush=True)
+                say(f"skipped: {message}")
 
 
 def stack(items: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -5,6 +5,8 @@ import time
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from sightline.util.text import printable, say
+
 
 class ProgressPrinter:
     """Prints speed, loss and the remaining time.
@@ -30,9 +32,9 @@ class ProgressPrinter:
     def line(self, text: str) -> None:
         """Print a line."""
         if self.active and self._bar.disable:
-            print(text, flush=True)
+            say(text)
         elif self.active:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(printable(text), markup=False, highlight=False)
 
     def begin(self, epoch: int, batch: int) -> None:
         """Start an epoch at its update `batch`."""

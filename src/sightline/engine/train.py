@@ -21,6 +21,7 @@ from sightline.tasks.base import Task
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
 from sightline.util.errors import InputError, RunError
+from sightline.util.text import say
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -94,7 +95,7 @@ def train(
         raise InputError(f"data: the recipe {recipe} needs data; give its path")
     path, resuming = choose(config, name)
     if config.run.folder is None and path.name != name and not resuming and rank() == 0:
-        print(f"{path.with_name(name)} holds another run, or a complete one; this is {path}", flush=True)
+        say(f"{path.with_name(name)} holds another run, or a complete one; this is {path}")
     accelerator = make_accelerator(config.run)
     try:
         with StopSignals() as signals, peers():
@@ -178,7 +179,7 @@ def _board(config: RunConfig, folder: RunFolder | None) -> "SummaryWriter | None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        print("no TensorBoard events: pip install tensorboard", flush=True)
+        say("no TensorBoard events: pip install tensorboard")
         return None
     return SummaryWriter(str(folder.path / "tensorboard"))
 
@@ -215,10 +216,10 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> list[Row]:
         {spec.best: progress.best, "epoch": progress.best_epoch, "step": progress.step, "seconds": progress.seconds}
     )
     if progress.skipped or trainer.task.broken:
-        print(f"skipped: {progress.skipped} batches, {len(trainer.task.broken)} unreadable images", flush=True)
+        say(f"skipped: {progress.skipped} batches, {len(trainer.task.broken)} unreadable images")
     metric = spec.shown[spec.best]
     reached = f"no {metric}, since nothing to evaluate could be scored: checkpoints/best has the last weights;"
     if progress.best is not None:
         reached = f"best {metric} {progress.best:.2f} % (epoch {progress.best_epoch})"
-    print(f"{reached} in {clock(progress.seconds)}; everything is in {folder.path}", flush=True)
+    say(f"{reached} in {clock(progress.seconds)}; everything is in {folder.path}")
     return history

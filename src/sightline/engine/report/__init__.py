@@ -12,6 +12,7 @@ from sightline.engine.report.page import run_page
 from sightline.engine.report.record import Record, read_record
 from sightline.hub import load
 from sightline.util.files import write_text
+from sightline.util.text import one_line, say
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +22,7 @@ __all__ = ["write_report"]
 QUERY = (0.5, 0.5)  # of the attention maps
 
 
-def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
+def write_report(folder: Path, note: Callable[[str], object] = say) -> Path:
     """Draw `curves.png`, `confusion.png` and `attention/*.png` into a run folder, and write its `report.html`.
 
     Only files of the folder are read, and for the attention maps the images that its configuration names. A part that
@@ -44,7 +45,7 @@ def write_report(folder: Path, note: Callable[[str], None] = print) -> Path:
             write_figure(folder / f"{name}.png", figure)
             drawn[name] = folder / f"{name}.png"
     except (ValueError, OSError, RuntimeError) as error:
-        note(f"the report is not complete: {' '.join(str(error).split())}")
+        note(f"the report is not complete: {one_line(error)}")
     page = folder / "report.html"
     write_text(page, run_page(record, drawn))
     return page

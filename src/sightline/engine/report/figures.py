@@ -10,6 +10,7 @@ import numpy as np
 from sightline.analysis.figures import new_figure
 from sightline.engine.report.record import Record
 from sightline.util.files import write_result
+from sightline.util.text import NAME, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,6 +54,7 @@ def confusion_figure(names: Sequence[str], confusion: Sequence[Sequence[int]]) -
     counts = np.asarray(confusion, dtype=float)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     classes = len(counts)
+    names = [printable(name, NAME) for name in names[:classes]]
     side = min(3 + 0.42 * classes, 11)
     figure = new_figure(side + 0.8, side)
     axis: Any = figure.subplots()

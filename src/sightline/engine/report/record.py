@@ -12,6 +12,7 @@ from sightline.engine import records
 from sightline.engine.records import Row, Scores
 from sightline.engine.settings import DEFAULT_TASK, TASK
 from sightline.tasks.registry import TASKS, TaskSpec
+from sightline.util.documents import OBJECT, read_json
 from sightline.util.errors import FileError
 
 T = TypeVar("T")
@@ -65,13 +66,13 @@ def read_record(folder: Path) -> Record:
 
     def read(name: str, adapter: TypeAdapter[T], default: T) -> T:
         with suppress(FileError):
-            return records.read_json(folder / name, adapter)
+            return read_json(folder / name, adapter)
         return default
 
     record = Record(
         folder.resolve().name,
         records.read_config(folder),
-        read(records.VERSIONS, records.OBJECT, {}),
+        read(records.VERSIONS, OBJECT, {}),
         records.read_rows(folder),
         read(records.CLASSES, records.NAMES, []),
         read(records.CONFUSION, records.COUNTS, []),

@@ -25,6 +25,7 @@ from sightline.tasks.classification.transforms import Transform, eval_transform,
 from sightline.tasks.metrics import NO_LABEL
 from sightline.tasks.preprocess import at_size
 from sightline.util.errors import FileError
+from sightline.util.text import say
 
 AHEAD = 256  # images augmented at a time, in whole micro-batches: few images would take their time to launch kernels
 CHUNK = 256  # images decoded at a time to keep them
@@ -176,7 +177,7 @@ def preload(split: Split, card: ModelCard, workers: int, placement: Placement, b
     if not parts:
         raise FileError(f"{split.title}: none of its {len(split)} images can be read; give others")
     if placement.rank == 0:
-        print(f"{split.title}: {len(split):,} images decoded", flush=True)
+        say(f"{split.title}: {len(split):,} images decoded")
     return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 

@@ -19,6 +19,7 @@ from sightline.tasks.create import create
 from sightline.tasks.preprocess import card_of, per_channel
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import jsonable
+from sightline.util.text import say
 
 
 def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Module, ModelCard]:
@@ -90,7 +91,7 @@ def load_weights(model: nn.Module, path: str) -> None:
             raise FileError(f"{path}: {' '.join(str(error).split())[:300]}") from error
     for warning in caught:
         if any(word in str(warning.message) for word in ("classifier", "attention mechanism", "number of heads")):
-            print(f"{path}: {warning.message}", flush=True)
+            say(f"{path}: {warning.message}")
 
 
 def _channels(what: str, given: tuple[float, ...] | None, usual: tuple[float, ...]) -> tuple[float, ...]:

@@ -7,6 +7,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from sightline.util.text import NAME, printable
+
 ALPHA = 0.55  # of the colors over the image
 GOLDEN = 0.618034  # turns of hue from one class to the next, so that neighbors differ
 Colour = tuple[int, int, int]
@@ -29,7 +31,7 @@ def draw_classes(image: Image.Image, classes: np.ndarray, names: Sequence[str]) 
     mixed = np.asarray(image.convert("RGB"), dtype=np.float32) * (1 - ALPHA) + table[classes] * ALPHA
     counts = np.bincount(classes.reshape(-1), minlength=len(names))
     present = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
-    rows = [(colours[i], f"{names[i]} {100 * counts[i] / classes.size:.1f} %") for i in present]
+    rows = [(colours[i], f"{printable(names[i], NAME)} {100 * counts[i] / classes.size:.1f} %") for i in present]
     return with_legend(Image.fromarray(mixed.round().astype(np.uint8)), rows)
 
 
@@ -69,7 +71,7 @@ def draw_objects(image: Image.Image, objects: Mapping[str, Tensor], names: Seque
     for i in order:
         left, top, right, bottom = objects["boxes"][i].tolist()
         draw.rectangle((left, top, right, bottom), outline=colours[i], width=max(2, size // 6))
-        text = f"{names[labels[i] - 1]} {scores[i]:.2f}"
+        text = f"{printable(names[labels[i] - 1], NAME)} {scores[i]:.2f}"
         corner = (left + 2, top - 2) if top > size * 1.4 else (left + 2, top + size * 1.3)
         box = draw.textbbox(corner, text, font=font, anchor="lb")
         draw.rectangle((box[0] - 2, box[1] - 1, box[2] + 2, box[3] + 1), fill=colours[i])

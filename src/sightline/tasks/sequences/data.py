@@ -12,6 +12,7 @@ from sightline.tasks.sequences.config import Data
 from sightline.tasks.sequences.tokens import Note, TokenSet, cached, quiet
 from sightline.util.errors import FileError
 from sightline.util.files import reason
+from sightline.util.text import say
 
 PAUSE = 5.0  # seconds between progress lines
 SPLITS = ("train", "val", "test")
@@ -90,7 +91,7 @@ class ProgressPrinter:
         self.said = now
         left = (now - self.start) * (total - done) / max(done, 1)
         ending = f", {left:.0f} s left" if done < total else f" in {now - self.start:.0f} s"
-        print(f"{what}: {done:,} of {total:,}{ending}", flush=True)
+        say(f"{what}: {done:,} of {total:,}{ending}")
 
 
 def cut(config: Data, tokens: TokenSet) -> int:
@@ -134,7 +135,7 @@ def _read(folder: Path, config: Data, note: Note, splits: tuple[str, ...]) -> di
         return _read_images(folder, config.seed, splits)
     whole, empty = files.read_pathfinder(folder, note)
     if empty:
-        print(f"{folder}: {empty:,} empty images left out", flush=True)
+        say(f"{folder}: {empty:,} empty images left out")
     count = len(whole)
     train, val = count * 8 // 10, count * 9 // 10 - count * 8 // 10
     return _divide(whole.shuffled(config.seed), [train, val, count - train - val], splits)

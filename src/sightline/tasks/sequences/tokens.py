@@ -13,6 +13,7 @@ from safetensors.numpy import save as to_bytes
 from torch import Tensor
 
 from sightline.util.files import reason, write_bytes
+from sightline.util.text import say
 
 ROUND = 64  # batches are padded to multiples of this, so that there are few lengths; padding changes no result
 
@@ -117,12 +118,12 @@ def cached(path: Path, make: Callable[[], TokenSet], examples: int, tokens: int,
                 return found
         except (OSError, KeyError, ValueError, SafetensorError):
             pass
-        print(f"{path}: damaged; made again", flush=True)
+        say(f"{path}: damaged; made again")
     made = make()
     try:
         write_bytes(path, to_bytes({"values": made.values, "ends": made.ends, "labels": made.labels}))
     except OSError as error:
-        print(f"{path}: could not be kept for the next time ({reason(error)})", flush=True)
+        say(f"{path}: could not be kept for the next time ({reason(error)})")
     return made
 
 
