@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from torch import Tensor
 
+from sightline.util.documents import read_text
 from sightline.util.errors import FileError
 
 WORDNET = re.compile(r"n\d{8}")
@@ -139,9 +140,9 @@ def _read_sets(path: str | Path | None) -> dict[str, list[int]]:
         if path is None:
             text = (files("timm.data") / "_info" / "imagenet_real_labels.json").read_bytes()
         else:
-            text = Path(path).read_bytes()
+            text = read_text(path).encode()
         sets = LABEL_SETS.validate_json(text)
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise FileError(f"labels: {path} does not hold lists of labels 0 to 999, one list per image") from error
     if isinstance(sets, list):
         return {f"ILSVRC2012_val_{i:08d}": labels for i, labels in enumerate(sets, 1)}

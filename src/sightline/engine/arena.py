@@ -11,14 +11,15 @@ from pydantic import TypeAdapter
 
 from sightline.engine import records, settings
 from sightline.engine.evaluate import evaluate
-from sightline.engine.records import DONE, METRICS, VERSIONS, check
+from sightline.engine.records import DONE, METRICS, VERSIONS
 from sightline.engine.run_folder import differences
 from sightline.engine.train import train
 from sightline.hub import load
 from sightline.tasks.base import Progress
 from sightline.tasks.config import RunConfig
+from sightline.util.documents import check, read_json, read_object
 from sightline.util.errors import FileError, InputError
-from sightline.util.files import read_json, write_json
+from sightline.util.files import write_json
 
 OWN_OPTIONS = {  # keys that have an option of their own
     "model.attention": "--attention", "run.folder": "--out", "data.path": "--data", "data.name": "TASK",
@@ -93,12 +94,12 @@ def train_and_test(config: RunConfig, progress: Progress | None = None) -> dict[
         _train(config, folder / MEMORY)
     elif different := differences(folder, config):
         raise InputError(f"{folder}: a run with another {', '.join(different[:4])}; give another --out")
-    done = records.read_json(folder / DONE, TypeAdapter(Done))
-    peak = check(TypeAdapter(int | None), read_json(folder / MEMORY).get("bytes"), folder / MEMORY)
+    done = read_json(folder / DONE, TypeAdapter(Done))
+    peak = check(TypeAdapter(int | None), read_object(folder / MEMORY).get("bytes"), folder / MEMORY)
     rates = [rate for row in records.read_rows(folder) if (rate := row.get("images_per_second")) is not None]
     if not rates:
         raise FileError(f"{folder / METRICS}: damaged; remove the folder of the run to train again")
-    versions = read_json(folder / VERSIONS)
+    versions = read_object(folder / VERSIONS)
     loaded = load(folder / "checkpoints" / "best" / "model.safetensors")
     scores = evaluate(
         loaded, split="test", batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,

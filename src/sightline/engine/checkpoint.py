@@ -15,10 +15,11 @@ import safetensors.torch
 from pydantic import JsonValue, TypeAdapter
 from torch import Tensor, nn
 
-from sightline.engine.records import OBJECT, Count, read_json
+from sightline.engine.records import Count
 from sightline.hub import write_tensors
 from sightline.models.weights.reader import WEIGHTS
 from sightline.tasks.base import Card
+from sightline.util.documents import OBJECT, read_json
 from sightline.util.errors import FileError, RunError
 from sightline.util.files import file_digest, flush_folder, reason, write_text
 

@@ -52,4 +52,4 @@ def _csv(lines: Iterable[Sequence[object]]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    write_result(path, lambda target: target.write_text(text, encoding="utf-8", newline=""))
+    write_result(path, lambda target: target.write_bytes(text.encode("utf-8", "backslashreplace")))

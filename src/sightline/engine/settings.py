@@ -14,6 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
+from sightline.util.documents import parse_yaml, read_yaml
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
 from sightline.util.schema import build, unknown_key
@@ -37,10 +38,7 @@ def load_recipe(name: str, depth: int = 0) -> Recipe:
     path = RECIPES / f"{name}.yaml" if name in recipe_names() else Path(name)
     if not path.is_file():
         raise InputError(f"no recipe {name!r}; {nearest(name, recipe_names(), 'give a packaged one or a YAML file')}")
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{name}: not YAML ({' '.join(str(error).split())[:120]})") from error
+    loaded = read_yaml(path) or {}
     if not isinstance(loaded, dict):
         known = ", ".join(sections(TASKS[DEFAULT_TASK].config))
         raise InputError(f"{name}: not a configuration; expected keys such as {known}")
@@ -87,7 +85,7 @@ def parse(text: str, key: str = "") -> object:
     if not text.strip() or (holds_text and text != "null"):
         return text
     try:
-        return yaml.safe_load(text)
+        return parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
 

@@ -5,14 +5,15 @@ import glob
 import json
 import math
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
-from sightline.util.errors import FileError, InputError
+from sightline.util.errors import InputError
 
 STALE = 3600.0  # seconds after which a temporary file belongs to a process that was killed
 
@@ -45,7 +46,7 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Create or replace a text file in UTF-8; line ends are written as given."""
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))  # names of files may have bytes that are not UTF-8
 
 
 def write_json(path: Path, value: object) -> None:
@@ -65,23 +66,6 @@ def jsonable(value: object) -> object:
 def write_bytes(path: Path, data: bytes) -> None:
     """Create or replace a binary file."""
     write_atomic(path, lambda temporary: temporary.write_bytes(data))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if the file is missing.
-
-    Raises:
-        FileError: it is damaged, or does not hold an object.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} is damaged; remove it and run the command again") from error
-    if not isinstance(found, dict):
-        raise FileError(f"{path} was not written by sightline; remove it and run the command again")
-    return found
 
 
 def check_writable(folder: str | Path, option: str) -> None:
@@ -126,10 +110,24 @@ def flush_folder(path: Path) -> None:
         os.close(handle)
 
 
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file to read bytes.
+
+    Raises:
+        OSError: there is none, or it is something else, such as a pipe or a device, which could block forever.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise IsADirectoryError("a folder") if stat.S_ISDIR(mode) else OSError("not a regular file")
+    return os.fdopen(handle, "rb")
+
+
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     hasher = sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             hasher.update(block)
     return hasher.hexdigest()

@@ -21,7 +21,7 @@ def nearest(name: str, names: Iterable[str], otherwise: str | None = None, cutof
     'expected one of inline, soft'
     """
     names = list(names)
-    if found := get_close_matches(name.strip("*?"), names, 1, cutoff=cutoff):
+    if found := get_close_matches(name[:200].strip("*?"), names, 1, cutoff=cutoff):
         return f"did you mean {found[0]!r}?"
     return f"expected one of {', '.join(names)}" if otherwise is None else otherwise
 

@@ -9,6 +9,7 @@ from sightline.data.readers.folder import FolderReader
 from sightline.data.readers.tar import ShardReader, TarReader
 from sightline.data.splits import HF, Reader, Split
 from sightline.tasks.classification.config import Data
+from sightline.util.documents import read_text
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import reason
 
@@ -139,8 +140,8 @@ def _read_class_map(path: str | None) -> Classes:
     if path is None:
         return None
     try:
-        names = tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
+        names = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
+    except (OSError, ValueError) as error:
         raise FileError(f"data.class_map: {path} cannot be read; give a text file with one class per line") from error
     if len(set(names)) != len(names) or len(names) < 2:
         raise FileError(f"data.class_map: {path} needs two or more different names, one per line")

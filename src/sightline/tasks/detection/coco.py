@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torchvision.ops import box_convert
 
+from sightline.util.documents import read_text
 from sightline.util.errors import FileError
 
 MOST = 2**28  # pixels of an image; larger ones are not decoded
@@ -84,7 +85,7 @@ def load(path: Path) -> Content:
         FileError: it cannot be read, a field is missing or of the wrong type, or an id comes twice.
     """
     try:
-        content = Content.model_validate_json(path.read_text(encoding="utf-8-sig"))
+        content = Content.model_validate_json(read_text(path))
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: cannot be read as COCO instances ({reason(error)}); fix the file") from error
     for what, rows in (("images", content.images), ("categories", content.categories)):

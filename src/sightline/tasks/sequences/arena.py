@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from pydantic import TypeAdapter
 
 from sightline.tasks.sequences.config import Config, TaskName
 from sightline.tasks.sequences.data import open_splits
 from sightline.tasks.sequences.model import build
-from sightline.util.errors import FileError, InputError
-from sightline.util.files import read_json, write_json
+from sightline.util.documents import check, read_object
+from sightline.util.errors import InputError
+from sightline.util.files import write_json
 
 DEFAULT_MECHANISMS = ("softmax", "linear", "inline", "soft", "soft_norm", "nystromformer(landmarks=128,kernel=35)")
 # Accuracies in percent at the size of the recipes `lra_*`, from Nystromformer: A Nystrom-Based Algorithm for
@@ -34,6 +36,7 @@ TITLES = {
 }  # fmt: skip
 RESULTS, ROW = "results.json", "row.json"  # of a table, of a run
 Row = dict[str, Any]  # JSON
+ROWS = TypeAdapter(list[Row])
 
 
 def run_folder(folder: Path, attention: str) -> Path:
@@ -66,7 +69,7 @@ def keep_row(folder: Path, task: str, row: Row) -> None:
 
 def _all_rows(folder: Path, task: str) -> list[Row]:
     """The rows of all runs of a task, and those of a table without such files; the default mechanisms first."""
-    runs = [read_json(path) for path in folder.glob(f"*/{ROW}")]
+    runs = [read_object(path) for path in folder.glob(f"*/{ROW}")]
     rows = {str(row.get("attention")): row for row in _table_rows(folder, task)}
     rows |= {str(row.get("attention")): row for row in runs if row.pop("task", None) == task}
     rank = {name: number for number, name in enumerate(DEFAULT_MECHANISMS)}
@@ -76,10 +79,7 @@ def _all_rows(folder: Path, task: str) -> list[Row]:
 def _table_rows(folder: Path, task: str) -> list[Row]:
     """The rows of a table that was written before."""
     path = folder / RESULTS
-    found = read_json(path)
+    found = read_object(path)
     if (other := found.get("task", task)) != task:
         raise InputError(f"--out: {path} is the table of {other}; give another folder")
-    rows = found.get("rows", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise FileError(f"{path} was not written by sightline; remove it and run the command again")
-    return rows
+    return check(ROWS, found.get("rows", []), path)
