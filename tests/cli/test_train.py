@@ -1,8 +1,8 @@
 """`sightline train` as a command: help, configuration, errors of one line, and a whole short run."""
 
 import errno
-import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -148,15 +148,14 @@ def test_unreadable_files_are_named(
     """As the system answers for a file of mode 000; the superuser, who may run this, can read such a file."""
     images = make_images(tmp_path / "images")
     recipe = write_recipe(tmp_path / "tiny.yaml")
-    really = io.open
+    really = os.open
 
     def closed(file: object, *arguments: object, **options: object) -> object:
         if str(file).endswith(("red/3.png", "closed.yaml")):
             raise PermissionError(errno.EACCES, "Permission denied", str(file))
-        return really(file, *arguments, **options)  # type: ignore[call-overload]
+        return really(file, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("builtins.open", closed)
-    monkeypatch.setattr("io.open", closed)
+    monkeypatch.setattr("os.open", closed)
     arguments = ["--config", str(recipe), "--data", str(images), "--out", str(tmp_path / "run")]
     assert main(["train", *arguments]) == 2
     err = capsys.readouterr().err

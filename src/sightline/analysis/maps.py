@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sightline.analysis.capture import BlockCall, capture
-from sightline.data.images import load_image
+from sightline.data.images import load_image, resize_transform
 from sightline.layers.core import Grid
 from sightline.util.errors import InputError
 
@@ -94,11 +94,11 @@ def to_input(model: nn.Module, image: Picture) -> Tensor:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if isinstance(image, Tensor):
         return image.to(device)
-    from timm.data import create_transform, resolve_model_data_config
+    from timm.data import resolve_model_data_config
 
     config = resolve_model_data_config(model)
     picture = image if isinstance(image, Image.Image) else load_image(Path(image), channels=config["input_size"][0])
-    tensor: Tensor = create_transform(**config, is_training=False)(picture)
+    tensor: Tensor = resize_transform(**config)(picture)
     return tensor.to(device)
 
 

@@ -77,11 +77,11 @@ def _predict_each(
                 image = source.convert(MODES.get(channels))
             else:
                 image = load_image(source, channels=channels)
+            with torch.inference_mode():
+                found = predictor(file, image)
         except ImageError as error:
             if on_error == "stop":
                 raise ImageError(f"{error}; repair or remove it, or pass {SKIP}") from error
             yield Prediction(file, error=str(error))
             continue
-        with torch.inference_mode():
-            found = predictor(file, image)
         yield found

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 from PIL import Image
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
-from sightline.data.images import ImageError
+from sightline.data.images import ImageError, resize_transform
 from sightline.data.loader import ItemLoader, Items, chunks, stack
 from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
@@ -54,9 +54,8 @@ def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
 
 def make_transform(card: ModelCard) -> Transform:
     """PIL image -> (channels, height, width) as the card describes, without augmentation."""
-    transform: Transform = create_transform(
+    transform: Transform = resize_transform(
         input_size=card.input_size,
-        is_training=False,
         interpolation=card.interpolation,
         mean=card.mean,
         std=card.std,

@@ -102,7 +102,7 @@ def test_a_colour_picture_is_no_mask(tmp_path: Path) -> None:
 def test_a_damaged_mask(tmp_path: Path) -> None:
     path = make_data(tmp_path) / "masks/train/0.png"
     path.write_bytes(path.read_bytes()[:60])
-    assert message_of(tmp_path).startswith(f"{path}: cannot be read as a mask")
+    assert message_of(tmp_path).startswith(f"{path}: cannot be read")
 
 
 @pytest.mark.parametrize("kind", ["images", "masks"])

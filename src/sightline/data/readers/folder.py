@@ -17,7 +17,7 @@ from sightline.util.errors import FileError
 
 
 class FolderReader(Reader):
-    """A folder per class, with every image format that Pillow reads.
+    """A folder per class.
 
     Args:
         root: the folder of a split.
@@ -34,7 +34,7 @@ class FolderReader(Reader):
         self._lent: list[tuple[str, str]] = []
         found: dict[str, list[str]] = {}
         for item in sorted(_entries(root), key=lambda item: natural_key(item.name)):
-            if item.is_dir():
+            if os.path.isdir(item):
                 found[item.name] = list(self._images(item.path, item.name))
             else:
                 self._others.append(item.path)
@@ -67,7 +67,7 @@ class FolderReader(Reader):
             raise FileError(f"{folder}: a link to {self._seen[inode]}, which would be read twice; remove the link")
         self._seen[inode] = folder
         for item in _entries(folder):
-            if item.is_dir():
+            if os.path.isdir(item):  # unlike its own method, false for a link to itself
                 yield from self._images(item.path, name)
             elif os.path.splitext(item.name)[1].lower() not in EXTENSIONS:
                 self._others.append(item.path)

@@ -5,6 +5,7 @@ from typing import Any
 
 import datasets
 
+from sightline.data.images import Source
 from sightline.data.splits import Reader
 from sightline.util.errors import FileError
 
@@ -39,9 +40,9 @@ class HubReader(Reader):
         self.classes = classes or tuple(map(str, names))
         self.targets = [int(label) for label in labels]
 
-    def source(self, index: int) -> bytes:
+    def source(self, index: int) -> Source:
         image = self.rows[index][self.image_key]
-        return image.get("bytes") or Path(image["path"]).read_bytes()
+        return image.get("bytes") or Path(image["path"])
 
     def name(self, index: int) -> str:
         return str(self.rows[index][self.image_key].get("path") or index)

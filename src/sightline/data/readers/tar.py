@@ -97,7 +97,9 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(path, "r:") as archive:
             yield archive
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
+        if isinstance(error, FileError):
+            raise
         raise FileError(f"{path}: not a readable tar file ({reason(error)}); make or download it again") from error
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageOps
 
+from sightline.data.images import resize_transform
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Augment
 from sightline.util.errors import InputError
@@ -69,9 +70,7 @@ def eval_transform(card: ModelCard) -> Transform:
 
 def _geometry(card: ModelCard, crop_pct: float) -> list[Transform]:
     """timm's resize and center crop of evaluation, without what follows them."""
-    from timm.data import create_transform
-
-    made = create_transform(
-        card.input_size, is_training=False, interpolation=card.interpolation, crop_pct=crop_pct, use_prefetcher=True
+    made = resize_transform(
+        input_size=card.input_size, interpolation=card.interpolation, crop_pct=crop_pct, use_prefetcher=True
     )
     return list(made.transforms[:-1])

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from PIL import ExifTags, Image
 
-from sightline.data.images import ImageError, load_image
+from sightline.data.images import ImageError, load_image, open_image
 from sightline.tasks.dense.config import DenseData
 from sightline.util.errors import FileError, InputError
 
@@ -59,7 +59,7 @@ def load_annotated(path: Path, height: int, width: int, annotations: object) -> 
     """
     image = load_image(path)
     if height != width and (image.width, image.height) == (height, width):
-        with Image.open(path) as file:
+        with open_image(path) as file:
             turn = file.getexif().get(ExifTags.Base.Orientation)
         image = image.transpose(TURN_BACK[turn]) if turn in TURN_BACK else image
     if (image.height, image.width) != (height, width):

@@ -15,6 +15,8 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
+from sightline.data.images import check_pixels
+
 Size = tuple[int, int]  # height, width
 T = TypeVar("T")
 
@@ -42,6 +44,7 @@ def scaled(height: int, width: int, factor: float) -> Size:
 def to_pixels(image: Image.Image, size: Size) -> tv_tensors.Image:
     """An RGB image at `size` as uint8 (3, height, width), resized by Pillow."""
     if (image.height, image.width) != size:
+        check_pixels(*size)
         image = F.resize(image, list(size), InterpolationMode.BILINEAR)
     return F.to_image(image)
 

@@ -17,10 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sightline.data.images import EXTENSIONS
+from sightline.data.images import EXTENSIONS, ImageError, open_image
 from sightline.data.loader import SKIP
 from sightline.tasks.dense.data import AnnotationError, LeftOut, find_split, load_annotated
 from sightline.tasks.segmentation.config import Data
+from sightline.util.documents import read_text
 from sightline.util.errors import FileError
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
@@ -52,10 +53,10 @@ class Labels:
             AnnotationError: it cannot be read, holds no class numbers, or an unknown one.
         """
         try:
-            with Image.open(path) as image:
+            with open_image(path) as image:
                 mode, values = image.mode, np.asarray(image)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise AnnotationError(f"{path}: cannot be read as a mask ({' '.join(str(error).split())[:120]})") from error
+        except ImageError as error:
+            raise AnnotationError(str(error)) from error
         if mode not in MASK_MODES:
             raise AnnotationError(f"{path}: an image of mode {mode}; masks hold one class number per pixel")
         mask = values.astype(np.int64) - self.first
@@ -178,7 +179,7 @@ def _ade_names(root: Path) -> list[str]:
 def _read_classes(path: Path) -> tuple[list[str], int]:
     """Names from a list, or from a mapping of the numbers 0, 1, 2, ..., and the value of ignored pixels."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
         given = json.loads(text) if path.suffix == ".json" else text.rstrip().splitlines()
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path}: cannot be read as classes ({' '.join(str(error).split())[:120]})") from error

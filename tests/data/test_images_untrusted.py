@@ -1,0 +1,113 @@
+"""Image files that would run programs, block, or take gigabytes."""
+
+import io
+import os
+import random
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.data.images import FORMATS, MAX_PIXELS, ImageError, find_images, load_image, resize_transform
+from sightline.data.readers.folder import FolderReader
+from sightline.data.splits import Split
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def encode(kind: str, size: tuple[int, int] = (40, 30), mode: str = "RGB") -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, size).save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["EPS", "ICO", "PCX", "TGA", "SGI", "DDS", "IM", "PDF"])
+def test_other_formats_are_not_opened(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.check_call", lambda *_, **__: pytest.fail("a program was run"))
+    path = tmp_path / "image.png"
+    path.write_bytes(EPS if kind == "EPS" else encode(kind))
+    with pytest.raises(ImageError, match=rf"^{path}: .*{FORMATS[0]}"):
+        load_image(path)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_documented_formats_are_opened(kind: str) -> None:
+    assert load_image(encode(kind)).size == (40, 30)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "loop", "nowhere", "null", "zero"])
+def test_what_is_no_regular_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "image.png"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"loop": path, "nowhere": "/none"}.get(kind, f"/dev/{kind}"))
+    with pytest.raises(ImageError, match=f"^{path}: "):
+        load_image(path)
+    assert find_images([str(path)]) == find_images([str(tmp_path)]) == find_images([f"{tmp_path}/*.png"]) == [path]
+
+
+def test_a_link_to_itself_in_a_dataset(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(encode("PNG"))
+    loop = tmp_path / "a/loop.png"
+    loop.symlink_to(loop)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    split = Split(FolderReader(str(tmp_path)), "val")
+    assert (len(split), split.classes) == (3, ("a", "b"))
+    with pytest.raises(ImageError, match=r"a/loop\.png"):
+        split.image(1)
+
+
+@pytest.mark.parametrize("size", [(30_000, 1), (1, 30_000), (9_000, 90)])
+@pytest.mark.parametrize("target", [(3, 224, 224), (3, 32, 224)])
+def test_a_strip_is_cut_before_it_is_resized(size: tuple[int, int], target: tuple[int, int, int]) -> None:
+    transform = resize_transform(input_size=target, crop_pct=0.9)
+    image = Image.effect_noise(size, 50).convert("RGB")
+    seen: list[int] = []
+    transform.transforms.insert(2, lambda image: seen.append(image.width * image.height) or image)
+    assert tuple(transform(image).shape) == target
+    assert seen[0] < 10**7
+
+
+def test_the_middle_of_a_strip_is_what_counts() -> None:
+    values = np.tile(np.arange(999, dtype=np.float64) / 999 * 255, (9, 1)).astype(np.uint8)
+    found = resize_transform(input_size=(3, 36, 36), crop_pct=1.0, mean=(0, 0, 0), std=(1, 1, 1))
+    pixels = found(Image.fromarray(values).convert("RGB"))
+    assert float(pixels.mean()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_too_many_pixels() -> None:
+    side = int(MAX_PIXELS**0.5) + 1
+    data = encode("PNG", (side, side), "1")
+    tracemalloc.start()
+    with pytest.raises(ImageError, match=rf"^big\.png: {side}x{side} "):
+        load_image(data, "big.png")
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_bytes(kind: str) -> None:
+    """An image, or one error."""
+    rng, whole = random.Random(0), encode(kind)
+    for _ in range(60):
+        data = bytearray(whole)
+        for _ in range(rng.choice((1, 3, 20))):
+            data[rng.randrange(min(len(data), rng.choice((64, 10**6))))] = rng.choice((0, 255, rng.randrange(256)))
+        kept = rng.choice((len(data), rng.randrange(len(data))))
+        message = _message(bytes(data[:kept]))
+        assert message == "" or message.startswith("x: ")
+        assert "\n" not in message
+
+
+def _message(data: bytes) -> str:
+    """Why an image cannot be read; "" if it can."""
+    try:
+        load_image(data, "x")
+    except ImageError as error:
+        return str(error)
+    return ""
