@@ -5,6 +5,7 @@ Pickles are read with `weights_only=True`, sizes are checked before memory is al
 """
 
 import argparse
+import mmap
 import os
 import re
 import warnings
@@ -17,6 +18,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from sightline.models.weights.archive import check_archive
 from sightline.util.errors import FileError
 from sightline.util.files import reason
 
@@ -26,6 +28,7 @@ State = dict[str, Tensor]
 STATE_KEYS = ("state_dict_ema", "model_ema", "model", "state_dict")
 PREFIXES = ("module.", "_orig_mod.", "model.")
 AVERAGE_COUNT = "n_averaged"  # a counter in the state of torch's AveragedModel
+BYTEARRAY = re.compile(rb"(?:builtins|__builtin__)\nbytearray\n")  # in a pickle
 UNSAFE = re.compile(r"\bGLOBAL (\S+)")  # a function or class, in torch's message, that is no part of a tensor
 SHOWN = 4  # names in a message before the count
 # The weights of a run folder, best first; a folder may also be one of these.
@@ -106,9 +109,12 @@ def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
 
 
 def _read_pickle(path: Path) -> object:
+    if not path.stat().st_size:
+        raise FileError(f"{path}: empty; download it again")
     packed = zipfile.is_zipfile(path)
     if packed:
-        _check_archive(path)
+        check_archive(path)
+    _check_bytes(path)
     try:
         # timm's training checkpoints carry their options in a Namespace, which only holds attributes.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
@@ -125,19 +131,11 @@ def _read_pickle(path: Path) -> object:
         raise FileError(f"{path}: damaged, or not a checkpoint of torch.save{why}; download it again") from error
 
 
-def _check_archive(path: Path) -> None:
-    """Reject an archive that unpacks to more than its size: torch stores tensors uncompressed."""
-    size = path.stat().st_size
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise FileError(f"{path}: damaged archive ({reason(error)}); download it again") from error
-    claimed = sum(entry.file_size for entry in entries)
-    if claimed > size:
-        raise FileError(f"{path}: {size} bytes claim to unpack to {claimed}; rejected as a zip bomb")
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise FileError(f"{path}: a compressed archive, which torch does not write; unpack and save it again")
+def _check_bytes(path: Path) -> None:
+    """Reject the one call that torch lets a pickle make with a number: `bytearray(10**10)` takes that much memory."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if BYTEARRAY.search(data):
+            raise FileError(f"{path}: rejected, it holds a bytearray; ask its author for plain tensors or safetensors")
 
 
 def unwrap(loaded: object) -> State:
@@ -146,7 +144,7 @@ def unwrap(loaded: object) -> State:
         return {}
     inner = (loaded.get(key) for key in STATE_KEYS)
     found: dict[object, object] = next((value for value in inner if isinstance(value, dict) and value), loaded)
-    state = {str(k): v for k, v in found.items() if isinstance(v, Tensor) and k != AVERAGE_COUNT}
+    state = {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, Tensor) and k != AVERAGE_COUNT}
     while state and (prefix := next((p for p in PREFIXES if all(k.startswith(p) for k in state)), None)):
         state = {k.removeprefix(prefix): v for k, v in state.items()}
     return state
