@@ -74,7 +74,14 @@ def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[S
 
 def _split(text: str, separator: str) -> list[str]:
     """Split outside brackets."""
-    return re.split(re.escape(separator) + r"(?![^(]*\))", text)
+    parts, start, inside = [], 0, False
+    for match in re.finditer(rf"[()\{separator}]", text):
+        if match[0] != separator:
+            inside = match[0] == "("
+        elif not inside:
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [*parts, text[start:]]
 
 
 def _format_stage(blocks: Sequence[Spec]) -> str:

@@ -27,9 +27,10 @@ from sightline.layers.mechanisms.none import NoCore
 from sightline.layers.mechanisms.soft import SoftCore, SoftNormCore
 from sightline.layers.mechanisms.softmax import SoftmaxCore
 from sightline.util.errors import InputError
-from sightline.util.names import nearest
+from sightline.util.names import MAX_SIDE, nearest
 
 Option = bool | int | float | str
+MOST = {"iterations": 1000}  # of options that are whole numbers; of all others MAX_SIDE
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,8 @@ class Spec:
                 problem = f"{key}={value!r} must be {type(known[key]).__name__}, e.g. {known[key]!r}"
             elif isinstance(value, int) and value < low:
                 problem = f"{key}={value}: expected at least {low}"
+            elif isinstance(value, int) and value > MOST.get(key, MAX_SIDE):
+                problem = f"{key}={value}: expected at most {MOST.get(key, MAX_SIDE)}"
             elif key == "kernel" and isinstance(value, int) and value and value % 2 == 0:
                 problem = f"{key}={value}: expected an odd side such as 3" + (", or 0 for none" if low == 0 else "")
             if problem:

@@ -5,21 +5,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Json, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Json, TypeAdapter, ValidationError, model_validator
 from pydantic import Field as Limit
 
-from sightline.util.errors import FileError
+from sightline.data.images import MAX_PIXELS
+from sightline.models.weights.recorded import CardError as CardError
+from sightline.models.weights.recorded import read_arguments
 from sightline.util.names import MAX_SIDE
 from sightline.util.provenance import VERSION
+from sightline.util.text import printable
 
 T = TypeVar("T")
 E = TypeVar("E", bound="CardEntries")
 Side = Annotated[int, Limit(gt=0, le=MAX_SIDE)]
 Positive = Annotated[float, Limit(gt=0)]
-
-
-class CardError(FileError):
-    """Metadata that does not describe a model; the message is one line."""
+MAX_INPUT = 1 << 24  # pixels
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,14 @@ class ModelCard(TaskCard):
         input, channels = read.input, read.input.input_size[0]
         if not len(input.mean) == len(input.std) == channels:
             raise CardError(f"mean={input.mean} and std={input.std} do not fit images of {channels} channels")
-        return cls(read.model, read.model_args, read.classes, **dict(input))
+        return cls(read.model, read_arguments(metadata), read.classes, **dict(input))
 
 
 class CardEntries(BaseModel):
     """The entries of every card in the metadata of a file."""
 
-    model: str
-    model_args: Json[dict[str, Any]] = {}
-    classes: Json[tuple[str, ...]]
+    model: Annotated[str, Limit(max_length=100)]
+    classes: Json[Annotated[tuple[str, ...], Limit(max_length=1_000_000)]]
 
 
 class _Input(BaseModel):
@@ -111,6 +110,13 @@ class _Input(BaseModel):
     std: tuple[Positive, ...]
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"]
     crop_pct: Annotated[float, Limit(gt=0, le=1)]
+
+    @model_validator(mode="after")
+    def _limit(self) -> "_Input":
+        _, height, width = self.input_size
+        if height * width > MAX_INPUT or height * width / self.crop_pct**2 > MAX_PIXELS:
+            raise ValueError(f"{height}x{width} with crop_pct={self.crop_pct} is too large")
+        return self
 
 
 class _Entries(CardEntries):
@@ -160,5 +166,5 @@ def _missing(all_fields: dict[str, Any], values: Any) -> Iterator[str]:
 
 def _damaged(error: ValidationError, where: str) -> CardError:
     first = error.errors(include_url=False)[0]
-    path = ".".join(map(str, (where, *first["loc"])))
-    return CardError(f"its card is damaged ({path}: {first['msg']}); save the weights again")
+    path = ".".join(printable(part, 40) for part in (where, *first["loc"]))
+    return CardError(f"its card is damaged ({path}: {printable(first['msg'], 200)}); save the weights again")

@@ -10,9 +10,11 @@ from torch import nn
 from sightline.models.factory import check_arguments, check_name
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.reader import State
+from sightline.models.weights.recorded import check_recordable, within
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.base import Card
 from sightline.util.errors import FileError, InputError
+from sightline.util.text import one_line
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -30,6 +32,8 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
         where = f"{section}.args"
         if name in VARIANTS:
             check_arguments(name, kwargs)
+        elif section == "model":
+            check_recordable(kwargs)
         return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
     except (InputError, TypeError) as error:
         raise InputError(f"{where}: {error}") from error
@@ -57,16 +61,13 @@ def restore(card: Card, state: State, make: Callable[[], M]) -> M:
         make: builds the model; called on the meta device first, before a forged card can take memory.
 
     Raises:
-        FileError: the card asks for other files or does not describe a model; MismatchError if the weights do not fit.
+        FileError: the card does not describe a model, or one larger than the weights; MismatchError if they do not fit.
     """
-    for key in card.arguments:
-        if key.startswith(("pretrained", "checkpoint", "cache")):
-            raise FileError(f"its card has {key!r}, which the model does not take; save the weights again")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), within(state):
             mismatch = compare(state, make())
     except (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
-        raise FileError(" ".join(str(error).split())[:240]) from error
+        raise FileError(one_line(error, 240)) from error
     if mismatch:
         raise MismatchError(f"the weights do not fit {card.title}", mismatch)
     model = make()

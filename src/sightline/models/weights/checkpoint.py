@@ -1,6 +1,5 @@
 """A weight file of one of our families as a model: choose the variant, check its shapes, build it, load it."""
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from sightline.models.weights.heads import RecordedHeads, published_heads, recor
 from sightline.models.weights.identify import Identity, arguments, build_empty, nearest_variants, plain, recognize
 from sightline.models.weights.layouts import rename
 from sightline.models.weights.reader import State, Weights
+from sightline.models.weights.recorded import read_arguments, within
 from sightline.models.weights.shapes import Layout
 from sightline.models.zoo import VARIANTS, create
 from sightline.util.errors import FileError
@@ -192,12 +192,12 @@ def _recorded(file: Checkpoint) -> tuple[Identity, nn.Module] | None:
     if name not in VARIANTS or VARIANTS[name].cls.family != file.family:
         return None
     try:
-        args = json.loads(file.weights.metadata.get("model_args", "{}"))
-        if not _agrees({**arguments(name), **args}, "depths", file.layout):
-            return None  # never build what the weights do not show
-        empty = build_empty(name, args)
-    except (ValueError, TypeError, RecursionError):
-        return None
+        args = read_arguments(file.weights.metadata)
+        check_arguments(name, args)
+        with within(file.weights.state):
+            empty = build_empty(name, args)
+    except ValueError:
+        return None  # the shapes show which it is
     return None if compare(file.shapes, empty) else (Identity(name, args), empty)
 
 

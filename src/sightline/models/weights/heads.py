@@ -7,6 +7,7 @@ next to the weights, or the name of the architecture records it.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from sightline.models.sequence import SEQUENCE_HEADS, SEQUENCE_MODELS
 from sightline.models.weights.fit import heads_of
 from sightline.models.weights.identify import arguments
 from sightline.models.weights.reader import Weights
+from sightline.models.weights.recorded import read_arguments
 from sightline.models.weights.shapes import Layout
 from sightline.models.zoo import VARIANTS
+from sightline.util.documents import DAMAGE, read_text
 from sightline.util.errors import FileError
 
 CONFIG = "config.json"  # of timm and Hugging Face, next to the weights
@@ -44,8 +47,9 @@ def recorded_heads(weights: Weights) -> RecordedHeads | None:
     metadata, config = weights.metadata, _config(weights.path.parent / CONFIG)
     name = metadata.get("model", "")
     if name in VARIANTS or name in SEQUENCE_MODELS:
-        args = _json(metadata.get("model_args", "{}"))
-        given = args.get("num_heads") if isinstance(args, dict) else None
+        given = None
+        with suppress(FileError):
+            given = read_arguments(metadata).get("num_heads")
         usual = arguments(name)["num_heads"] if name in VARIANTS else SEQUENCE_HEADS
         return _counts(given or usual, "its metadata")
     model_args = config.get("model_args")
@@ -97,10 +101,8 @@ def check_recorded(weights: Weights, model: nn.Module) -> None:
 def _config(path: Path) -> Mapping[str, object]:
     """A config.json; empty if missing, too large or damaged."""
     try:
-        if not path.is_file() or path.stat().st_size > MAX_CONFIG:
-            return {}
-        found = _json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        found = json.loads(read_text(path, MAX_CONFIG))
+    except DAMAGE:
         return {}
     return found if isinstance(found, dict) else {}
 

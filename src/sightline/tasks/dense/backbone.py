@@ -15,10 +15,12 @@ from sightline.models.base import FeatureNet
 from sightline.models.weights.fit import MismatchError
 from sightline.models.weights.heads import check_recorded
 from sightline.models.weights.reader import read_weights
+from sightline.models.weights.recorded import check_recordable
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.create import create
 from sightline.tasks.dense.config import DenseModel
 from sightline.util.errors import FileError, InputError
+from sightline.util.text import say
 
 STRIDES = (4, 8, 16, 32)
 # The prefix of a backbone in the weights of a segmenter or detector.
@@ -72,6 +74,7 @@ def _features(config: DenseModel) -> tuple[Any, list[int]]:
             return FeatureNet(model, (len(model.feature_info) - 1,)), [0]
         return FeatureNet(model, model.default_features), list(range(len(STRIDES)))
     create(config.name, {})  # raises for an unknown name
+    check_recordable(config.args)
     if config.checkpoint is not None:
         raise InputError(f"model.checkpoint: {config.name} is timm's; take its weights with --model.pretrained true")
     try:
@@ -96,7 +99,7 @@ def _load(body: nn.Module, path: str) -> None:
     weights = read_weights(path)
     inside = {INSIDE.sub("", key): value for key, value in weights.state.items() if INSIDE.match(key)}
     if inside:
-        print(f"{path}: a segmenter or detector; only its backbone is loaded, the head starts from scratch", flush=True)
+        say(f"{path}: a segmenter or detector; only its backbone is loaded, the head starts from scratch")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -107,7 +110,7 @@ def _load(body: nn.Module, path: str) -> None:
     check_recorded(weights, body)
     for warning in caught:
         if "attention mechanism" in str(warning.message):
-            print(f"{path}: {warning.message}", flush=True)
+            say(f"{path}: {warning.message}")
 
 
 def _width(width: int, stride: int, target: int) -> int:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from sightline.data.order import Placement
 from sightline.models.weights.reader import Weights
 from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictOptions, Predictor, Row, Scores
+from sightline.tasks.card import CardError
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.draw import draw_classes
 from sightline.tasks.dense.task import DenseTask, eval_section, evaluate_split, open_dense
@@ -25,6 +26,7 @@ from sightline.tasks.segmentation.model import Card, Head, Segmenter, from_card
 from sightline.tasks.segmentation.transforms import TrainTransform
 from sightline.util.errors import InputError
 
+MAX_PASSES = 32  # scales, and windows that cover a pixel along each side, that a file may ask for
 Batch = tuple[Tensor, Tensor]  # normalized images (B, 3, h, w); masks (B, h, w)
 
 
@@ -80,7 +82,13 @@ make = Segmentation  # the task of a run
 
 def open(weights: Weights) -> Loaded:
     """The segmenter in a file."""
-    return open_dense(weights, Head, from_card)
+    loaded = open_dense(weights, Head, from_card)
+    card = cast(Card, loaded.card)
+    test, sides = card.head.test, card.input_size[1:]
+    stride = sides if test.stride is None else pair(test.stride)
+    if len(test.scales) > MAX_PASSES or any(MAX_PASSES * step < side for step, side in zip(stride, sides, strict=True)):
+        raise CardError(f"its card has scales={test.scales[:3]}, stride={test.stride}, which would take too long")
+    return loaded
 
 
 def evaluate(loaded: Loaded, data: str | None, section: object, options: EvalOptions) -> dict[str, Scores]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, Json
 
+from sightline.models.weights.recorded import read_arguments
 from sightline.tasks.card import CardEntries, TaskCard, read_entries
 from sightline.tasks.sequences.config import TaskName
 
@@ -38,7 +39,7 @@ class SequenceCard(TaskCard):
             CardError: it is damaged.
         """
         read = read_entries(_Entries, metadata)
-        return cls(read.model, read.model_args, read.classes, (read.sequences.length,), read.sequences.task)
+        return cls(read.model, read_arguments(metadata), read.classes, (read.sequences.length,), read.sequences.task)
 
 
 class _Sequences(BaseModel):

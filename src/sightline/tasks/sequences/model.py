@@ -5,6 +5,7 @@ from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.heads import check_recorded
 from sightline.models.weights.reader import Weights, read_weights
 from sightline.tasks.base import Loaded
+from sightline.tasks.card import CardError
 from sightline.tasks.create import restore
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Data, Model
@@ -51,4 +52,6 @@ def open_model(weights: Weights) -> Loaded:
     """The model in a file that `sightline train` wrote, in evaluation mode."""
     card = SequenceCard.from_metadata(weights.metadata)
     model = restore(card, weights.state, lambda: create_sequence_model(card.name, **card.arguments))
+    if card.length > model.max_length:
+        raise CardError(f"its card has a length of {card.length} for a model of {model.max_length} tokens")
     return Loaded(model, card, None, card.classes, weights.path, "sequences")
