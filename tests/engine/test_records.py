@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +26,9 @@ from sightline.util.errors import FileError, InputError
 from tests.engine.tiny import RECIPE, make_images, train
 
 DEEP, HUGE = "[" * 5000 + "]" * 5000, "1" + "0" * 400
+LAUGHS = "a: &a {x: 1}\n" + "".join(
+    f"{after}: &{after}\n  <<: [{', '.join([f'*{before}'] * 9)}]\n" for before, after in pairwise("abcdefghij")
+)
 VALUES = ["null", '"x"', "-1", "1.5", HUGE, "[]", "{}", '[["x"]]', '{"$items": [1]}', '{"$tensor": "none"}', "1e999"]
 
 
@@ -92,7 +98,35 @@ def test_a_forged_state(key: str) -> None:
         assert_line(resume, "last")
 
 
-@pytest.mark.parametrize(("key", "text"), [("epoch", '"x"'), ("optimizer", "null"), ("images", '"x"')])
+@pytest.mark.parametrize("make_optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor])
+def test_forged_tensors_of_the_optimizer(make_optimizer: Any) -> None:
+    options = {"momentum": 0.9} if make_optimizer is torch.optim.SGD else {}
+    model = nn.Linear(3, 2)
+    optimizer = make_optimizer(model.parameters(), 0.1, **options)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    weights, tensors, record = deepcopy(capture(Progress(), model, None, optimizer, None))
+    fresh = nn.Linear(3, 2)
+    other = make_optimizer(fresh.parameters(), 0.1, **options)
+    restore(Saved(weights, deepcopy(tensors), cast(Any, record), Path("last")), fresh, None, other, None)
+    assert all(torch.equal(value, fresh.state_dict()[key]) for key, value in weights.items())
+    again = capture(Progress(), fresh, None, other, None)[1]
+    assert all(torch.equal(value, again[key]) for key, value in tensors.items())
+    for key, value in tensors.items():
+        for forged in (torch.zeros(7), torch.zeros(0), value[None], value > 0, None):
+            changed = {**tensors, key: forged} if forged is not None else {k: v for k, v in tensors.items() if k != key}
+
+            def resume(changed: Any = changed) -> None:
+                restore(Saved(weights, deepcopy(changed), cast(Any, record), Path("last")), fresh, None, other, None)
+                fresh(torch.ones(1, 3)).sum().backward()
+                other.step()
+
+            assert_line(resume, "last")
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("epoch", '"x"'), ("optimizer", "null"), ("images", '"x"'), ("epoch", "1000"), ("batch", "1000")]
+)
 def test_a_forged_checkpoint(unfinished: tuple[Any, Path], tmp_path: Path, key: str, text: str) -> None:
     """With a manifest that vouches for it."""
     recipe, run = unfinished
@@ -112,14 +146,15 @@ def write_page(run: Path) -> None:
 
 
 FILES = {
-    "classes.json": ["null", "3", '{"a": 1}', "[1, null]", '"x"'],
+    "classes.json": [json.dumps(["x" * 10**6, "\x1b[31m", "$\\frac{"]), "null", "3", '{"a": 1}', "[1, null]", '"x"'],
     "metrics.jsonl": ["3", "[]", '{"epoch": "x"}', '{"epoch": 1, "top1": "x"}', f'{{"epoch": {HUGE}, "top1": {HUGE}}}',
                       '{"epoch": null, "top1": 1}', '{"epoch": [1]}'],
     "versions.json": ["null", "[1]", f'{{"torch": {HUGE}}}', '{"torch": [[1]]}'],
     "confusion.json": ["3", "[1]", '{"counts": [[1, 2]]}', '{"counts": null}', f"[[{HUGE}]]", '[["x"]]', "[[-1]]"],
     "per_class.json": ["3", "[3]", '[{"top1": "x"}]', f'[{{"class": 1, "top1": {HUGE}}}]'],
-    "config.yaml": ["3", "data: 3", "model: 3", "model: {name: [1], args: 3}", "model: {name: {a: 1}, head: [1]}",
-                    "task: [1]", "data: {size: x}", f"data: {{size: {HUGE}0}}", "data: {1: 2}", "a: &a [*a]",
+    "config.yaml": ["3", LAUGHS, "data: 3", "model: 3", "model: {name: [1], args: 3}",
+                    "model: {name: {a: 1}, head: [1]}", "task: [1]", "data: {size: x}",
+                    f"data: {{size: {HUGE}0}}", "data: {1: 2}", "a: &a [*a]",
                     "? [1]\n: 2", "base: config.yaml", "data: 2001-01-01", "data: !!binary x", "data: {path: [1]}"],
 }  # fmt: skip
 
@@ -128,11 +163,12 @@ FILES = {
 def test_forged_files(unfinished: tuple[Any, Path], tmp_path: Path, name: str) -> None:
     """In the report, in the data that `eval` takes from a run, and in a run that resumes."""
     recipe, run = unfinished
-    texts = [*FILES[name], DEEP, "", "{", "\xff", "9" * 5000]
+    texts = [*FILES[name], DEEP, "", "{", "\xff", "9" * 5000, "pipe"]
     for number, text in enumerate(texts):
         out = tmp_path / str(number)
         shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
-        (out / name).write_text(text, encoding="latin-1")
+        (out / name).unlink(missing_ok=True)
+        os.mkfifo(out / name) if text == "pipe" else (out / name).write_text(text, encoding="latin-1")
         config = resolve({**recipe, "run": {**recipe["run"], "folder": str(out), "max_steps": 1}})
         draw = number == 0 or (name in ("metrics.jsonl", "confusion.json") and "0" in text)
         assert_line(partial(write_report if draw else write_page, out), str(out))

@@ -3,9 +3,11 @@
 Nested states, such as an optimizer's, become flat tensors and JSON: nothing is pickled.
 """
 
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
+import torch
 from pydantic import FiniteFloat, TypeAdapter
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
@@ -22,14 +24,16 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from sightline.engine.checkpoint import Saved, State
-from sightline.engine.records import Count, check
+from sightline.engine.records import Count
+from sightline.util.documents import check
 from sightline.util.errors import FileError
+from sightline.util.text import one_line
 
 GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 SCATTER = StateDictOptions(full_state_dict=True)
 TENSOR, ITEMS, TUPLE, NUMBER = "$tensor", "$items", "$tuple", "$number"
 SPECIAL = ("nan", "inf", "-inf")  # JSON has no such numbers
-DAMAGE = (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError)
+DAMAGE = (LookupError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 @dataclass
@@ -128,16 +132,21 @@ def restore(
         if is_sharded(model):
             set_model_state_dict(model, cast(dict[str, Any], weights), options=SCATTER)
             set_optimizer_state_dict(model, inner, state, options=SCATTER)
+            _check_optimizer(inner, before)
         else:
+            inner.load_state_dict(deepcopy(state))
+            _check_optimizer(inner, before)
+            _try_update(inner)
             model.load_state_dict(weights)
             inner.load_state_dict(state)
-        _check_optimizer(inner, before)
         if average is not None:
             average.module.load_state_dict(saved.weights)
         if scaler is not None and saved.record["scaler"] is not None:
             scaler.load_state_dict(cast(dict[str, Any], _unpack(saved.record["scaler"], saved.tensors)))
+    except torch.OutOfMemoryError:
+        raise
     except DAMAGE as error:
-        raise FileError(f"{saved.path}: belongs to another run ({' '.join(str(error).split())[:200]})") from error
+        raise FileError(f"{saved.path}: belongs to another run ({one_line(error, 200)})") from error
     return progress
 
 
@@ -148,6 +157,15 @@ def _check_optimizer(optimizer: Optimizer, before: list[dict[str, Any]]) -> None
             raise TypeError(f"the optimizer has {wrong[0]}={group[wrong[0]]!r}")
     if not all(isinstance(key, Tensor) and isinstance(value, dict) for key, value in optimizer.state.items()):
         raise TypeError("the optimizer has states of other parameters")
+
+
+def _try_update(optimizer: Optimizer) -> None:
+    """Make an update before weights and state are loaded for good: only an optimizer knows what its state must have."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _numbers(value: object) -> int:

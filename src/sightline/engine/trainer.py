@@ -21,7 +21,7 @@ from sightline.models.weights.reader import WEIGHTS
 from sightline.tasks.base import Scores, Task
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS, TaskSpec
-from sightline.util.errors import InputError, RunError
+from sightline.util.errors import FileError, InputError, RunError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -85,10 +85,12 @@ class Trainer:
             return False
         self._check_data(saved)
         self.progress = restore(saved, self.raw, self.average, self.optimizer, self.accelerator.scaler)
+        where = f"epoch {self.progress.epoch + 1}, update {self.progress.batch}"
+        if self.progress.epoch > self.epochs or self.progress.batch > self.task.order.steps:
+            raise FileError(f"{saved.path}: beyond the end of the run ({where})")
         if not self._complete():
             self.progress.logged = self.progress.epoch
         self.task.broken.update(dict.fromkeys(self.progress.broken))
-        where = f"epoch {self.progress.epoch + 1}, update {self.progress.batch}"
         self.printer.line(f"resuming from {saved.path}: {where}, step {self.progress.step}")
         return True
 
