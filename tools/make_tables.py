@@ -11,9 +11,10 @@ from pathlib import Path
 
 from tables.bench import headline, speed_section, tables_page
 from tables.dense import cost_section, runs_section
-from tables.figures import FIGURES, draw_figures
+from tables.figures import FIGURES, PLAIN_FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
 from tables.performance import performance_page
+from tables.plain import plain_reports, speed_block
 from tables.registry import mechanism_table, model_table
 from tables.sequences import sequences_section
 
@@ -33,8 +34,9 @@ def pages() -> dict[Path, str]:
     """Every generated page with its text."""
     docs, results = ROOT / "docs", ROOT / "results"
     imagenette = f"imagenette-{MACHINE}.json"
+    speed = speed_block(results, "docs/performance.md") or speed_section(results)
     blocks = {
-        ROOT / "README.md": {"headline": headline(results), "speed": speed_section(results)},
+        ROOT / "README.md": {"headline": headline(results), "speed": speed},
         docs / "models.md": {"models": model_table()},
         docs / "mechanisms.md": {
             "mechanisms": mechanism_table(),
@@ -65,7 +67,8 @@ def main() -> int:
     made = pages()
     stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
     images = ROOT / "docs" / "images"
-    stale += [path for path in (images / f"{name}.png" for name in FIGURES) if not path.exists()]
+    names = (*FIGURES, *(PLAIN_FIGURES if plain_reports(ROOT / "results") else ()))
+    stale += [path for path in (images / f"{name}.png" for name in names) if not path.exists()]
     for path in stale if check else ():
         print(f"{path.relative_to(ROOT)} is out of date; run `make tables`", file=sys.stderr)
     if not check:

@@ -9,12 +9,13 @@ import pytest
 from sightline.bench.cases import MODEL_CASES, OP_CASES
 from sightline.bench.results import REJECTED, Row, result_files
 
-from .test_results import full_report, model, op
+from .test_results import full_report, model, op, plain_report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import check_goals
 from tables.goals import evaluate
+from tables.plain_goals import evaluate_plain
 from tables.published import PUBLIC_MODELS, PUBLIC_OPS, public_figure, recorded
 
 
@@ -118,3 +119,42 @@ def test_public_figures_are_shown_next_to_the_same_kind_of_run_only() -> None:
     soft = replace(row, case="soft_tiny 224", candidate="soft_tiny")
     assert public_figure(soft) is None
     assert public_figure(replace(soft, dtype="tf32")) == 3029
+
+
+def test_goals_of_plain_calls() -> None:
+    goals = evaluate_plain([plain_report()])
+    found = {(g.number, g.what, g.case): (g.measured, g.met) for g in goals}
+    assert len(found) == len(goals) == 4 + 3 + 1 + 1 + 1 + 3 + 2 + 4 + 6
+    step = "deit_tiny 224, training step, compiled"
+    assert found[1, "speed against timm", step] == ("1.50x", True)
+    assert found[1, "of the network without attention", step] == ("80%", False)
+    assert found[3, "time against timm", "deit_tiny 1024, one image, reduce-overhead"] == ("0.50x", True)
+    assert found[4, "time against timm", "deit_tiny 224, one image, eager"] == ("not measured", False)
+    assert found[5, "host time against timm's module", "attention module, eager"] == ("3.00x", False)
+    assert found[6, "host time, compiled against eager", "operator with gradient"] == ("0.40x", True)
+    train = "sightline train --config imagenette_deit"
+    assert found[8, "speed against the softmax twin", train] == ("1.25x", True)
+    assert found[9, "speed, compiled against reduce-overhead", "soft_tiny 224, training step"] == ("0.80x", False)
+    assert found[10, "peer in the same run", "flash_bla"] == ("not installed", True)
+    assert found[10, "peer in the same run", "timm efficientvit_b2 512"] == ("1,000 images/s", True)
+    assert found[10, "peer in the same run", "flex_attention"] == ("not measured", False)
+
+
+def test_ratios_of_plain_calls_are_within_one_run_and_of_the_newest() -> None:
+    older, newer = plain_report(), plain_report()
+    newer.about["date"] = "2031-01-02T03:04:05+00:00"
+    newer.rows = [row for row in newer.rows if row.mode == "train" and not row.candidate.startswith("timm")]
+    for row in newer.rows:
+        row.call_ms = row.call_ms and row.call_ms * (0.5 if row.candidate == "inline_deit_tiny" else 1.0)
+    found = {(g.number, g.what): g.measured for g in evaluate_plain([older, newer])}
+    assert found[1, "of the network without attention"] == "160%"
+    assert found[1, "speed against timm"] == "1.50x"
+
+
+def test_the_tool_prints_goals_of_plain_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = result_files(tmp_path, "plain")
+    plain_report(files).write()
+    assert check_goals.main([str(files[0]), "--short"]) == 1
+    assert "| 1 | speed against timm | deit_tiny 224, training step, compiled | 1.50x | >= 1.25x | yes |" in (
+        capsys.readouterr().out
+    )

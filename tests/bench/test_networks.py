@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from sightline import backend
-from sightline.bench.candidates import Candidate, Plan
+from sightline.bench.candidates import Candidate, Plan, compile_apart
 from sightline.bench.cases import Grid, ModelCase
 from sightline.bench.clock import Work
 from sightline.bench.networks import Network, baselines
@@ -28,6 +28,22 @@ def test_baselines() -> None:
     softmax = baselines(TINY, ("softmax",))[0]
     assert softmax.args == {**TINY.args, "attention": "softmax"}
     assert baselines(Network("resnet18", "resnet18"), ("softmax", "none", "timm")) == []
+    assert [network.name for network in baselines(TINY, ("peer",))] == ["efficientvit_b1"]
+
+
+def test_latency_is_of_one_image_that_is_waited_for() -> None:
+    plan = Plan(CASE, "latency", "float32", (TINY,))
+    assert TINY.prepare(plan, CPU).waits
+    (row,) = run_plan(plan, CPU, 1e10, 1)
+    assert (row.status, row.batch, row.mode) == (OK, 1, "latency")
+
+
+def test_plain_rows_have_ratios_and_parameters() -> None:
+    candidates = (TINY, *baselines(TINY, ("none",)))
+    own, none = run_plan(Plan(CASE, "forward", "float32", candidates, plain=True), CPU, 1e10, 1)
+    assert own.of_none == pytest.approx(none.call_ms / own.call_ms)
+    assert (own.over_timm, none.of_none) == (None, None)
+    assert own.params == sum(p.numel() for p in TINY.build((32, 48)).parameters())
 
 
 def run(case: ModelCase, mode: str, *candidates: Candidate, dtype: str = "float32") -> list[Row]:
@@ -101,10 +117,26 @@ def test_a_model_is_compiled_where_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(compiled) == 2
 
 
+def test_compiled_candidates_share_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each would check the guards of the others on every call."""
+    modes: list[str | None] = []
+    monkeypatch.setattr(torch, "compile", lambda what, **options: modes.append(options["mode"]) or what)
+    steps: list[int] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    expected = one(x)
+    assert torch.equal(compile_apart(one)(x), expected)
+    compile_apart(two, "reduce-overhead")(x)
+    assert len({id(f.__code__) for f in (one.forward, two.forward, nn.Linear.forward)}) == 3
+    assert modes == [None, "reduce-overhead"]
+    assert steps == [1]
+
+
 class Scaled:
     """The least work for a compiler; a factor that no run before this one compiled."""
 
-    label, compiled = "scaled", True
+    label, kind, compiled, compile_mode = "scaled", "model", True, ""
 
     def __init__(self) -> None:
         self.factor = random.random()

@@ -1,17 +1,20 @@
 """Operators as candidates: every mechanism runs, wrong ones are rejected, bytes and FLOPs follow the formulas."""
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from sightline import backend
-from sightline.bench import operators
+from sightline.bench import operators, peers
 from sightline.bench.candidates import DTYPES, TOLERANCES, MismatchError, Plan, row_error
 from sightline.bench.cases import OP_CASES, OpCase, parse_shape
+from sightline.bench.modules import TIMM, Module
 from sightline.bench.operators import BASELINES, Operands, count_sets, implementations, make_operands
-from sightline.bench.results import FAILED, NO_MEMORY, OK, REJECTED, Row
+from sightline.bench.results import FAILED, MISSING, NO_MEMORY, OK, REJECTED, Report, Row
 from sightline.bench.run import run_plan
 from sightline.bench.tables import crossovers
 from sightline.layers.core import Core, Place
@@ -21,6 +24,7 @@ from sightline.ops import inline
 CPU = torch.device("cpu")
 CASE = parse_shape("3,2,8,1+4x5")
 COPY_SPEED = 1e10
+KNOWN = (BASELINES["sdpa"], BASELINES["move"])
 
 
 @pytest.fixture
@@ -77,10 +81,11 @@ def test_a_mechanism_without_operator_is_timed_as_a_module(monkeypatch: pytest.M
 
 def test_a_module_is_compiled_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **options: lambda x: function(x) * 1.5)
-    plain, compiled = run_plan(
-        Plan(CASE, "forward", "float32", tuple(implementations("focused", CPU, (), True))), CPU, COPY_SPEED, 1
-    )
-    assert (plain.status, compiled.status) == (OK, REJECTED)
+    (plain,) = implementations("focused", CPU)
+    both = (plain, replace(plain, compiled=True))
+    first, second = run_plan(Plan(CASE, "forward", "float32", both), CPU, COPY_SPEED, 1)
+    assert (first.status, second.status) == (OK, REJECTED)
+    assert (first.how, second.how) == ("eager", "compile")
 
 
 def test_none_is_nothing_to_time() -> None:
@@ -90,8 +95,36 @@ def test_none_is_nothing_to_time() -> None:
 
 def test_baselines_run_both_ways() -> None:
     for mode in ("forward", "forward+backward"):
-        rows = run_plan(Plan(CASE, mode, "float32", tuple(BASELINES.values())), CPU, COPY_SPEED, 1)
+        rows = run_plan(Plan(CASE, mode, "float32", KNOWN), CPU, COPY_SPEED, 1)
         assert [row.status for row in rows] == [OK, OK]
+
+
+def test_a_peer_that_is_not_installed_is_a_row_and_no_failure() -> None:
+    (row,) = run_plan(Plan(CASE, "forward", "float32", (BASELINES["flash_bla"],)), CPU, COPY_SPEED, 1)
+    assert (row.candidate, row.status, row.ms) == ("flash_bla", MISSING, None)
+    assert "flash_bla is not installed" in row.note
+    assert Report({}, [row]).failures() == []
+
+
+def test_a_peer_is_checked_like_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ (k.mT @ v)) / (q @ k.sum(-2).unsqueeze(-1))
+
+    fused = SimpleNamespace(linear_attention=attention)
+    monkeypatch.setattr(peers, "import_module", lambda name: fused)
+    plan = Plan(CASE, "forward+backward", "float32", (BASELINES["flash_bla"],))
+    assert [(row.status, row.note) for row in run_plan(plan, CPU, COPY_SPEED, 1)] == [(OK, "")]
+    fused.linear_attention = lambda q, k, v: v
+    assert [row.status for row in run_plan(plan, CPU, COPY_SPEED, 1)] == [REJECTED]
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward+backward"])
+def test_modules_run_next_to_timm(mode: str) -> None:
+    found = (Module("inline module", Spec("inline")), Module(TIMM, None))
+    own, timm = run_plan(Plan(CASE, mode, "float32", found, plain=True), CPU, COPY_SPEED, 1)
+    assert [(row.kind, row.status, row.note) for row in (own, timm)] == [("module", OK, "")] * 2
+    assert own.host_ms
+    assert own.over_timm == pytest.approx(timm.call_ms / own.call_ms)
 
 
 def test_a_wrong_kernel_is_rejected_and_the_others_timed(broken_kernel: dict[str, float]) -> None:
@@ -150,9 +183,7 @@ def test_what_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate 1 GiB")
 
     monkeypatch.setitem(inline.IMPLEMENTATIONS, "triton", full)
-    plan = Plan(
-        CASE, "forward", "float32", tuple(implementations("inline", CPU, ("triton",))) + tuple(BASELINES.values())
-    )
+    plan = Plan(CASE, "forward", "float32", (*implementations("inline", CPU, ("triton",)), *KNOWN))
     monkeypatch.setattr(backend, "TRITON_OPERATORS", frozenset())
     rows = run_plan(plan, CPU, COPY_SPEED, 1)
     assert [row.status for row in rows] == [FAILED, OK, OK]

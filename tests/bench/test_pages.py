@@ -7,13 +7,14 @@ import pytest
 
 from sightline.bench.results import REJECTED, file_stem, result_files
 
-from .test_results import ABOUT, full_report, op
+from .test_results import ABOUT, full_report, op, plain_report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from tables.bench import NOTHING, headline, load_reports, speed_section, tables_page
-from tables.figures import FIGURES, draw_figures
+from tables.figures import FIGURES, PLAIN_FIGURES, draw_figures, draw_plain
 from tables.performance import performance_page
+from tables.plain import speed_block
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -50,6 +51,33 @@ def test_speed_section(tmp_path: Path) -> None:
     assert text.count("commit abc123") == 1
     assert "2.0x at 1024 px" in headline(tmp_path)
     assert speed_section(tmp_path, "performance_tables.md") in performance_page(tmp_path)
+
+
+def test_plain_calls_come_first(tmp_path: Path) -> None:
+    assert speed_block(tmp_path, "x.md") is None
+    full_report(result_files(tmp_path, "models")).write()
+    plain_report(result_files(tmp_path, "plain")).write()
+    page = performance_page(tmp_path)
+    assert page.index("## Plain calls") < page.index("## Kernels, by graph replay") < page.index("## Speed")
+    step = "| training step | 224 px | compiled | 256 | 25,600 | 17,067 | - | 32,000 | 1.50 | 80% |"
+    for text in (
+        step, "| one image | 1024 px | reduce-overhead | 1 | 0.50 ms | 1.00 ms | - | - | - | - |", "images/latency.png",
+        "| 1 | speed against timm | deit_tiny 224, training step, compiled | 1.50x | >= 1.25x | yes |",
+        "| 8,6,32,1+14x14 | forward | eager | inline module | 300.0 | 300.0 | - | - |",
+        "| imagenette_deit | auto | inline | 64 | - | 5,000 |",
+    ):  # fmt: skip
+        assert text in page, text
+    assert step in (speed_block(tmp_path, "x.md") or "")
+    assert list(load_reports(tmp_path)) == [tmp_path / "models.json"]
+    assert "flash_bla: not installed" in tables_page(tmp_path)
+
+
+def test_figures_of_plain_calls(tmp_path: Path) -> None:
+    assert draw_plain(tmp_path, tmp_path) == []
+    plain_report(result_files(tmp_path, "plain")).write()
+    drawn = draw_plain(tmp_path, tmp_path)
+    assert [path.stem for path in drawn] == list(PLAIN_FIGURES)
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
 
 
 @pytest.mark.slow

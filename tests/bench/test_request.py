@@ -7,7 +7,8 @@ from sightline.bench.candidates import Plan
 from sightline.bench.cases import SOFT_TOKENS, ModelCase, OpCase
 from sightline.bench.cold_start import ColdStart
 from sightline.bench.networks import Network
-from sightline.bench.request import command_of, given_arguments, make_plans, read_request
+from sightline.bench.request import command_of, given_arguments, make_plans, measured_by, read_request
+from sightline.util.errors import InputError
 
 TINY = Network("tiny", "inline_deit_tiny", {"depths": 1, "embed_dims": 24, "num_heads": 2})
 
@@ -67,8 +68,54 @@ def test_soft_goes_from_784_to_65536_tokens(cuda: None) -> None:
     assert {label for plan in models for label in labels(plan)} == {
         "soft_tiny", "soft_tiny none", "timm pvt_v2_b1", "soft_norm_tiny",
     }  # fmt: skip
-    assert len(models) == 2 * 2 * 2 * 2
+    assert len(models) == 2 * 2 * 2
+    assert {len(plan.candidates) for plan in models} == {2, 6}
     assert {plan.dtype for plan in plans(preset="soft", dtype="float32")} == {"float32"}
+
+
+def test_plain_calls(cuda: None) -> None:
+    found = plans(preset="plain")
+    assert all(plan.plain for plan in found)
+    (step,) = (plan for plan in found if plan.case.name == "inline_deit_tiny 224" and plan.mode == "train")
+    ways = [(False, ""), (True, ""), (True, "reduce-overhead")]
+    assert [(each.compiled, each.compile_mode) for each in step.candidates] == [way for way in ways for _ in range(4)]
+    assert {each.label for each in step.candidates} == {
+        "inline_deit_tiny", "inline_deit_tiny none", "inline_deit_tiny softmax", "timm deit_tiny_patch16_224",
+    }  # fmt: skip
+    assert step.batch == 256
+    assert [(plan.case.name, plan.batch) for plan in plans(preset="plain", only="latency")] == [
+        ("inline_deit_tiny 224", 1), ("inline_deit_tiny 1024", 1),
+    ]  # fmt: skip
+    families = {plan.case.name: plan.batch for plan in plans(preset="plain", only="families")}
+    assert families == {"inline_swin_tiny 224": 128, "inline_pvt_small 224": 128, "inline_cswin_tiny 224": 64,
+                        "soft_tiny 224": 64}  # fmt: skip
+    host = plans(preset="plain", only=["host"])
+    assert [(plan.mode, labels(plan)) for plan in host] == [
+        ("forward", ["inline module", "timm Attention"] * 2),
+        ("forward", ["inline triton", "sdpa"] * 2),
+        ("forward+backward", ["inline triton", "sdpa"] * 2),
+    ]
+    ops, *_, model = plans(preset="plain", only="peers")
+    assert labels(ops) == ["inline triton", "linear triton", "sdpa", "flex_attention", "flash_bla"]
+    assert labels(model) == ["inline_pvt_small", "timm efficientvit_b2"]
+    keys = measured_by(found)
+    assert len(keys) == len(set(keys))  # parts can be added to one file
+
+
+def test_plain_calls_on_a_cpu_need_no_graphs() -> None:
+    found = plans(preset="plain", device="cpu")
+    assert not any(each.compile_mode for plan in found for each in plan.candidates)
+    with pytest.raises(InputError, match=r"preset: plain .*peers on cpu"):
+        plans(preset="plain", only="peers", device="cpu")
+
+
+def test_ways_to_call_are_listed_once() -> None:
+    request = read_request({"what": "models", "compile": "yes,all", "device": "cpu"})
+    assert request.ways == ((True, ""), (False, ""), (True, "reduce-overhead"))
+    wrong = [("compile", {"compile": "max"}), ("only", {"only": "x", "preset": "plain"}), ("only", {"only": "host"})]
+    for name, given in wrong:
+        with pytest.raises(InputError, match=f"^{name}: "):
+            read_request({"what": "models", "device": "cpu", **given})
 
 
 def test_windows() -> None:

@@ -3,13 +3,14 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from sightline.bench.plots import plot_all
-from sightline.bench.results import OK, Finding, Report, Row, describe_run, file_stem, result_files
+from sightline.bench.results import MISSING, OK, Finding, Report, Row, describe_run, file_stem, result_files
 from sightline.util.errors import FileError
 from sightline.util.provenance import COMMIT_VARIABLE
 
@@ -49,6 +50,45 @@ def full_report(files: list[Path] | None = None) -> Report:
     return Report(dict(ABOUT), rows, findings, files or [])
 
 
+def plain_report(files: list[Path] | None = None) -> Report:
+    """A run of the preset `plain` with some of its parts."""
+    deit, timm = "inline_deit_tiny", "timm deit_tiny_patch16_224"
+
+    def call(case: str, name: str, mode: str, how: str, ms: float, batch: int = 1) -> Row:
+        side = int(case.rpartition(" ")[2])
+        return Row("model", case, name, mode, how != "eager", "bfloat16", "cuda", batch, height=side, width=side,
+                   compile_mode="" if how in ("eager", "compile") else how, call_ms=ms, gpu_ms=ms / 2,
+                   images_per_s=batch / ms * 1e3)  # fmt: skip
+
+    def small(kind: str, name: str, mode: str, compiled: bool, host: float) -> Row:
+        return Row(kind, "8,6,32,1+14x14", name, mode, compiled, "bfloat16", "cuda", 8, host_ms=host, call_ms=host)
+
+    rows = [call(f"{deit} 224", name, "train", "compile", ms, 256)
+            for name, ms in ((deit, 10.0), (timm, 15.0), (f"{deit} none", 8.0))]  # fmt: skip
+    rows[0].over_timm, rows[0].of_none = 1.5, 0.8
+    rows += [call(f"{deit} 1024", name, "latency", "reduce-overhead", ms) for name, ms in ((deit, 0.5), (timm, 1.0))]
+    rows += [call(f"{deit} {side}", deit, "forward", "compile", 4.0, 32) for side in (224, 384)]
+    rows += [
+        small("module", "inline module", "forward", False, 0.3),
+        small("module", "timm Attention", "forward", False, 0.1),
+    ]
+    rows += [
+        small("op", "inline triton", "forward+backward", compiled, 0.2 if compiled else 0.5)
+        for compiled in (False, True)
+    ]
+    rows += [
+        call("soft_tiny 224", "soft_tiny", "train", how, ms, 64)
+        for how, ms in (("compile", 5.0), ("reduce-overhead", 4.0))
+    ]
+    rows += [call("inline_pvt_small 512", "timm efficientvit_b2", "forward", "compile", 98.0, 98)]
+    rows += [Row("op", "deit_tiny_224", "flash_bla", "forward", False, "bfloat16", "cuda", 256, status=MISSING)]
+    rows += [Row("run", "imagenette_deit", name, "train", True, "bfloat16", "cuda", 64, compile_mode="auto",
+                 images_per_s=rate)
+             for name, rate in (("inline", 5000.0), ("softmax", 4000.0))]  # fmt: skip
+    about = {**ABOUT, "preset": "plain", "device": "cuda", "command": "sightline bench --preset plain"}
+    return Report(about, rows, [], files or [])
+
+
 def test_round_trip_and_csv(tmp_path: Path) -> None:
     report = full_report(result_files(tmp_path, "x"))
     report.write()
@@ -64,12 +104,34 @@ def test_round_trip_and_csv(tmp_path: Path) -> None:
 
 def test_files_are_numbered_or_replaced(tmp_path: Path) -> None:
     names = []
-    for replace in (False, False, True):
-        files = result_files(tmp_path / "new", "x", replace)
+    for again in (False, False, True):
+        files = result_files(tmp_path / "new", "x", again)
         Report(dict(ABOUT), files=files).write()
         names.append(files[0].name)
     assert names == ["x.json", "x-2.json", "x.json"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["x-2.csv", "x-2.json", "x.csv", "x.json"]
+
+
+def test_parts_of_one_series_are_one_file(tmp_path: Path) -> None:
+    files = result_files(tmp_path, "x")
+    full_report(files).write()
+    again = Report({**ABOUT, "command": "sightline bench ops"})
+    assert again.extend(files[0], [("op", "deit_tiny_224", "forward", "bfloat16")])
+    assert again.rows[0].mode == "forward+backward"
+    assert len(again.rows) == len(full_report().rows) - 3
+    assert again.about["command"] == "sightline bench --preset goals; sightline bench ops"
+    for change in ({"commit": "def"}, {"host": "another"}, {"torch": "2.12"}):
+        other = Report({**ABOUT, **change})
+        assert not other.extend(files[0], [])
+        assert other.rows == []
+
+
+def test_how_a_row_was_called() -> None:
+    row = model("x", 1.0)
+    assert row.how == "compile"
+    graphs = replace(row, compile_mode="reduce-overhead")
+    assert (graphs.how, graphs.like(row)) == ("reduce-overhead", False)
+    assert replace(row, compiled=False).how == "eager"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

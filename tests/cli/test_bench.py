@@ -160,7 +160,7 @@ def test_goals_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "ops, models, cold_start"),
+        ([], "ops, modules, models, cold_start"),
         (["opps"], "'opps'"),
         (["ops", "--preset", "gaols"], "--preset: .*'gaols'"),
         (["ops", "--shape", "1,2"], "--shape: .*'1,2'"),
@@ -178,6 +178,9 @@ def test_goals_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
         (["models", "--batch-size", "1,2"], "--batch-size: .*2 for 1 sizes"),
         (["models", "--dtype", "float8"], "--dtype: .*'float8'"),
         (["models", "--compile", "maybe"], "--compile: .*'maybe'"),
+        (["modules", "--baselines", "sdpa"], "--baselines: 'sdpa'"),
+        (["models", "--only", "host"], "--only: .*plain"),
+        (["--preset", "plain", "--only", "hots"], "--only: 'hots'.*'host'"),
         (["models", "--budget", "0"], "--budget: .*0"),
         (["models", "--device", "tpu"], "--device: .*'tpu'"),
         (["models", "--preset", "goals", "--mode", "train"], "--mode: .*goals"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sightline.bench import Report, Row
-from sightline.bench.tables import Table, crossovers, finding_table, limit_of, pick, rate, row_tables
+from sightline.bench.tables import Table, crossovers, finding_table, limit_of, pick, plain_tables, rate, row_tables
 from tables.goals import evaluate, goal_table
 from tables.markdown import table
 from tables.published import SOURCE, with_public
@@ -20,14 +20,21 @@ how they are measured.
 """
 
 
-def load_reports(folder: Path) -> dict[Path, Report]:
-    """The reports in a folder, by file."""
-    return {path: Report.read(path) for path in sorted(folder.glob("*.json"))}
+def load_reports(folder: Path, plain: bool = False) -> dict[Path, Report]:
+    """The reports in a folder, by file: those of the preset `plain`, or all others."""
+    reports = {path: Report.read(path) for path in sorted(folder.glob("*.json"))}
+    return {path: report for path, report in reports.items() if is_plain(report) == plain}
+
+
+def is_plain(report: Report) -> bool:
+    """Whether a report compares plain calls."""
+    return report.about.get("preset") == "plain"
 
 
 def tables_page(folder: Path) -> str:
     """docs/performance_tables.md: every row of every run."""
-    sections = [section(path, report) for path, report in load_reports(folder).items()]
+    reports = load_reports(folder, plain=True) | load_reports(folder)
+    sections = [section(path, report) for path, report in reports.items()]
     return "\n\n".join([TABLES_INTRO.strip(), *(sections or [NOTHING])]) + "\n"
 
 
@@ -46,8 +53,11 @@ def section(path: Path, report: Report) -> str:
     for dtype, best in about.get("ceilings", {}).items():
         copy, product = best["copy"] / 1e12, best["product"] / 1e12
         parts.append(f"Ceilings in this run, {dtype}: copy {copy:.3g} TB/s, matrix product {product:.3g} TFLOP/s.")
-    for title, rows, found in row_tables(report.rows):
-        parts += [f"### {title}", _markdown(with_public(found, rows))]
+    for title, rows, found in (plain_tables if is_plain(report) else row_tables)(report.rows):
+        public = not is_plain(report) and rows[0].kind != "module"
+        parts += [f"### {title}", _markdown(with_public(found, rows) if public else found)]
+    if is_plain(report):
+        return "\n\n".join([*parts, *_not_measured(report)])
     if lines := [f"- {sentence}." for sentence in crossovers(report.rows)]:
         parts.append("Where linear overtakes SDPA:\n\n" + "\n".join(lines))
     if report.findings:
@@ -56,12 +66,17 @@ def section(path: Path, report: Report) -> str:
     if goals and any(f"--preset {name}" in about["command"] for name in ("goals", "soft")):
         met = f"{sum(goal.met for goal in goals)} of {len(goals)} met. \\*Public figures: {SOURCE}."
         parts += ["### Goals", met, _markdown(goal_table(goals)).replace("| NO |", "| **no** |")]
-    wrong = [f"- {r.case}, {r.mode}, {r.candidate}: {r.status}: {r.note}" for r in report if r.ms is None]
-    if wrong:
-        parts.append("Not measured:\n\n" + "\n".join(wrong))
+    parts += _not_measured(report)
     figures = sorted(path.parent.glob(f"{path.stem}-*.png"))
     parts += [f"![{figure.stem}](../results/{figure.name})" for figure in figures]
     return "\n\n".join(parts)
+
+
+def _not_measured(report: Report) -> list[str]:
+    """What failed or is missing, and why."""
+    missing = [r for r in report if r.ms is None and r.images_per_s is None]
+    lines = [f"- {r.case}, {r.mode}, {r.candidate}: {r.status}: {r.note}" for r in missing]
+    return ["Not measured:\n\n" + "\n".join(lines)] if lines else []
 
 
 def _markdown(found: Table) -> str:

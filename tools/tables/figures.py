@@ -1,6 +1,6 @@
 """The figures of docs/performance.md and the README, drawn from the files in `results/`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,14 @@ from sightline.bench.plots import (
     time_per_image,
 )
 from tables.bench import load_reports
+from tables.plain import latency_bars, plain_reports, rows_of, throughput_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
 FIGURES = ("operators", "throughput", "memory", "hero")
+PLAIN_FIGURES = ("latency", "plain_throughput")  # if plain calls were measured
 NAMES = {"inline triton": "InLine", SDPA: "softmax", "soft triton": "SOFT", "soft reference": "SOFT, reference"}
 BLUE, VERMILLION, GREEN = COLOURS[:3]
 STYLES = {
@@ -35,6 +37,8 @@ STYLES = {
     "no attention": (GREY, "^"),
     "SOFT": (GREEN, "D"),
     "SOFT, reference": (COLOURS[3], "v"),
+    "softmax (timm)": (VERMILLION, "s"),
+    "softmax twin": (COLOURS[4], "p"),
 }
 SHADES = ("#9ECAE1", "#4292C6", "#2171B5", "#08306B")  # queries, from short to long
 
@@ -48,7 +52,41 @@ def draw_figures(results: Path, images: Path) -> list[Path]:
     for name, panels in zip(FIGURES, panels_of, strict=False):
         draw(panels, footer, images / f"{name}.png", STYLES)
     hero(throughput(rows)[0], images / "hero.png")
-    return [images / f"{name}.png" for name in FIGURES]
+    return [images / f"{name}.png" for name in FIGURES] + draw_plain(results, images)
+
+
+def draw_plain(results: Path, images: Path) -> list[Path]:
+    """Latency of one image, and throughput by plain calls; nothing without results."""
+    reports = plain_reports(results)
+    if not reports:
+        return []
+    rows, about = rows_of(reports), reports[0].about
+    footer = f"One {about['card']}, bfloat16, plain calls, torch {about['torch']}, commit {about['commit'][:7]}"
+    bars(latency_bars(rows), footer, images / "latency.png")
+    draw(throughput_panels(rows), footer, images / "plain_throughput.png", STYLES)
+    return [images / f"{name}.png" for name in PLAIN_FIGURES]
+
+
+def bars(sizes: Mapping[int, Mapping[str, Mapping[str, float]]], footer: str, path: Path) -> None:
+    """Milliseconds of one image: a panel per size, a group per way to call, a bar per candidate."""
+    figure = new_figure(6.6 * max(1, len(sizes)), 4.3)
+    for i, (size, found) in enumerate(sizes.items(), 1):
+        axis = figure.add_subplot(1, len(sizes), i)
+        hows = list(dict.fromkeys(how for times in found.values() for how in times))
+        width = 0.8 / len(found)
+        for j, (name, times) in enumerate(found.items()):
+            places = [k + (j - (len(found) - 1) / 2) * width for k in range(len(hows))]
+            drawn = axis.bar(places, [times.get(how, 0.0) for how in hows], width, color=STYLES[name][0], label=name)
+            axis.bar_label(drawn, fmt="%.1f", fontsize=FONT - 3)
+        axis.set_xticks(range(len(hows)), hows)
+        axis.set_ylabel("milliseconds")
+        axis.set_title(f"DeiT-Tiny, one image of {size} px", fontsize=FONT + 1, loc="left")
+        axis.grid(True, axis="y", color="0.92")
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize=FONT - 1)
+    figure.supxlabel(footer, x=0.01, ha="left", fontsize=FONT - 3, color=GREY)
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
 def throughput(rows: Sequence[Row]) -> list[Panel]:

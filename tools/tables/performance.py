@@ -1,4 +1,4 @@
-"""docs/performance.md: five sentences with three figures, then how the numbers are measured."""
+"""docs/performance.md: what plain calls give; graph replay in five sentences with three figures; how it is measured."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,14 @@ from sightline.bench import Row
 from sightline.bench.operators import SDPA
 from sightline.bench.tables import pick
 from tables.bench import NOTHING, load_reports, speed_section
+from tables.plain import plain_section
 
 METHOD = """## How the numbers are measured
 
-- All candidates in a table row ran in the same process and took turns. *graph* is the time by CUDA-graph replay, which
-  leaves out launch overhead, *calls* by plain calls. A time is the median of several rounds.
+- All candidates in a table row ran in the same process and took turns. *graph* and *GPU* are the time by CUDA-graph
+  replay, which leaves out launch overhead, *calls* by plain calls until the GPU is done. A time is the median of
+  several rounds; where plain calls are compared, of seven after a second of warm-up. *host* is the time until the host
+  can go on, over 20 calls that begin with an empty queue.
 - *floor* is the time to move the operator's tensors once (4 forward, 11 forward and backward, and the weights of the
   residual; 3 and 8 for SOFT, whose queries are its keys) at the copy speed measured in the same run.
 - *sdpa* is torch's scaled_dot_product_attention. *move* is plain torch code that moves as many
@@ -27,6 +30,8 @@ def performance_page(folder: Path) -> str:
     """The whole page."""
     parts = ["# Performance", "Generated from the files in `results/` by `make tables`; do not edit by hand."]
     reports = load_reports(folder)
+    if plain := plain_section(folder):
+        parts += [plain, "## Kernels, by graph replay"]
     if not reports:
         return "\n\n".join([*parts, NOTHING]) + "\n"
     parts += opening([row for report in reports.values() for row in report if row.device == "cuda" and row.ms])

@@ -4,14 +4,15 @@ A candidate is checked against the float32 reference before it is timed.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from types import FunctionType, MethodType
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline import backend
 from sightline.bench.cases import ModelCase, OpCase
@@ -36,6 +37,10 @@ class MismatchError(RunError):
     """A candidate that is not timed, because it does not match the reference."""
 
 
+class MissingError(RunError):
+    """A candidate that is not timed, because its package is not installed."""
+
+
 class Candidate(Protocol):
     """One way to do the work of a case."""
 
@@ -44,8 +49,16 @@ class Candidate(Protocol):
         """Its name in tables, unique among the candidates of a plan."""
 
     @property
+    def kind(self) -> str:
+        """What it is: "op", "module" or "model"."""
+
+    @property
     def compiled(self) -> bool:
         """Whether it runs through torch.compile."""
+
+    @property
+    def compile_mode(self) -> str:
+        """The mode of torch.compile; empty for its default."""
 
     def prepare(self, plan: "Plan", device: torch.device) -> Work:
         """The calls to time, checked; raises MismatchError if it is wrong, and anything if it does not run."""
@@ -59,16 +72,19 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """A case in one mode and dtype, with the candidates to time in turns."""
+    """A case in one mode and dtype, with the candidates to time in turns; `plain` compares them by plain calls."""
 
     case: OpCase | ModelCase
     mode: str
     dtype: str
     candidates: tuple[Candidate, ...]
+    plain: bool = False
 
     @property
     def batch(self) -> int:
-        """Training uses a quarter of a model's inference batch, unless the case sets its own."""
+        """Training uses a quarter of a model's inference batch, unless the case sets its own; latency is of one."""
+        if self.mode == "latency":
+            return 1
         if isinstance(self.case, OpCase) or self.mode == "forward":
             return self.case.batch
         return self.case.train_batch or max(1, self.case.batch // 4)
@@ -76,11 +92,41 @@ class Plan:
     @property
     def passes(self) -> int:
         """The work of a call in forward passes: a backward counts twice."""
-        return 1 if self.mode == "forward" else 3
+        return 1 if self.mode in ("forward", "latency") else 3
 
     def __str__(self) -> str:
         compiled = " compiled" if all(candidate.compiled for candidate in self.candidates) else ""
         return f"{self.case.name} {self.mode}{compiled} {self.dtype}"
+
+
+def compile_apart(what: Callable[..., Any], mode: str = "", fullgraph: bool = False) -> Callable[..., Any]:
+    """`torch.compile` of a function or module with a code object of its own, where compiled code is kept.
+
+    Candidates that share one, such as a model with two mechanisms, would check each other's guards on every call.
+    With CUDA graphs ("reduce-overhead") every call begins a step, so no result may be used after the next call.
+    """
+    if isinstance(what, nn.Module):
+        what.forward = MethodType(_copied(type(what).forward), what)
+    else:
+        what = _copied(what)
+    compiled: Callable[..., Any] = torch.compile(what, fullgraph=fullgraph, dynamic=False, mode=mode or None)
+    if not mode:
+        return compiled
+
+    def step(*args: object) -> object:
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(*args)
+
+    return step
+
+
+def _copied(function: Callable[..., Any]) -> FunctionType:
+    """The same function with another code object."""
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace()
+    copied = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
 @contextmanager

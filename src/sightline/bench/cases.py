@@ -109,6 +109,50 @@ PRESETS: dict[tuple[str, str], tuple[dict[str, object], ...]] = {
     ),
 }
 
+# What people do with a model, by parts: plain calls, eager, compiled and with CUDA graphs, in the preset "plain".
+ALL_WAYS = "no,yes,reduce-overhead"
+DEIT = {"what": "models", "model": "inline_deit_tiny"}
+COMPARED = {"baselines": ("none", "timm", "softmax")}
+HOST_SHAPE = "8,6,32,1+14x14"  # so small that the GPU does not limit a call
+PLAIN: dict[str, tuple[dict[str, object], ...]] = {
+    "train": (
+        {**DEIT, **COMPARED, "img_size": 224, "batch_size": 1024, "mode": "train", "compile": ALL_WAYS},
+        {**DEIT, **COMPARED, "img_size": 1024, "batch_size": 64, "mode": "train", "compile": "yes"},
+    ),
+    "inference": ({**DEIT, **COMPARED, "img_size": (224, 384, 1024), "mode": "forward", "compile": "yes"},),
+    "latency": ({**DEIT, **COMPARED, "img_size": (224, 1024), "mode": "latency", "compile": ALL_WAYS},),
+    "host": (
+        {"what": "modules", "shape": HOST_SHAPE, "mode": "forward", "compile": "both"},
+        {"what": "ops", "shape": HOST_SHAPE, "backend": "triton", "baselines": "sdpa", "compile": "both"},
+    ),
+    "families": tuple(
+        {"what": "models", "model": name, "img_size": 224, "batch_size": 4 * batch, "mode": "train", "baselines": (),
+         "compile": "yes,reduce-overhead"}
+        for name, batch in (("inline_swin_tiny", 128), ("inline_pvt_small", 128), ("inline_cswin_tiny", 64),
+                            ("soft_tiny", 64))
+    ),
+    "peers": (
+        {"what": "ops", "mechanism": ("inline", "linear"), "shape": ("deit_tiny_224", "deit_tiny_1024"),
+         "backend": "triton", "baselines": ("sdpa", "flex_attention", "flash_bla")},
+        {"what": "models", "model": ("inline_pvt_tiny", "inline_pvt_small"), "img_size": (512, 1024),
+         "mode": "forward", "baselines": "peer", "compile": "yes"},
+    ),
+}  # fmt: skip
+# On a CPU there are no CUDA graphs, and no kernels of peers.
+PLAIN_CPU: dict[str, tuple[dict[str, object], ...]] = {
+    "train": ({**DEIT, **COMPARED, "img_size": 224, "batch_size": 32, "mode": "train", "compile": "both"},),
+    "inference": ({**DEIT, **COMPARED, "img_size": (224, 512), "mode": "forward", "compile": "yes"},),
+    "latency": ({**DEIT, **COMPARED, "img_size": (224, 1024), "mode": "latency", "compile": "both"},),
+    "host": (
+        {"what": "modules", "shape": HOST_SHAPE, "mode": "forward", "compile": "both"},
+        {"what": "ops", "shape": HOST_SHAPE, "baselines": "sdpa", "compile": "both"},
+    ),
+}
+PRESETS |= {
+    ("plain", device): tuple({"part": name, **each} for name, part in parts.items() for each in part)
+    for device, parts in (("cuda", PLAIN), ("cpu", PLAIN_CPU))
+}
+
 # timm's model of the same size and family, to compare with.
 TIMM_BASELINES: dict[str, str] = {
     "inline_deit_tiny": "deit_tiny_patch16_224",
@@ -123,6 +167,13 @@ TIMM_BASELINES: dict[str, str] = {
     "inline_pvt_large": "pvt_v2_b4",
     "soft_tiny": "pvt_v2_b1",
     "soft_small": "pvt_v2_b2",
+}
+# timm's models with linear attention, by ours of about as many parameters.
+TIMM_PEERS: dict[str, str] = {
+    "inline_deit_tiny": "efficientvit_b1",
+    "inline_pvt_tiny": "efficientvit_b1",
+    "inline_pvt_small": "efficientvit_b2",
+    "inline_swin_tiny": "efficientvit_b2",
 }
 
 

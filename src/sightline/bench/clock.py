@@ -1,6 +1,7 @@
 """Time and memory of calls. All candidates of a case take turns, so that drift affects them equally.
 
-On a CPU by wall clock. On CUDA twice: by replay of a CUDA graph, which leaves out launch overhead, and by plain calls.
+Plain calls are timed by wall clock until the last one is done, on CUDA also by replay of a CUDA graph, which leaves out
+launch overhead; of operators and modules also the time that the host takes.
 `triton.testing.do_bench` times one function at a time and needs CUDA; it can neither interleave candidates nor rotate
 inputs inside a graph, so this is our own.
 """
@@ -26,17 +27,25 @@ Call = Callable[[], object]
 Clock = Callable[[Call, int], float]  # milliseconds per call, over some calls
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
 WARM_UP_MS = 50.0
+PLAIN_WARM_UP_MS = 1000.0  # where plain calls are compared: the host must be warm too
+PLAIN_CALLS = 5  # in a round, at least, so that the host can run ahead of the GPU as in a loop
+HOST_ROUNDS, HOST_CALLS = 15, 20  # few calls in a round: a full queue of the GPU would make the host wait
 GRAPH_MS = 2.0  # work in a graph, at least, so that the gap between replays does not count
 MAX_CALLS_IN_GRAPH = 64
 
 
 @dataclass(frozen=True)
 class Work:
-    """A candidate's work: one call per set of inputs, the bytes it holds before it is called, and its error."""
+    """A candidate's work: one call per set of inputs, the bytes it holds before it is called, and its error.
+
+    `waits` is for a caller that waits for the result of every call, `graphs` for calls that use CUDA graphs themselves.
+    """
 
     calls: Sequence[Call]
     held_bytes: int = 0
     error: float = 0.0
+    waits: bool = False
+    graphs: bool = False
 
 
 @dataclass
@@ -47,6 +56,7 @@ class Timing:
     note: str = ""
     graph_ms: float | None = None
     call_ms: float | None = None
+    host_ms: float | None = None
     spread: float | None = None
     memory_mib: float | None = None
 
@@ -82,35 +92,66 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def measure(works: Mapping[str, Work], device: torch.device, budget_ms: float) -> dict[str, Timing]:
+def measure(
+    works: Mapping[str, Work], device: torch.device, budget_ms: float, plain: bool = False, host: bool = False
+) -> dict[str, Timing]:
     """Time all candidates, by name; one that fails does not keep the others from being measured.
 
-    `budget_ms` is spent on each candidate after warm-up, and again for graph replay on CUDA. Call within `measuring`.
+    Args:
+        works: the candidates.
+        device: where they run. Call within `measuring`.
+        budget_ms: spent on each candidate after warm-up, and again for graph replay on CUDA.
+        plain: plain calls are what is compared: a longer warm-up, more calls in a round and all rounds.
+        host: also measure the time that the host takes.
     """
     cuda = device.type == "cuda"
-    clock = _event_ms if cuda else _wall_ms
     timings = {name: Timing() for name in works}
     plans: dict[str, tuple[Call, float]] = {}
-    for name, work in works.items():
-        try:
-            call = in_rotation(work.calls)
-            estimate = _warm_up(call, len(work.calls), clock)
-            if cuda:
-                timings[name].memory_mib = (_extra_bytes(call, device) + work.held_bytes) / 2**20
-            plans[name] = call, estimate
-        except Exception as error:
-            timings[name] = explain(error)
-            if cuda:
-                _release()
-    graphs = _time_graphs(works, plans, timings, device, budget_ms) if cuda else {}
-    for name, times in _in_turns(plans, clock, budget_ms).items():
+    graphs: dict[str, tuple[Call, float]] = {}
+    warm_up_ms = PLAIN_WARM_UP_MS if plain else WARM_UP_MS
+    # Captures come before other candidates record graphs of their own.
+    for own_graphs in (False, True):
+        for name, work in works.items():
+            if work.graphs == own_graphs:
+                try:
+                    plans[name] = _ready(work, timings[name], device, warm_up_ms)
+                except Exception as error:
+                    timings[name] = explain(error)
+                    if cuda:
+                        _release()
+        if cuda and not own_graphs:
+            graphs = _time_graphs(works, plans, timings, device, budget_ms)
+    least = (MAX_ROUNDS, PLAIN_CALLS if cuda else 1) if plain else (MIN_ROUNDS, 1)
+    for name, times in _in_turns(plans, _wall_ms, budget_ms, *least, timings).items():
         timing = timings[name]
         timing.call_ms = statistics.median(times)
-        timing.spread = _spread(times) if timing.spread is None else timing.spread
+        timing.spread = _spread(times) if plain or timing.spread is None else timing.spread
+    if host:
+        for name, times in _host_times(plans, budget_ms).items():
+            timings[name].host_ms = statistics.median(times)
     if cuda:
         graphs.clear()  # not earlier: plain calls would have to allocate their memory again
         _release()
     return timings
+
+
+def _ready(work: Work, timing: Timing, device: torch.device, warm_up_ms: float) -> tuple[Call, float]:
+    """The call to time, warmed up, and roughly how long it takes."""
+    call = in_rotation(work.calls)
+    if work.waits and device.type == "cuda":
+        call = _waited(call)
+    estimate = _warm_up(call, len(work.calls), warm_up_ms)
+    if device.type == "cuda":
+        timing.memory_mib = (_extra_bytes(call, device) + work.held_bytes) / 2**20
+    return call, estimate
+
+
+def _waited(call: Call) -> Call:
+    def run() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return run
 
 
 def in_rotation(calls: Sequence[Call]) -> Call:
@@ -148,23 +189,56 @@ def _time_graphs(
     return graphs
 
 
-def _in_turns(plans: Mapping[str, tuple[Call, float]], clock: Clock, budget_ms: float) -> dict[str, list[float]]:
-    """Milliseconds per call, several samples per plan, which is a call and roughly how long it takes."""
+def _in_turns(
+    plans: dict[str, tuple[Call, float]], clock: Clock, budget_ms: float, least: int = MIN_ROUNDS, calls: int = 1,
+    timings: dict[str, Timing] | None = None,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Milliseconds per call, several samples per plan, which is a call and roughly how long it takes.
+
+    There are at least `least` rounds, with at least `calls` calls each. A plan that fails is removed, and noted in
+    `timings`.
+    """
     samples: dict[str, list[float]] = {name: [] for name in plans}
-    rounds = {name: int(min(MAX_ROUNDS, max(MIN_ROUNDS, budget_ms / max(ms, 1e-3)))) for name, (_, ms) in plans.items()}
+    rounds = {name: int(min(MAX_ROUNDS, max(least, budget_ms / max(ms, 1e-3)))) for name, (_, ms) in plans.items()}
     for turn in range(MAX_ROUNDS):
-        for name, (call, ms) in plans.items():
+        for name, (call, ms) in list(plans.items()):
             if turn < rounds[name]:
-                count = max(1, round(budget_ms / rounds[name] / max(ms, 1e-3)))
-                samples[name].append(clock(call, count))
+                count = max(calls, round(budget_ms / rounds[name] / max(ms, 1e-3)))
+                try:
+                    samples[name].append(clock(call, count))
+                except Exception as error:
+                    if timings is None:
+                        raise
+                    timings[name] = explain(error)
+                    del plans[name], samples[name]
     return samples
 
 
-def _wall_ms(call: Call, count: int) -> float:
+def _host_times(plans: Mapping[str, tuple[Call, float]], budget_ms: float) -> dict[str, list[float]]:
+    """Milliseconds per call until the host can go on, in turns."""
+    samples: dict[str, list[float]] = {name: [] for name in plans}
+    for _ in range(HOST_ROUNDS):
+        for name, (call, ms) in plans.items():
+            count = max(1, min(HOST_CALLS, round(budget_ms / max(ms, 1e-3))))
+            samples[name].append(_wall_ms(call, count, wait=False))
+    return samples
+
+
+def _wall_ms(call: Call, count: int, wait: bool = True) -> float:
+    """By the clock on the wall; `wait` includes what the GPU still has to do after the last call."""
+    _finish()
     start = time.perf_counter()
     for _ in range(count):
         call()
+    if wait:
+        _finish()
     return (time.perf_counter() - start) * 1e3 / count
+
+
+def _finish() -> None:
+    """Wait for the GPU if it is in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _event_ms(call: Call, count: int) -> float:
@@ -177,12 +251,13 @@ def _event_ms(call: Call, count: int) -> float:
     return start.elapsed_time(end) / count
 
 
-def _warm_up(call: Call, sets: int, clock: Clock) -> float:
+def _warm_up(call: Call, sets: int, least_ms: float) -> float:
     """Compile, fill caches, raise the clock rates; returns roughly how long a call takes."""
-    clock(call, max(2, sets))
-    estimate = clock(call, 1)
-    if estimate < WARM_UP_MS:
-        estimate = clock(call, max(1, round(WARM_UP_MS / max(estimate, 0.01))))
+    _wall_ms(call, max(2, sets))
+    end = time.perf_counter() + least_ms / 1e3
+    estimate = _wall_ms(call, 1)
+    while (left := (end - time.perf_counter()) * 1e3) > 0:
+        estimate = _wall_ms(call, max(1, round(min(left, WARM_UP_MS) / max(estimate, 0.01))))
     return estimate
 
 

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, reference
-from sightline.bench.cases import TIMM_BASELINES, Grid, ModelCase
+from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, compile_apart, reference
+from sightline.bench.cases import TIMM_BASELINES, TIMM_PEERS, Grid, ModelCase
 from sightline.bench.clock import Work
-from sightline.bench.cost import measure_cost
+from sightline.bench.cost import Cost, measure_cost
 from sightline.models.zoo import VARIANTS
 from sightline.util.errors import InputError
 
@@ -29,6 +30,8 @@ class Network:
     name: str
     args: Mapping[str, object] = field(default_factory=dict)
     compiled: bool = False
+    compile_mode: str = ""
+    kind: ClassVar[str] = "model"
 
     def __str__(self) -> str:
         return self.label
@@ -68,37 +71,55 @@ class Network:
             expected = model(images[:CHECKED_IMAGES])
         call: Callable[[], object]
         state = 0
-        if plan.mode == "forward":
+        if plan.mode in ("forward", "latency"):
             model, images = model.to(dtype), images.to(dtype)
-            run = torch.compile(model, dynamic=False) if self.compiled else model
+            run = self._run(model)
             call = forward = torch.no_grad()(lambda: run(images))
-            logits = forward()[:CHECKED_IMAGES]
+            logits = forward()[:CHECKED_IMAGES].clone()
         else:
             with torch.no_grad(), _autocast(device, dtype):
                 logits = model(images[:CHECKED_IMAGES])
             labels = torch.randint(CLASSES, (plan.batch,), device=device, generator=generator)
-            call = training(model.train(), self.compiled, images, labels, dtype, plan.mode == "train")
+            call = training(model, self._run(model.train()), images, labels, dtype, plan.mode == "train")
             state = 2 * _bytes(*model.parameters()) if plan.mode == "train" else 0  # of the optimizer
         what = f"{self.label} {case.name.rpartition(' ')[2]}, {plan.dtype}: the output"
         error = check(what, logits, expected, MODEL_FACTOR * TOLERANCES[plan.dtype])
-        return Work([call], _bytes(*model.parameters(), *model.buffers(), images) + state, error)
+        held = _bytes(*model.parameters(), *model.buffers(), images) + state
+        return Work([call], held, error, waits=plan.mode == "latency", graphs=bool(self.compile_mode))
+
+    def _run(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        return compile_apart(model, self.compile_mode) if self.compiled else model
 
     def moved_bytes(self, plan: Plan) -> int:
         return 0
 
     def flops(self, plan: Plan) -> int:
         assert isinstance(plan.case, ModelCase)
-        with torch.device("meta"):
-            model = self.build(plan.case.size)
-        return 2 * measure_cost(model, (3, *plan.case.size)).macs * plan.batch * plan.passes
+        return 2 * self.cost(plan.case.size).macs * plan.batch * plan.passes
+
+    def cost(self, size: Grid) -> Cost:
+        """Of one image."""
+        key = (self.name, repr(self.args), size)
+        if key not in _COSTS:
+            with torch.device("meta"):
+                _COSTS[key] = measure_cost(self.build(size), (3, *size))
+        return _COSTS[key]
+
+
+_COSTS: dict[tuple[str, str, Grid], Cost] = {}  # a network is measured in several modes
 
 
 def baselines(network: Network, kinds: tuple[str, ...]) -> list[Network]:
-    """What a model is compared with: "softmax" and "none" are its attention, "timm" is timm's model of its size."""
+    """What a model is compared with.
+
+    "softmax" and "none" are its attention, "timm" is timm's softmax model of its size and family, "peer" timm's model
+    with linear attention of about its size.
+    """
     found = []
+    models = {"timm": TIMM_BASELINES, "peer": TIMM_PEERS}
     for kind in kinds:
-        if kind == "timm" and network.name in TIMM_BASELINES:
-            name = TIMM_BASELINES[network.name]
+        if network.name in models.get(kind, ()):
+            name = models[kind][network.name]
             found.append(Network(f"timm {name}", name))
         elif kind in ("softmax", "none") and network.name in VARIANTS:
             found.append(network.with_args(kind, attention=kind))
@@ -117,10 +138,17 @@ def _create(name: str, args: dict[str, object]) -> nn.Module:
 
 
 def training(
-    model: nn.Module, compiled: bool, images: Tensor, labels: Tensor, dtype: torch.dtype, step: bool
+    model: nn.Module,
+    run: Callable[[Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    dtype: torch.dtype,
+    step: bool,
 ) -> Callable[[], None]:
-    """Cross entropy and its backward and, if `step`, AdamW; float16 has no loss scaling, whose cost is negligible."""
-    run = torch.compile(model, dynamic=False) if compiled else model
+    """Cross entropy and its backward and, if `step`, AdamW; float16 has no loss scaling, whose cost is negligible.
+
+    `run` is the model, or what was compiled of it.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-4, fused=True, capturable=images.device.type == "cuda"
     )  # fmt: skip

@@ -7,15 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline import backend as backends
-from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, precision, reference
+from sightline.bench.candidates import DTYPES, TOLERANCES, Plan, check, compile_apart, precision, reference
 from sightline.bench.cases import OpCase
 from sightline.bench.clock import Work
+from sightline.bench.peers import FLASH_BLA, FLEX, PEERS
 from sightline.layers.core import Core, Place
 from sightline.layers.spec import Spec
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
@@ -123,12 +125,14 @@ OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True)
 class Operator:
-    """A way to compute a mechanism: `backend` is "triton" or "torch". `move` only moves the tensors."""
+    """A way to compute a mechanism: `backend` is "triton", "torch" or a peer's name. `move` only moves tensors."""
 
     label: str
     spec: Spec
     backend: str = "torch"
     compiled: bool = False
+    compile_mode: str = ""
+    kind: ClassVar[str] = "op"
 
     def prepare(self, plan: Plan, device: torch.device) -> Work:
         case, dtype = plan.case, DTYPES[plan.dtype]
@@ -139,21 +143,25 @@ class Operator:
         error = 0.0 if self.label == MOVE else self.check(function, sets[0], plan)
         both = move_both_ways if self.label == MOVE else with_gradients(function)
         run: Callable[[Operands], object] = torch.no_grad()(function) if plan.mode == "forward" else both
-        return Work([partial(run, x) for x in sets], sets[0].nbytes, error)
+        return Work([partial(run, x) for x in sets], sets[0].nbytes, error, graphs=bool(self.compile_mode))
 
     def function(
         self, case: OpCase, device: torch.device, dtype: torch.dtype, weights: torch.dtype | None = None
     ) -> Function:
         """From operands of `dtype` to output; `weights` as in `make_core`."""
+        plain: Function
         if self.label == MOVE:
             return lambda x: torch.addcmul(x.q.detach(), x.k.detach(), x.v.detach())
-        if self.spec.name in OPERATORS:
+        if self.backend in PEERS:
+            peer = PEERS[self.backend]()
+            plain = lambda x: peer(x.q, x.k, x.v)  # noqa: E731
+        elif self.spec.name in OPERATORS:
             call, options = OPERATORS[self.spec.name][1], dict(self.spec.options)
-            plain: Function = lambda x: call(x, self.backend, **options)  # noqa: E731
+            plain = lambda x: call(x, self.backend, **options)  # noqa: E731
         else:
             core = make_core(self.spec, case, device, dtype, weights)
             plain = lambda x: core(x.q, x.k, x.v, x.place)  # noqa: E731
-        return torch.compile(plain, fullgraph=True, dynamic=False) if self.compiled else plain
+        return compile_apart(plain, self.compile_mode, fullgraph=True) if self.compiled else plain
 
     def check(self, function: Function, x: Operands, plan: Plan) -> float:
         """The largest error of `function` on the first and the last image, at the full shape of the operands."""
@@ -196,13 +204,17 @@ class Operator:
         return counter.get_total_flops() * plan.passes
 
 
-BASELINES = {name: Operator(name, Spec("softmax")) for name in (SDPA, MOVE)}
+BASELINES = {
+    SDPA: Operator(SDPA, Spec("softmax")),
+    MOVE: Operator(MOVE, Spec("softmax")),
+    FLEX: Operator(FLEX, Spec("softmax"), FLEX, compiled=True),  # slow and without use unless compiled
+    FLASH_BLA: Operator(FLASH_BLA, Spec("linear"), FLASH_BLA),
+}
+ONE_WAY = (MOVE, FLEX, FLASH_BLA)  # called in one way only
 
 
-def implementations(
-    mechanism: str, device: torch.device, backend: Sequence[str] = (), compiled: bool = False
-) -> list[Operator]:
-    """The implementations of a mechanism on a device; with `compiled` also the reference through torch.compile.
+def implementations(mechanism: str, device: torch.device, backend: Sequence[str] = ()) -> list[Operator]:
+    """The implementations of a mechanism on a device.
 
     `backend` names those to use; by default the Triton kernel if there is one, and the reference.
     """
@@ -215,10 +227,7 @@ def implementations(
     has_kernel = operator in backends.TRITON_OPERATORS
     found = list(backend) or (["triton"] if has_kernel and device.type == "cuda" else []) + ["torch"]
     names = {"triton": "triton", "torch": "reference"}
-    made = [Operator(f"{spec} {names[way]}", spec, way) for way in found]
-    if compiled and "torch" in found:
-        made.append(Operator(f"{spec} reference, compiled", spec, compiled=True))
-    return made
+    return [Operator(f"{spec} {names[way]}", spec, way) for way in found]
 
 
 def make_core(

@@ -15,6 +15,7 @@ from sightline.bench.cases import (
     CPU_CASES,
     MODEL_CASES,
     OP_CASES,
+    PLAIN,
     PRESETS,
     ModelCase,
     OpCase,
@@ -22,8 +23,9 @@ from sightline.bench.cases import (
     parse_shape,
 )
 from sightline.bench.cold_start import SHAPES, ColdStart
+from sightline.bench.modules import TIMM, Module
 from sightline.bench.networks import Network, baselines
-from sightline.bench.operators import BASELINES, implementations
+from sightline.bench.operators import BASELINES, MOVE, ONE_WAY, SDPA, Operator, implementations
 from sightline.layers.pattern import parse_pattern
 from sightline.layers.spec import Spec
 from sightline.models.factory import check_arguments, check_name
@@ -35,24 +37,37 @@ from sightline.util.names import nearest, parse_model_args
 from sightline.util.schema import Size, explain
 
 T = TypeVar("T")
+Called = TypeVar("Called", Network, Operator, Module)
 Names = str | Sequence[str] | None
 Numbers = int | str | Sequence[int | str] | None
 Models = str | Network | Sequence[str | Network] | None
 
-What = Literal["ops", "models", "cold_start"]
+What = Literal["ops", "modules", "models", "cold_start"]
+How = Literal["no", "yes", "reduce-overhead", "both", "all"]
 FORMER = {"surprises": "cold_start"}  # former names, still accepted
 # Choices that depend on the benchmark.
-CHOICES = {
-    "ops": {"mode": ("forward", "forward+backward"), "baselines": ("sdpa", "move", "off")},
-    "models": {"mode": ("forward", "forward+backward", "train"), "baselines": ("softmax", "none", "timm", "off")},
+CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
+    "ops": {"mode": ("forward", "forward+backward"), "baselines": (*BASELINES, "off")},
+    "modules": {"mode": ("forward", "forward+backward"), "baselines": ("timm", "off")},
+    "models": {"mode": ("forward", "forward+backward", "train", "latency"),
+               "baselines": ("softmax", "none", "timm", "peer", "off")},
+}  # fmt: skip
+# Ways to call a candidate: whether it is compiled, and the mode of torch.compile.
+WAYS: dict[str, tuple[tuple[bool, str], ...]] = {
+    "no": ((False, ""),),
+    "yes": ((True, ""),),
+    "reduce-overhead": ((True, "reduce-overhead"),),
+    "both": ((False, ""), (True, "")),
+    "all": ((False, ""), (True, ""), (True, "reduce-overhead")),
 }
 # Arguments that only apply to some benchmarks.
 ONLY = {
     "ops": ("mechanism", "shape", "backend"),
-    "models": ("model", "attention", "img_size", "batch_size", "window", "jobs"),
+    "modules": ("mechanism", "shape"),
+    "models": ("model", "attention", "img_size", "batch_size", "window"),
     "cold_start": ("mechanism", "shape"),
 }
-# Arguments that the presets `goals` and `soft` set themselves.
+# Arguments that the presets `goals`, `soft` and `plain` set themselves.
 FIXED = ("mechanism", "shape", "backend", "model", "attention", "img_size", "batch_size", "window", "baselines", "mode",
          "compile")  # fmt: skip
 REPEATED = ("mechanism", "shape", "model", "attention")  # may contain commas
@@ -94,7 +109,8 @@ class Request(BaseModel, frozen=True):
     """Checked and parsed arguments; an empty field means the default."""
 
     what: Annotated[What, BeforeValidator(lambda name: FORMER.get(name, name))] | None = None
-    preset: Literal["table", "goals", "soft"] = "table"
+    preset: Literal["table", "goals", "soft", "plain"] = "table"
+    only: Split[str] = ()
     mechanism: Listed[Mechanism] = ()
     shape: Listed[Shape] = ()
     backend: Split[Literal["triton", "torch"]] = ()
@@ -106,7 +122,7 @@ class Request(BaseModel, frozen=True):
     baselines: Split[str] | None = None
     mode: Split[str] = ()
     dtype: Split[Literal["float32", "tf32", "bfloat16", "float16"]] = ()
-    compile: Literal["no", "yes", "both"] = "no"
+    compile: Split[How] = Field("no", validate_default=True)
     device: Literal["auto", "cuda", "cpu"] = "auto"
     budget: PositiveInt = 150
     jobs: PositiveInt = 1
@@ -116,13 +132,18 @@ class Request(BaseModel, frozen=True):
         """Reject arguments that would be ignored, and choices of another benchmark."""
         if self.what is None and self.preset == "table":
             raise InputError(f"what: expected one of {', '.join(ONLY)}, or --preset goals for all goals")
+        if self.only and self.preset != "plain":
+            raise InputError("only: selects parts of --preset plain; leave it out")
+        for name in self.only:
+            if name not in PLAIN:
+                raise InputError(f"only: {name!r} is not known; {nearest(name, tuple(PLAIN))}")
         for name in sorted(self.model_fields_set):
             users = [each for each, own in ONLY.items() if name in own]
             if self.preset != "table" and name in FIXED:
                 raise InputError(f"{name}: fixed by preset {self.preset}; leave one of them out")
             if self.what and users and self.what not in users:
                 raise InputError(f"{name}: only applies to `bench {users[0]}`; leave it out")
-        for name, known in CHOICES["models" if self.what == "models" else "ops"].items():
+        for name, known in CHOICES.get(self.what or "", CHOICES["ops"]).items():
             for value in getattr(self, name) or ():
                 if value not in known:
                     raise InputError(f"{name}: {value!r} is not known; {nearest(value, known)}")
@@ -144,6 +165,11 @@ class Request(BaseModel, frozen=True):
     @property
     def dtypes(self) -> tuple[str, ...]:
         return self.dtype or (("bfloat16",) if self.target.type == "cuda" else ("float32",))
+
+    @property
+    def ways(self) -> tuple[tuple[bool, str], ...]:
+        """How candidates are called."""
+        return tuple(dict.fromkeys(way for name in self.compile for way in WAYS[name]))
 
     def compared(self, known: Iterable[str]) -> tuple[str, ...]:
         """The baselines; by default all that are known."""
@@ -190,28 +216,55 @@ def make_plans(request: Request) -> list[Plan | ColdStart]:
     if request.what == "cold_start":
         mechanisms, shapes = request.mechanism or ("inline",), request.shape or SHAPES
         return [ColdStart(mechanism, dtype, shapes) for mechanism in mechanisms for dtype in request.dtypes]
-    return [*(_op_plans(request) if request.what == "ops" else _model_plans(request))]
+    return [*{"ops": _op_plans, "modules": _module_plans, "models": _model_plans}[request.what or ""](request)]
+
+
+def measured_by(plans: Iterable[Plan | ColdStart]) -> list[tuple[str, str, str, str]]:
+    """Kind, case, mode and dtype of every plan."""
+    timed = [plan for plan in plans if isinstance(plan, Plan)]
+    return [(plan.candidates[0].kind, plan.case.name, plan.mode, plan.dtype) for plan in timed]
 
 
 def _preset_plans(request: Request) -> list[Plan | ColdStart]:
     device = request.target.type
     own = {"device": device, **({"dtype": request.dtype} if request.dtype else {})}
-    parts = [part for part in PRESETS.get((request.preset, device), ()) if request.what in (None, part["what"])]
+    parts = [
+        {key: value for key, value in part.items() if key != "part"}
+        for part in PRESETS.get((request.preset, device), ())
+        if request.what in (None, part["what"]) and (not request.only or part["part"] in request.only)
+    ]
     if not parts:
-        what = request.what or "anything"
+        what = request.what or ", ".join(request.only) or "anything"
         raise InputError(f"preset: {request.preset} does not measure {what} on {device}; leave it out, or use cuda")
-    return [plan for part in parts for plan in make_plans(read_request({**part, **own}))]
+    plans = [plan for part in parts for plan in make_plans(read_request({**part, **own}))]
+    if request.preset == "plain":
+        return [replace(plan, plain=True) if isinstance(plan, Plan) else plan for plan in plans]
+    return plans
 
 
 def _op_plans(request: Request) -> list[Plan]:
     """Mechanisms and baselines on shapes; by default InLine on every shape of the table."""
-    mechanisms, compiled = request.mechanism or ("inline",), request.compile != "no"
-    found = [each for name in mechanisms for each in implementations(name, request.target, request.backend, compiled)]
-    candidates = (*found, *(BASELINES[name] for name in request.compared(BASELINES)))
+    found = [
+        each
+        for name in request.mechanism or ("inline",)
+        for each in implementations(name, request.target, request.backend)
+    ]
+    found += [BASELINES[name] for name in request.compared((SDPA, MOVE))]
+    one_way = [each for each in found if each.label in ONE_WAY]
+    candidates = (*_in_ways([each for each in found if each not in one_way], request), *one_way)
     cases = request.shape or tuple(OP_CASES.values())
     modes = request.mode or CHOICES["ops"]["mode"]
     every = itertools.product(request.dtypes, cases, modes)
     return [Plan(case, mode, dtype, candidates) for dtype, case, mode in every]
+
+
+def _module_plans(request: Request) -> list[Plan]:
+    """Attention modules of mechanisms and timm's, on shapes; by default InLine on every shape of the table."""
+    found = [Module(f"{name} module", Spec.parse(name)) for name in request.mechanism or ("inline",)]
+    found += [Module(TIMM, None) for _ in request.compared(("timm",))]
+    cases = request.shape or tuple(OP_CASES.values())
+    every = itertools.product(request.dtypes, cases, request.mode or CHOICES["modules"]["mode"])
+    return [Plan(case, mode, dtype, _in_ways(found, request)) for dtype, case, mode in every]
 
 
 def _model_plans(request: Request) -> list[Plan]:
@@ -223,12 +276,14 @@ def _model_plans(request: Request) -> list[Plan]:
         if request.window:
             found = [each for network in found for each in _windowed(network, request.window)]
         cases.append((case, {network.label: network for network in found}.values()))
-    compiled = {"no": (False,), "yes": (True,), "both": (False, True)}[request.compile]
-    every = itertools.product(request.dtypes, cases, request.mode or ("forward", "train"), compiled)
-    return [
-        Plan(case, mode, dtype, tuple(replace(network, compiled=each) for network in networks))
-        for dtype, (case, networks), mode, each in every
-    ]
+    every = itertools.product(request.dtypes, cases, request.mode or ("forward", "train"))
+    return [Plan(case, mode, dtype, _in_ways(networks, request)) for dtype, (case, networks), mode in every]
+
+
+def _in_ways(found: Iterable[Called], request: Request) -> tuple[Called, ...]:
+    """Every candidate, called in every way that was asked for."""
+    ways, found = request.ways, list(found)
+    return tuple(replace(each, compiled=compiled, compile_mode=mode) for compiled, mode in ways for each in found)
 
 
 def _model_cases(request: Request) -> list[tuple[Network, ModelCase]]:

@@ -17,20 +17,26 @@ import torch
 
 from sightline.util.errors import FileError
 from sightline.util.files import write_text
-from sightline.util.provenance import machine_name, package_version, source_commit
+from sightline.util.provenance import boot_id, machine_name, package_version, source_commit
 
-OK, REJECTED, NO_MEMORY, FAILED = "ok", "refused", "out of memory", "failed"  # as written to files
+# As written to files.
+OK, REJECTED, NO_MEMORY, FAILED, MISSING = "ok", "refused", "out of memory", "failed", "not installed"
 FILE_NAMES = {"candidate": "entrant"}  # fields that have another name in files
+EAGER, COMPILED = "eager", "compile"  # ways to call; others are named by the mode of torch.compile
+SERIES = ("commit", "clean", "card", "host", "threads", "python", "torch", "cuda", "triton", "timm")
 
 
 class About(TypedDict, total=False):
-    """How to measure again: command, commit, versions, machine. `card` is the GPU, or the processor and its threads."""
+    """How to measure again: command, commit, versions, machine. `card` is the GPU, or the processor and its threads;
+    `host` is different after every start of the machine."""
 
+    preset: str
     command: str
     commit: str
     clean: bool | None
     date: str
     card: str
+    host: str
     device: str
     threads: int
     python: str
@@ -45,11 +51,13 @@ class About(TypedDict, total=False):
 class Row:
     """One candidate in one case. Times in milliseconds, memory in MiB, `error` against the float32 reference.
 
-    `graph_ms` is the time by CUDA-graph replay, `call_ms` by plain calls; `floor_ms` is the time to move the operator's
-    tensors once at the copy speed of the same run, and `of_floor` the ratio to it.
+    `graph_ms` is the time by CUDA-graph replay, `call_ms` by plain calls, `host_ms` the part of it that the host takes;
+    `floor_ms` is the time to move the operator's tensors once at the copy speed of the same run, and `of_floor` the
+    ratio to it. Rows of the preset "plain" compare plain calls: the time by graph replay is their `gpu_ms`. `over_timm`
+    and `of_none` are speeds relative to timm's model and to the same network without attention.
     """
 
-    kind: str  # "op" or "model"
+    kind: str  # "op", "module", "model", or "run" for a whole training run
     case: str
     candidate: str
     mode: str
@@ -63,16 +71,22 @@ class Row:
     height: int | None = None
     width: int | None = None
     window: int | None = None
+    compile_mode: str = ""  # of torch.compile
     status: str = OK
     note: str = ""
     graph_ms: float | None = None
     call_ms: float | None = None
+    host_ms: float | None = None
+    gpu_ms: float | None = None
     spread: float | None = None
     images_per_s: float | None = None
+    over_timm: float | None = None
+    of_none: float | None = None
     floor_ms: float | None = None
     of_floor: float | None = None
     bandwidth_tb_s: float | None = None
     memory_mib: float | None = None
+    params: int | None = None
     gflop: float | None = None
     tflop_s: float | None = None
     error: float | None = None
@@ -82,9 +96,14 @@ class Row:
         """The time to compare by: graph replay if there is one, otherwise plain calls."""
         return self.call_ms if self.graph_ms is None else self.graph_ms
 
+    @property
+    def how(self) -> str:
+        """How it is called: "eager", "compile" or a mode of torch.compile."""
+        return (self.compile_mode or COMPILED) if self.compiled else EAGER
+
     def like(self, other: "Row") -> bool:
-        """Whether both were measured in turns: the same case, mode, dtype and device."""
-        names = ("kind", "case", "mode", "compiled", "dtype", "device")
+        """Whether both do the same work: case, mode, dtype, device, and how they are called."""
+        names = ("kind", "case", "mode", "how", "dtype", "device")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
@@ -136,6 +155,23 @@ class Report:
         for path, make in zip(self.files, (self.to_json, self.to_csv), strict=False):
             write_text(path, make())
 
+    def extend(self, path: Path, measured: Sequence[tuple[object, ...]]) -> bool:
+        """Take over what another run has in its file and this one will not measure; false if it is of another series.
+
+        A series has one machine, one commit and one set of versions, or its figures could not be compared. `measured`
+        lists kind, case, mode and dtype of what this run measures.
+        """
+        other = Report.read(path)
+        if any(other.about.get(key) != self.about.get(key) for key in SERIES):
+            return False
+        self.rows = [row for row in other.rows if (row.kind, row.case, row.mode, row.dtype) not in measured]
+        self.findings = other.findings
+        commands = other.about["command"].split("; ")
+        if self.about["command"] not in commands:
+            commands.append(self.about["command"])
+        self.about = {**other.about, **self.about, "command": "; ".join(commands)}
+        return True
+
     @classmethod
     def read(cls, path: Path) -> "Report":
         """Read a JSON file of a run.
@@ -183,6 +219,7 @@ def describe_run(command: str, device: torch.device) -> About:
         "clean": clean,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "card": machine_name(device.type),
+        "host": boot_id(),
         "device": device.type,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

@@ -10,12 +10,13 @@ from typing import Protocol
 
 import torch
 
-from sightline.bench.candidates import DTYPES, Candidate, MismatchError, Plan, precision
+from sightline.bench.candidates import DTYPES, Candidate, MismatchError, MissingError, Plan, precision
 from sightline.bench.cases import OpCase
 from sightline.bench.clock import Timing, Work, explain, measure, measuring
 from sightline.bench.cold_start import ColdStart
 from sightline.bench.networks import Network
-from sightline.bench.results import REJECTED, Report, Row
+from sightline.bench.results import MISSING, REJECTED, Report, Row
+from sightline.bench.tables import limit_of, pick
 from sightline.util.errors import RunError
 
 CEILING_SIZES = {"cuda": (2**30, 8192), "cpu": (2**27, 1024)}  # bytes to copy, side of the matrices to multiply
@@ -98,33 +99,45 @@ def run_plan(plan: Plan, device: torch.device, copy_speed: float, budget_ms: flo
 
     `copy_speed`, in bytes per second, gives the floor of an operator.
     """
-    rows = {candidate.label: _row(plan, candidate, device) for candidate in plan.candidates}
+    named = {f"{i} {candidate.label}": candidate for i, candidate in enumerate(plan.candidates)}
+    rows = {name: _row(plan, candidate, device) for name, candidate in named.items()}
     if any(candidate.compiled for candidate in plan.candidates):
         torch._dynamo.reset()
     with measuring(device), precision(plan.dtype):
         works: dict[str, Work] = {}
-        for candidate in plan.candidates:
-            row = rows[candidate.label]
+        for name, candidate in named.items():
+            row = rows[name]
             try:
-                works[candidate.label] = work = candidate.prepare(plan, device)
+                works[name] = work = candidate.prepare(plan, device)
                 row.error = work.error
             except MismatchError as error:
                 row.status, row.note = REJECTED, str(error)
+            except MissingError as error:
+                row.status, row.note = MISSING, str(error)
             except Exception as error:  # the others are still measured
                 vars(row).update(asdict(explain(error)))
-        timings = measure(works, device, budget_ms)
+        timings = measure(works, device, budget_ms, plan.plain, host=plan.plain and isinstance(plan.case, OpCase))
         works.clear()
-    for candidate in plan.candidates:
-        if candidate.label in timings:
-            _fill(rows[candidate.label], candidate, plan, timings[candidate.label], copy_speed)
-    return list(rows.values())
+    for name, timing in timings.items():
+        _fill(rows[name], named[name], plan, timing, copy_speed)
+    found = list(rows.values())
+    for row in found:
+        row.over_timm = _speed(row, pick(found, row, lambda label: label.startswith("timm ")))
+        row.of_none = _speed(row, limit_of(found, row))
+    return found
+
+
+def _speed(row: Row, other: Row | None) -> float | None:
+    """Relative to another row; None for itself."""
+    return other.ms / row.ms if other is not None and other is not row and other.ms and row.ms else None
 
 
 def _row(plan: Plan, candidate: Candidate, device: torch.device) -> Row:
     case = plan.case
-    row = Row("model", case.name, candidate.label, plan.mode, candidate.compiled, plan.dtype, device.type, plan.batch)
+    row = Row(candidate.kind, case.name, candidate.label, plan.mode, candidate.compiled, plan.dtype, device.type,
+              plan.batch, compile_mode=candidate.compile_mode)  # fmt: skip
     if isinstance(case, OpCase):
-        row.kind, row.tokens, row.heads, row.dim = "op", case.tokens, case.heads, case.dim
+        row.tokens, row.heads, row.dim = case.tokens, case.heads, case.dim
     row.height, row.width = case.grid if isinstance(case, OpCase) else case.size
     row.window = candidate.window if isinstance(candidate, Network) else None
     return row
@@ -135,6 +148,10 @@ def _fill(row: Row, candidate: Candidate, plan: Plan, timing: Timing, copy_speed
     vars(row).update(asdict(timing))
     if row.ms is None:
         return
+    if plan.plain:
+        row.graph_ms, row.gpu_ms = None, row.graph_ms
+    if isinstance(candidate, Network):
+        row.params = candidate.cost((row.height or 0, row.width or 0)).params
     row.gflop, row.images_per_s = candidate.flops(plan) / 1e9, plan.batch / row.ms * 1e3
     row.tflop_s = row.gflop / row.ms
     if moved := candidate.moved_bytes(plan):

@@ -5,7 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from sightline.bench.operators import MOVE, SDPA
-from sightline.bench.results import Finding, Row
+from sightline.bench.results import COMPILED, EAGER, Finding, Row
+
+# Titles of what plain calls give, by kind and, of models, mode.
+PLAIN_TITLES = {
+    ("model", "train"): "Training step",
+    ("model", "forward"): "Inference",
+    ("model", "latency"): "One image at a time",
+    ("module", ""): "Attention modules",
+    ("op", ""): "Operators",
+    ("run", ""): "Training runs",
+}
 
 
 class Table(NamedTuple):
@@ -18,8 +28,9 @@ class Table(NamedTuple):
 
 
 def row_tables(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row], Table]]:
-    """Operators and models, one table per dtype: its title, the rows in it, their cells."""
-    for kind, title, make in (("op", "Operators", op_table), ("model", "Models", model_table)):
+    """Operators, modules and models, one table per dtype: its title, the rows in it, their cells."""
+    kinds = (("op", "Operators", op_table), ("module", "Modules", op_table), ("model", "Models", model_table))
+    for kind, title, make in kinds:
         own = [row for row in rows if row.kind == kind]
         for dtype in dict.fromkeys(row.dtype for row in own):
             part = [row for row in own if row.dtype == dtype]
@@ -37,7 +48,7 @@ def op_table(rows: Sequence[Row]) -> Table:
                  _error(row.error)]  # fmt: skip
         if row.ms is None:
             cells = [row.status, *["-"] * (len(cells) - 1)]
-        lines.append([row.case, row.mode, row.candidate, *cells])
+        lines.append([row.case, work(row), row.candidate, *cells])
     return Table(titles, lines, 3, ("floor ms", "TFLOP/s", "MiB", "error"))
 
 
@@ -53,9 +64,54 @@ def model_table(rows: Sequence[Row]) -> Table:
                  number(row.memory_mib, 0), _error(row.error)]  # fmt: skip
         if row.ms is None:
             cells = [row.status, *["-"] * (len(cells) - 1)]
-        mode = f"{row.mode}, compiled" if row.compiled else row.mode
-        lines.append([row.case, mode, row.candidate, str(row.batch), *cells])
+        lines.append([row.case, work(row), row.candidate, str(row.batch), *cells])
     return Table(titles, lines, 3, ("batch", "TFLOP/s", "MiB", "error"))
+
+
+def plain_tables(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row], Table]]:
+    """What plain calls give, one table per kind of work: its title, the rows in it, their cells."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        mode = row.mode if row.kind == "model" else ""
+        groups.setdefault((row.kind, mode, row.dtype), []).append(row)
+    for (kind, mode, dtype), part in groups.items():
+        title = PLAIN_TITLES.get((kind, mode), f"{kind} {mode}")
+        yield f"{title}, {dtype}", part, plain_calls(part) if kind in ("model", "run") else plain_launches(part)
+
+
+def plain_calls(rows: Sequence[Row]) -> Table:
+    """Models: the time of a call, and speeds relative to timm's model and to the same network without attention."""
+    titles = ("model, size", "how", "candidate", "batch", "call ms", "images/s", "GPU ms", "x timm", "of no attention",
+              "parameters")  # fmt: skip
+    lines = []
+    for row in rows:
+        cells = [number(row.call_ms), rate(row.call_ms, row.batch), number(row.gpu_ms),
+                 number(row.over_timm, 2), "-" if row.of_none is None else f"{row.of_none:.0%}",
+                 "-" if row.params is None else f"{row.params / 1e6:.1f} M"]  # fmt: skip
+        if row.call_ms is None and row.images_per_s:  # a whole run
+            cells[1] = number(row.images_per_s, 0)
+        elif row.call_ms is None:
+            cells = [row.status, *["-"] * (len(cells) - 1)]
+        lines.append([row.case, row.how, row.candidate, str(row.batch), *cells])
+    return Table(titles, lines, 3, ("batch", "parameters"))
+
+
+def plain_launches(rows: Sequence[Row]) -> Table:
+    """Operators and modules: the time of a call, what the host takes of it, and what the GPU does."""
+    titles = ("shape", "mode", "how", "candidate", "host us", "call us", "GPU us", "error")
+    lines = []
+    for row in rows:
+        cells = [*(_microseconds(ms) for ms in (row.host_ms, row.call_ms, row.gpu_ms)), _error(row.error)]
+        if row.call_ms is None:
+            cells = [row.status, *["-"] * (len(cells) - 1)]
+        lines.append([row.case, row.mode, row.how, row.candidate, *cells])
+    return Table(titles, lines, 4, ("error",))
+
+
+def work(row: Row) -> str:
+    """Mode and how it is called; nothing for eager calls."""
+    named = {EAGER: "", COMPILED: ", compiled"}
+    return f"{row.mode}{named.get(row.how, f', {row.how}')}"
 
 
 def finding_table(findings: Sequence[Finding]) -> Table:
@@ -65,6 +121,10 @@ def finding_table(findings: Sequence[Finding]) -> Table:
         for item in findings
     ]
     return Table(("what", "measured", "limit", "note"), lines, extra=("note",))
+
+
+def _microseconds(ms: float | None) -> str:
+    return number(None if ms is None else ms * 1e3, 1)
 
 
 def pick(rows: Sequence[Row], like: Row, wanted: Callable[[str], bool]) -> Row | None:

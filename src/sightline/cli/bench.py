@@ -15,25 +15,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Measure attention operators (ops), models (models), or first calls, new sizes and batches (cold_start).
+    """Measure attention operators (ops), attention modules with their projections (modules), models (models), or first
+    calls, new sizes and batches (cold_start).
 
     Without options, ops and models measure the cases of docs/performance.md. Baselines run in the same run, in turns.
-    On CUDA every call is timed by graph replay and by plain calls, on a CPU by wall clock. An operator whose output or
+    On CUDA every call is timed by graph replay and by plain calls, on a CPU by plain calls. An operator whose output or
     gradient does not match the float32 reference is not timed; the run continues.
 
     The exit status is 0 if everything was measured, 1 if a candidate was rejected or failed, 2 for bad input. Running
     out of memory is a result, not a failure.
     """
 
-    what: str | None = positional("ops, models or cold_start; optional with the presets goals and soft", optional=True)
+    what: str | None = positional("ops, modules, models or cold_start; optional with a preset", optional=True)
     preset: str | None = option("table; goals: everything that the project's speed goals need; "
-                                "soft: the same for SOFT and SOFT++, at 784 to 65,536 tokens",
+                                "soft: the same for SOFT and SOFT++, at 784 to 65,536 tokens; "
+                                "plain: training, inference, latency by plain calls, eager, compiled and with graphs",
                                 metavar="NAME")  # fmt: skip
+    only: str | None = option("plain: some of train,inference,latency,host,families,peers", metavar="PARTS")
     mechanism: tuple[str, ...] = option(
-        "ops: mechanism such as inline or linear(phi=elu1); can be repeated", default=(), metavar="NAME"
+        "ops, modules: mechanism such as inline or linear(phi=elu1); can be repeated", default=(), metavar="NAME"
     )
     shape: tuple[str, ...] = option(
-        "ops: batch,heads,dim,tokens such as 64,6,32,1+40x40, or a name of the table; can be repeated",
+        "ops, modules: batch,heads,dim,tokens such as 64,6,32,1+40x40, or a name of the table; can be repeated",
         default=(), metavar="SHAPE",
     )  # fmt: skip
     backend: str | None = option("ops: triton, torch or both, comma-separated; by default all that exist",
@@ -50,16 +53,20 @@ class Options:
     batch_size: str | None = option("models: one, or one per size; training uses a quarter", metavar="SIZES")
     window: str | None = option("models: sides of attention windows in tokens, such as 7,14,28,56 (Swin)",
                                 metavar="SIDES")  # fmt: skip
-    baselines: str | None = option("ops: sdpa,move; models: softmax,none,timm; off for none", metavar="NAMES")
-    mode: str | None = option("comma-separated: forward, forward+backward, train (models)", metavar="MODES")
+    baselines: str | None = option("ops: sdpa,move,flex_attention,flash_bla; modules: timm; "
+                                   "models: softmax,none,timm,peer; off for none", metavar="NAMES")  # fmt: skip
+    mode: str | None = option("comma-separated: forward, forward+backward; models: train, latency (of one image)",
+                              metavar="MODES")  # fmt: skip
     dtype: str | None = option("bfloat16 (default on CUDA), float16, float32 (default on a CPU), tf32",
                                metavar="DTYPES")  # fmt: skip
-    compile: str = option("no, yes or both: through torch.compile; by default no", default="no", metavar="WHICH")
+    compile: str = option("comma-separated: no, yes (torch.compile), reduce-overhead, both, all; by default no",
+                          default="no", metavar="WAYS")  # fmt: skip
     device: str | None = option("cuda or cpu; by default cuda if available", metavar="NAME")
     budget: int = option("milliseconds per candidate after warm-up; by default 150", default=150, metavar="MS")
-    jobs: int = option("models: processes that compile ahead of the run; by default 1", default=1, metavar="N")
+    jobs: int = option("processes that compile ahead of the run; by default 1", default=1, metavar="N")
     out: str = option("folder for the results; by default results", default="results", metavar="FOLDER")
     force: bool = option("replace results of the same name instead of numbering them", default=False)
+    add: bool = option("add to results of the same name if machine, commit and versions are the same", default=False)
     plot: bool = option("draw time, throughput and memory against size, as PNG next to the results", default=False)
     json: bool = option("print the results as JSON", default=False)
 
@@ -89,7 +96,8 @@ def run(options: Options) -> int:
 def _print(report: "Report") -> None:
     from sightline.bench import tables
 
-    for title, _, table in tables.row_tables(report.rows):
+    make = tables.plain_tables if report.about.get("preset") == "plain" else tables.row_tables
+    for title, _, table in make(report.rows):
         _show(title, table)
     if lines := [f"  {found}" for found in tables.crossovers(report.rows)]:
         say("", "Where linear overtakes SDPA:", *lines)
@@ -117,6 +125,7 @@ COMMAND = Command(
         "  sightline bench models --model inline_deit_tiny --attention focused --attention performer\n"
         "  sightline bench models --model inline_swin_tiny --window 7,14,28,56 --mode forward --plot\n"
         "  sightline bench --preset goals --jobs 8\n"
+        "  sightline bench --preset plain --only latency,host --jobs 8\n"
         "  sightline bench ops --preset soft"
     ),
     aliases={"--rivals": "--baselines"},

@@ -1,0 +1,81 @@
+"""Speed of `sightline train` as documented: `python tools/measure_training.py IMAGENETTE --out results`.
+
+Trains a recipe on Imagenette and again with softmax attention, without any other option than the number of epochs, one
+run after the other, and takes images per second from the metrics of the runs: the median over the epochs after the
+first, which compiles. The rows are added to the results of `sightline bench --preset plain` in the same folder if
+machine, commit and versions are the same.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from sightline.bench.results import FAILED, Report, Row, describe_run, file_stem, result_files
+from sightline.engine.records import METRICS, read_rows
+from sightline.engine.settings import load_recipe
+
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "no": "float32", "fp32": "float32"}
+
+
+def measure(recipe: str, name: str, data: str, epochs: int, device: str, more: list[str]) -> Row:
+    """One run; a failure becomes the status of its row."""
+    settings = load_recipe(recipe)
+    args = settings["model"].get("args", {})
+    words = ["train", "--config", recipe, "--data", data, "--schedule.epochs", str(epochs), *more]
+    if name == "softmax":
+        words += ["--model.args", json.dumps({**args, "attention": "softmax"})]
+    dtype = PRECISIONS.get(settings.get("run", {}).get("precision", "no"), "float32")
+    row = Row("run", recipe, name, "train", True, dtype, device, settings["batch"]["size"], compile_mode="auto")
+    row.height = row.width = settings["data"]["size"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "sightline", *words, "--run.folder", f"{folder}/run"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        if done.returncode or not Path(folder, "run", METRICS).exists():
+            row.status, row.note = FAILED, (lines or ["no message"])[-1][:200]
+            return row
+        rates = [line.get("images_per_second") for line in read_rows(Path(folder, "run"))]
+    found = [rate for rate in rates[1:] or rates if isinstance(rate, int | float)]
+    row.images_per_s, row.spread = statistics.median(found), (max(found) - min(found)) / statistics.median(found)
+    row.note = next((line.strip()[:200] for line in lines if "compil" in line), "")
+    return row
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="Imagenette, as a folder")
+    parser.add_argument("--recipe", action="append", help="by default imagenette_deit")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--more", default="", help="further options of `sightline train`, for a trial")
+    options = parser.parse_args(arguments)
+    recipes = options.recipe or ["imagenette_deit"]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = "".join(f" --recipe {recipe}" for recipe in options.recipe or ())
+    command = f"python tools/measure_training.py IMAGENETTE{chosen} --epochs {options.epochs}"
+    report = Report({"preset": "plain", **describe_run(f"{command} {options.more}".strip(), device)})
+    rows = [
+        measure(recipe, name, options.data, options.epochs, device.type, options.more.split())
+        for recipe in recipes
+        for name in ("inline", "softmax")
+    ]
+    stem = file_stem("plain", [rows[0].dtype], report.about)
+    before = options.out / f"{stem}.json"
+    same = before.exists() and report.extend(before, [(row.kind, row.case, row.mode, row.dtype) for row in rows])
+    report.files = result_files(options.out, stem, replace=same)
+    report.rows += rows
+    report.write()
+    for row in rows:
+        print(row.case, row.candidate, row.status, row.images_per_s, row.note)
+    print(f"wrote {', '.join(map(str, report.files))}")
+    return 1 if any(row.status == FAILED for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
