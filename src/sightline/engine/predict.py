@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from sightline.data.images import MODES, ImageError, find_images, load_image
 from sightline.hub import load
 from sightline.tasks.base import SKIP, ImageSource, Loaded, OnError, Prediction, PredictOptions, Predictor
 from sightline.tasks.registry import TASKS
+from sightline.tasks.replay import replayed
 from sightline.util.device import choose_device
 from sightline.util.errors import InputError
 
@@ -61,8 +63,8 @@ def predict(
         images = [images]
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     options = PredictOptions(choose_device(device), top, size, score)
+    loaded = replace(loaded, model=replayed(loaded.model, options.device))
     predictor = TASKS[loaded.task].predictor(loaded, options)
-    loaded.model.to(options.device)
     return _predict_each(predictor, images, loaded.card.input_size[0], on_error)
 
 

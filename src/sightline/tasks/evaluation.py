@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sightline.tasks.base import Advance, EvalOptions, Row, Scores
 from sightline.tasks.metrics import Statistics, precision, recall, scores, statistics
+from sightline.tasks.replay import replayed
 from sightline.util.device import autocast
 
 B = TypeVar("B")  # a batch
@@ -86,7 +87,7 @@ def run_scorer(
     """The result of a scorer for `sightline.evaluate`, with a progress bar over `total` examples."""
     bar = nullcontext() if options.progress is None else options.progress(total, title)
     with bar as advance:
-        return scorer.evaluate(model.to(options.device), batches, options.precision, on_batch=advance)
+        return scorer.evaluate(replayed(model, options.device), batches, options.precision, on_batch=advance)
 
 
 def _alone(value: R) -> R:
