@@ -148,3 +148,9 @@ def stack(items: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Te
         return None
     images, numbers = default_collate(items)
     return images, numbers
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on the device; the host does not wait for the copy."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)

@@ -74,7 +74,8 @@ class Classification(Task[Batch, LabelBatch]):
         order = self.order
         mixing = mixes(self.augment, epoch)
         for number, (images, targets) in enumerate(self.loader.micro_batches(epoch, start), start * order.accumulate):
-            rng = np.random.default_rng(derive(order.seed, epoch, number, 1))
+            if mixing or self.augment.erase:
+                rng = np.random.default_rng(derive(order.seed, epoch, number, 1))
             if mixing:
                 images, targets = mix(images, targets, len(self.card.classes), self.augment, rng, order)
             if self.augment.erase:

@@ -6,6 +6,7 @@ classes of v2 draw from torch's global generator, and the augmentation of an ima
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -64,9 +65,14 @@ def plain(tensor: Tensor) -> Tensor:
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 (..., 3, H, W) -> float with the mean and standard deviation of each channel."""
-    centre = torch.tensor(mean, device=images.device).view(-1, 1, 1)
-    spread = torch.tensor(std, device=images.device).view(-1, 1, 1)
+    centre, spread = (_channels(tuple(values), images.device) for values in (mean, std))
     return (images.float() / 255 - centre) / spread
+
+
+@cache
+def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A value per channel; kept, since the host waits for the device when it copies one."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 class EvalTransform:

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sightline.data.loader import to_device
 from sightline.data.order import Placement
 from sightline.models.weights.reader import Weights
 from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictOptions, Predictor, Row, Scores
@@ -55,7 +56,7 @@ class Segmentation(DenseTask[Batch, Tensor, Item, Tensor]):
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The micro-batches of an epoch from update `start` on, ready for the model."""
         for items in self.items(epoch, start):
-            images, masks = (torch.stack(parts).to(self.placement.device) for parts in zip(*items, strict=True))
+            images, masks = (to_device(torch.stack(parts), self.placement.device) for parts in zip(*items, strict=True))
             yield normalize(images, self.card.mean, self.card.std), masks.long()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
