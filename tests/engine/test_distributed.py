@@ -3,10 +3,12 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from sightline.engine.distributed import make_accelerator
 from sightline.tasks.config import Run
@@ -42,11 +44,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(arguments: list[str], processes: int, port: int) -> list[Warm]:
+def start(arguments: list[str], processes: int, port: int, before: Callable[[], None] | None = None) -> list[Warm]:
     """Processes of one group that no launcher looks after."""
     shared = {**ENVIRONMENT, "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    return [Warm(arguments, environment={**shared, **rank}) for rank in ranks]
+    return [Warm(arguments, before=before, environment={**shared, **rank}) for rank in ranks]
 
 
 @pytest.mark.slow
@@ -67,6 +69,26 @@ def test_same_losses_and_every_image_once(place: Path, processes: int, launcher:
         assert many["top1"] == one["top1"]
         assert many["lr"] == one["lr"]
     assert (out / "confusion.json").read_text() == (place / "one/confusion.json").read_text()
+
+
+def trace_only() -> None:
+    """Let torch.compile trace models and run what it traced; to generate code would take a minute."""
+    compile = nn.Module.compile
+    nn.Module.compile = lambda self, mode, dynamic: compile(self, backend="eager", dynamic=dynamic)  # type: ignore
+
+
+@pytest.mark.slow
+def test_compiled_models_train_in_several_processes(place: Path) -> None:
+    out = place / "compiled"
+    arguments = command(place / "recipe.yaml", place / "images", out, "--model.compile", "true")[3:]
+    for rank, process in enumerate(start(arguments, 2, 29651, trace_only)):
+        written, errors = process.communicate()
+        assert process.returncode == 0, errors
+        assert written.count("torch.compile without CUDA graphs, in 2 processes") == (rank == 0)
+        assert "failed" not in written
+    for one, two in zip(metrics(place / "one"), metrics(out), strict=True):
+        assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-5)
+        assert two["top1"] == one["top1"]
 
 
 def begin(place: Path, name: str, port: int) -> tuple[Path, list[Warm]]:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import nn
 
 from sightline.engine.checkpoint import SaveError
 from sightline.engine.optimize import make_optimizer
@@ -174,29 +173,6 @@ def test_options(images: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     if "optim__lr_batch" in changes:
         assert [line["epoch"] for line in lines if "top1" in line] == [2, 3]
         assert lines[0]["lr"] < 3e-3 * 8 / 16
-
-
-def test_compiled_model_trains(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: asked.append((type(self).__name__, options)))
-    train(configure(images, tmp_path / "run", model__compile=True, model__compile_mode="default", schedule__epochs=1))
-    assert asked == [("DeiT", {"mode": "default"})] * 2  # the model and its average
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_the_same_model(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced forward and backward and run as a graph; inductor's kernels would take a minute to build here."""
-    real = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, mode: real(self, backend="aot_eager"))
-    one = {**RECIPE["model"]["args"], "depths": 1}
-    plain = {"model__args": one, "model__drop_path": 0.0, "schedule__epochs": 1, "optim__name": "sgd", "ema__decay": 0}
-    for compiled in (False, True):
-        train(configure(images, tmp_path / str(compiled), model__compile=compiled, **plain))
-    files = [tmp_path / name / "checkpoints/last/model.safetensors" for name in ("False", "True")]
-    eager, graph = (load_file(path) for path in files)
-    assert eager.keys() == graph.keys()
-    for key, value in eager.items():
-        torch.testing.assert_close(value, graph[key], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,15 +1,19 @@
 """Optimizer, schedule and averaged weights, all from timm."""
 
-from timm.optim import create_optimizer_v2, list_optimizers
+import torch
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sightline.tasks.config import RunConfig
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
+
+FUSED = (Adam, AdamW, SGD)  # have one kernel for all parameters
+VARIANTS = ("fused", "foreach", "differentiable")  # arguments that choose between their implementations
 
 
 def scaled_lr(config: RunConfig) -> float:
@@ -26,6 +30,8 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
     if optim.name not in list_optimizers():
         remedy = nearest(optim.name, list_optimizers(), "timm.optim.list_optimizers() shows all")
         raise InputError(f"optim.name: no optimizer {optim.name!r}; {remedy}")
+    if get_optimizer_info(optim.name).opt_class in FUSED and not options.keys() & set(VARIANTS):
+        options["fused"] = True
     try:
         return create_optimizer_v2(
             model,
@@ -73,4 +79,21 @@ def make_average(model: nn.Module, config: RunConfig) -> ModelEmaV3 | None:
     if not ema.decay:
         return None
     decay = ema.decay ** (config.batch.size / ema.batch) if ema.batch else ema.decay
-    return ModelEmaV3(model, decay=decay, use_warmup=ema.warmup)
+    return Average(model, decay=decay, use_warmup=ema.warmup)
+
+
+class Average(ModelEmaV3):
+    """timm's average. It looks its tensors up once, as the state dicts of a small model take longer than an update."""
+
+    _pairs: tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]] | None = None
+
+    def apply_update_(self, model: nn.Module, decay: float) -> None:
+        if self._pairs is None:
+            pairs = list(zip(self.module.state_dict().values(), model.state_dict().values(), strict=True))
+            floats = [pair for pair in pairs if pair[0].is_floating_point()]
+            others = [pair for pair in pairs if not pair[0].is_floating_point()]
+            self._pairs = [own for own, _ in floats], [new for _, new in floats], others
+        averages, values, others = self._pairs
+        torch._foreach_lerp_(averages, values, weight=1.0 - decay)
+        for own, new in others:
+            own.copy_(new)

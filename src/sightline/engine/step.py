@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from sightline.engine.compiling import CompiledModel
 from sightline.engine.distributed import total
 from sightline.tasks.base import Task
 from sightline.tasks.config import Optim
@@ -35,37 +36,33 @@ class Stepper:
         model, optimizer: as prepared by the accelerator.
         optim: clipping.
         lag: copy flags from the device without blocking it; they are then those of the previous update.
+        compiled: the same model, compiled or not.
     """
 
     def __init__(
-        self, accelerator: "Accelerator", task: Task, model: nn.Module, optimizer: Optimizer, optim: Optim, lag: bool
-    ) -> None:
+        self, accelerator: "Accelerator", task: Task, model: nn.Module, optimizer: Optimizer, optim: Optim, lag: bool,
+        compiled: CompiledModel,
+    ) -> None:  # fmt: skip
         self.accelerator, self.task, self.model, self.optimizer = accelerator, task, model, optimizer
-        self.optim, self.lag = optim, lag
+        self.optim, self.lag, self.compiled = optim, lag, compiled
         self.scaled = accelerator.scaler is not None  # fp16: the scaler itself skips gradients that overflow
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def gradients(self, micro_batches: Sequence[object], stop: bool) -> StepFlags | None:
+    def gradients(self, micro_batches: Sequence[object], seed: int, stop: bool) -> StepFlags | None:
         """Compute and clip the gradients of an update.
 
         Args:
             micro_batches: of the update, in this process.
+            seed: of the random numbers that the model draws.
             stop: whether this process was asked to stop.
 
         Returns:
             The flags of this update, or of the previous one (None before the second); the same in every process.
         """
-        loss = torch.zeros((), device=self.accelerator.device)
-        for number, batch in enumerate(micro_batches, 1):
-            last = number == len(micro_batches)
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
-                with self.accelerator.autocast():
-                    share = self.task.loss(self.model, batch) / len(micro_batches)
-                self.accelerator.backward(share)
-            loss += share.detach()
+        loss = self.compiled.attempt(lambda: self._backward(micro_batches, seed))
         norm = self._clip()
-        finite = loss.isfinite() if norm is None else loss.isfinite() & norm.isfinite()
+        finite = (loss if norm is None else loss + norm).isfinite()  # of both
         values = [(~finite).float(), torch.full_like(loss, float(stop)), loss / self.accelerator.num_processes]
         flags = total(torch.stack(values))
         if not self.lag:
@@ -76,6 +73,29 @@ class Stepper:
         event.record()
         self._pending = (host, event)
         return previous
+
+    def _backward(self, micro_batches: Sequence[object], seed: int) -> Tensor:
+        """Add up the gradients of the micro-batches; returns the loss."""
+        _seed(seed, self.accelerator.device)
+        losses = []
+        for number, batch in enumerate(micro_batches, 1):
+            last = number == len(micro_batches)
+            if self.compiled.graphs:
+                torch.compiler.cudagraph_mark_step_begin()
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                with self.accelerator.autocast():
+                    share = self.task.loss(self.model, batch) / len(micro_batches)
+                self.accelerator.backward(share)
+            losses.append(share.detach())
+            if number == 1 and not last and self.compiled.graphs:
+                self._own_gradients()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _own_gradients(self) -> None:
+        """Copy gradients out of the memory of a CUDA graph, which its next replay overwrites; later ones are added."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def flush(self) -> StepFlags | None:
         """The flags that are still on the device."""
@@ -99,3 +119,10 @@ class Stepper:
         if self.scaled:
             return None
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the generators that the model draws from. `torch.manual_seed` takes milliseconds without a GPU."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)

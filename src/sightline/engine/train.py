@@ -200,6 +200,9 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     )
     for note in task.notes:
         line(note)
+    compiled = trainer.compiled
+    if compiled.active or (compiled.choice.mode is None and trainer.accelerator.device.type == "cuda"):
+        line(compiled.choice.line)
     line(f"run folder: {path}")
 
 

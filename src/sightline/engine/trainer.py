@@ -9,6 +9,7 @@ import torch
 
 from sightline.data.order import derive
 from sightline.engine.checkpoint import BEST, Checkpoints, Saved, write_weights
+from sightline.engine.compiling import CompiledModel, choose
 from sightline.engine.distributed import gather, total
 from sightline.engine.optimize import make_average, make_optimizer, make_schedule
 from sightline.engine.progress import ProgressPrinter
@@ -59,10 +60,9 @@ class Trainer:
         self.raw = task.model
         optimizer = make_optimizer(self.raw, config)
         self.average = make_average(self.raw, config)
-        if config.model.compile:
-            for model in (self.raw, *([self.average.module] if self.average else [])):
-                model.compile(mode=config.model.compile_mode)
         self.model, self.optimizer = accelerator.prepare(self.raw, optimizer)
+        if accelerator.scaler is None:
+            self.optimizer = optimizer  # without Accelerate's wrapper, which looks for packages at every update
         self.raw = accelerator.unwrap_model(self.model)
         self.sharded = is_sharded(self.raw)
         if self.sharded and self.average is not None:
@@ -71,10 +71,12 @@ class Trainer:
             raise InputError("optim.clip_mode: agc is not available with FSDP; give norm or value")
         self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
         lag = accelerator.device.type == "cuda" and not config.run.skip_nonfinite
-        self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim, lag)
-        self.progress = Progress()
         main, every = accelerator.is_main_process, config.run.log_every
         self.printer = ProgressPrinter(main, self.epochs, task.order.steps, config.batch.size, every, self.spec.unit)
+        choice = choose(config.model, accelerator.device.type, task.shapes, accelerator.num_processes, self.sharded)
+        self.compiled = CompiledModel(self.raw, task.compiled, choice, task.shapes, self.printer.line)
+        self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim, lag, self.compiled)
+        self.progress = Progress()
         self.saved_at = self.started = time.monotonic()
         self.rate = 0.0  # examples per second of the last epoch, without evaluation
 
@@ -117,6 +119,7 @@ class Trainer:
                 self._finish_epoch()
         finally:
             self.printer.stop()
+            self.compiled.close()
 
     def _complete(self) -> bool:
         """Whether the last epoch is trained, evaluated and logged; run.max_steps may end it before its last update."""
@@ -135,7 +138,10 @@ class Trainer:
         batches = iter(self.task.batches(here.epoch, here.batch)) if here.batch < order.steps else iter(())
         while here.batch < order.steps and not self._max_steps_reached():
             flags = self._update(list(islice(batches, order.accumulate)))
-            self.printer.update(here.epoch, here.batch, here.mean_loss, self.optimizer.param_groups[0]["lr"])
+            if self.compiled.warming(order.steps):
+                self.printer.begin(here.epoch, here.batch)  # rates and estimates are without the time to compile
+            else:
+                self.printer.update(here.epoch, here.batch, here.mean_loss, self.optimizer.param_groups[0]["lr"])
             if flags is not None and flags.stop:
                 self._stop()
             if self._save_due():
@@ -147,9 +153,9 @@ class Trainer:
         """One update; returns the flags of it, or of the previous one."""
         here, order = self.progress, self.task.order
         # Random numbers of the model (stochastic depth, dropout) depend on the step alone, not on what ran before.
-        torch.manual_seed(derive(order.seed, here.step, order.rank, 4))
+        seed = derive(order.seed, here.step, order.rank, 4)
         self.schedule.step_update(here.step)
-        flags = self.stepper.gradients(micro_batches, self.signals.received is not None)
+        flags = self.stepper.gradients(micro_batches, seed, self.signals.received is not None)
         here.step, here.batch = here.step + 1, here.batch + 1
         self._record(flags)
         if self.stepper.lag or flags is None or not flags.bad:
@@ -206,7 +212,8 @@ class Trainer:
                 self._stop()
 
         scorer, batches = self.task.scorer(self.accelerator.device), self.task.evaluation()
-        return scorer.evaluate(model, batches, self.config.run.precision, total, gather, on_batch)
+        with self.compiled.eager():
+            return scorer.evaluate(model, batches, self.config.run.precision, total, gather, on_batch)
 
     def _log(self, evaluation: Scores | None) -> None:
         """Log an epoch, and keep its weights if they are the best."""

@@ -28,6 +28,7 @@ T = TypeVar("T")
 B = TypeVar("B")
 Scored = TypeVar("Scored", contravariant=True)
 OnError: TypeAlias = Literal["stop", "skip"]
+Shapes: TypeAlias = Literal["fixed", "lengths", "any"]
 SKIP = "--on-error skip"  # option of `sightline eval` and `predict`
 
 
@@ -75,6 +76,7 @@ class Task(Protocol[T, B]):
         order: the order of the training examples.
         notes: what a user should know about the data, one line each.
         broken: messages about examples that could not be read, each once.
+        shapes: of training batches: all the same, sequences of several lengths, or images of any size.
     """
 
     model: nn.Module
@@ -82,6 +84,12 @@ class Task(Protocol[T, B]):
     order: Order
     notes: Sequence[str]
     broken: dict[str, None]
+    shapes: Shapes = "fixed"
+
+    @property
+    def compiled(self) -> nn.Module:
+        """The part of the model that torch.compile takes."""
+        return self.model
 
     def __len__(self) -> int:
         """Examples to evaluate."""

@@ -43,9 +43,11 @@ class Model:
     )  # fmt: skip
     drop_path: Dropout = entry(0.0, "stochastic depth of the last block")
     grad_checkpointing: bool = entry(False, "recompute blocks in the backward pass: less memory, more time")
-    compile: bool = entry(False, "torch.compile the model")
+    compile: Literal["auto", True, False] = entry(
+        "auto", "torch.compile the model to train it; auto: on a GPU, with CUDA graphs if all batches have one shape"
+    )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = entry(
-        None, "mode of torch.compile"
+        None, "mode of torch.compile; by default as model.compile chooses"
     )
 
 

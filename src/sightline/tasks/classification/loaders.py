@@ -128,10 +128,10 @@ class DeviceLoader(Loader):
     ) -> None:
         self.placement, self.card = placement, card
         self.normalize = Normalize(card, placement.device)
-        change = BatchAugment(config.augment, card.input_size[1:], card.mean, placement.device)
-        self.augment: Callable[[Tensor, Tensor], Tensor] = change
+        self.augment = BatchAugment(config.augment, card.input_size[1:], card.mean, placement.device)
+        self.compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         if config.model.compile and placement.device.type == "cuda":
-            self.augment = torch.compile(change.__call__, dynamic=False)
+            self.compiled = torch.compile(self.augment.__call__, dynamic=False)
         kept = replace(at_size(card, config.data.preload_size or card.input_size[1:]), crop_pct=1.0)
         self.train, self.val = (
             preload(split, seen, config.data.workers, placement, broken)
@@ -159,8 +159,18 @@ class DeviceLoader(Loader):
         uniform = torch.from_numpy(np.concatenate(drawn))
         device = self.placement.device
         uniform = (uniform.pin_memory() if device.type == "cuda" else uniform).to(device, non_blocking=True)
-        pixels = self.augment(self.train.images[indices], uniform)
+        pixels = self._change(self.train.images[indices], uniform)
         return Batch(self.normalize.pixels(pixels), self.train.targets[indices])
+
+    def _change(self, images: Tensor, uniform: Tensor) -> Tensor:
+        if self.compiled is not None:
+            try:
+                return self.compiled(images, uniform)
+            except Exception as error:
+                self.compiled = None
+                if self.placement.rank == 0:
+                    say(f"compiling failed for augmentation ({type(error).__name__}); it runs in eager mode")
+        return self.augment(images, uniform)
 
     def evaluation(self) -> Iterator[Batch]:
         for local in self.placement.evaluation(len(self.val.targets)):

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from sightline.data.loader import to_device
 from sightline.data.order import Placement
 from sightline.models.weights.reader import Weights
 from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictOptions, Predictor, Row, Scores
@@ -27,6 +28,8 @@ Batch = tuple[list[Tensor], list[Target]]
 class Detection(DenseTask[Batch, Target, tuple[Tensor, Target], int]):
     """A model, its training batches, their loss, and the images it is evaluated on."""
 
+    shapes = "any"
+
     def __init__(self, config: Config, placement: Placement) -> None:
         data, model, test, self.weights = config.data, config.model, config.test, config.loss
         masks = has_masks(model.head)
@@ -41,12 +44,17 @@ class Detection(DenseTask[Batch, Target, tuple[Tensor, Target], int]):
         torch.manual_seed(placement.seed)
         self.model = Detector(model, len(train.classes), test).to(placement.device)
 
+    @property
+    def compiled(self) -> nn.Module:
+        """The backbone with its pyramid; what follows depends on the number of objects."""
+        return self.model.detector.backbone
+
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The micro-batches of an epoch from update `start` on, ready for the model."""
         device = self.placement.device
         for items in self.items(epoch, start):
-            images = [normalize(pixels.to(device), self.card.mean, self.card.std) for pixels, _ in items]
-            targets = [{key: value.to(device) for key, value in target.items()} for _, target in items]
+            images = [normalize(to_device(pixels, device), self.card.mean, self.card.std) for pixels, _ in items]
+            targets = [{key: to_device(value, device) for key, value in target.items()} for _, target in items]
             yield images, targets
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sightline.data.loader import to_device
 from sightline.data.order import Placement
 from sightline.tasks.base import EvalOptions, Loaded, PredictOptions, Row, Scores, Task
 from sightline.tasks.evaluation import LabelScorer, run_scorer
@@ -50,6 +51,7 @@ class Sequences(Task[Batch, Batch]):
             if (count := cut(data, tokens))
         ]
         self.broken = {}  # sequences that cannot be read end a run
+        self.shapes = "fixed" if self.train.even else "lengths"
 
     def __len__(self) -> int:
         """Examples to evaluate."""
@@ -80,9 +82,7 @@ class Sequences(Task[Batch, Batch]):
     def _batch(self, tokens: TokenSet, indices: np.ndarray) -> Batch:
         ids, labels = tokens.batch(indices, self.card.length)
         device = self.placement.device
-        if device.type == "cuda":
-            ids, labels = ids.pin_memory(), labels.pin_memory()
-        return ids.to(device, non_blocking=True).int(), labels.to(device, non_blocking=True)
+        return to_device(ids, device).int(), to_device(labels, device)
 
 
 make = Sequences  # the task of a run
