@@ -57,10 +57,8 @@ class Trainer:
         self.config, self.task, self.accelerator = config, task, accelerator
         self.spec = TASKS[config.task]
         self.folder, self.signals, self.board = folder, signals, board
-        self.raw = task.model
-        optimizer = make_optimizer(self.raw, config)
-        self.average = make_average(self.raw, config)
-        self.model, self.optimizer = accelerator.prepare(self.raw, optimizer)
+        optimizer, self.average = make_optimizer(task.model, config), make_average(task.model, config)
+        self.model, self.optimizer = accelerator.prepare(task.model, optimizer)
         if accelerator.scaler is None:
             self.optimizer = optimizer  # without Accelerate's wrapper, which looks for packages at every update
         self.raw = accelerator.unwrap_model(self.model)
