@@ -178,4 +178,5 @@ def test_figures(tmp_path: Path) -> None:
     assert [path.name for path in drawn] == ["x-tokens.png", "x-resolution.png", "x-memory.png", "x-window.png"]
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
     assert plot_all(Report(dict(ABOUT), [op("sdpa", 1.0)]), tmp_path / "y") == []
+    assert [path.name for path in plot_all(plain_report(), tmp_path / "z")] == ["z-resolution.png", "z-latency.png"]
     assert report.rows[0].status == OK

@@ -1,6 +1,6 @@
 """The figures of docs/performance.md and the README, drawn from the files in `results/`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,10 @@ from sightline.bench.plots import (
     GREY,
     Panel,
     draw,
+    draw_bars,
     draw_panel,
     new_figure,
+    plot_all,
     series_of,
     side,
     time_per_image,
@@ -56,37 +58,17 @@ def draw_figures(results: Path, images: Path) -> list[Path]:
 
 
 def draw_plain(results: Path, images: Path) -> list[Path]:
-    """Latency of one image, and throughput by plain calls; nothing without results."""
+    """Latency of one image, and throughput by plain calls, also next to each result; nothing without results."""
     reports = plain_reports(results)
     if not reports:
         return []
+    for path, report in load_reports(results, plain=True).items():
+        plot_all(report, path.with_suffix(""))
     rows, about = rows_of(reports), reports[0].about
     footer = f"One {about['card']}, bfloat16, plain calls, torch {about['torch']}, commit {about['commit'][:7]}"
-    bars(latency_bars(rows), footer, images / "latency.png")
+    draw_bars(latency_bars(rows), "milliseconds", footer, images / "latency.png", STYLES)
     draw(throughput_panels(rows), footer, images / "plain_throughput.png", STYLES)
     return [images / f"{name}.png" for name in PLAIN_FIGURES]
-
-
-def bars(sizes: Mapping[int, Mapping[str, Mapping[str, float]]], footer: str, path: Path) -> None:
-    """Milliseconds of one image: a panel per size, a group per way to call, a bar per candidate."""
-    figure = new_figure(6.6 * max(1, len(sizes)), 4.3)
-    for i, (size, found) in enumerate(sizes.items(), 1):
-        axis = figure.add_subplot(1, len(sizes), i)
-        hows = list(dict.fromkeys(how for times in found.values() for how in times))
-        width = 0.8 / len(found)
-        for j, (name, times) in enumerate(found.items()):
-            places = [k + (j - (len(found) - 1) / 2) * width for k in range(len(hows))]
-            drawn = axis.bar(places, [times.get(how, 0.0) for how in hows], width, color=STYLES[name][0], label=name)
-            axis.bar_label(drawn, fmt="%.1f", fontsize=FONT - 3)
-        axis.set_xticks(range(len(hows)), hows)
-        axis.set_ylabel("milliseconds")
-        axis.set_title(f"DeiT-Tiny, one image of {size} px", fontsize=FONT + 1, loc="left")
-        axis.grid(True, axis="y", color="0.92")
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, fontsize=FONT - 1)
-    figure.supxlabel(footer, x=0.01, ha="left", fontsize=FONT - 3, color=GREY)
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
 def throughput(rows: Sequence[Row]) -> list[Panel]:

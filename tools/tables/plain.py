@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sightline.bench import Report, Row
-from sightline.bench.plots import Panel, series_of, side
+from sightline.bench.plots import Bars, Panel, bars_of, series_of, side
 from sightline.bench.results import COMPILED, EAGER
 from sightline.bench.tables import number, plain_tables, rate
 from tables.bench import load_reports
@@ -116,10 +116,7 @@ def throughput_panels(rows: Sequence[Row]) -> list[Panel]:
     return [Panel("DeiT-Tiny, inference, compiled, plain calls", "image side, pixels", "images per second", series)]
 
 
-def latency_bars(rows: Sequence[Row]) -> dict[int, dict[str, dict[str, float]]]:
-    """Milliseconds of one image by size, candidate and how it is called."""
-    found: dict[int, dict[str, dict[str, float]]] = {}
-    for row in rows:
-        if row.mode == "latency" and row.candidate in NAMES and row.call_ms and row.height:
-            found.setdefault(row.height, {}).setdefault(NAMES[row.candidate], {})[HOWS[row.how]] = row.call_ms
-    return dict(sorted(found.items()))
+def latency_bars(rows: Sequence[Row]) -> Bars:
+    """Milliseconds of one image."""
+    mine = [row for row in rows if _in_speed_table(row)]
+    return bars_of(mine, lambda row: f"DeiT-Tiny, one image of {row.height} px", lambda row: NAMES[row.candidate])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sightline.bench.operators import SDPA
-from sightline.bench.results import Report, Row
+from sightline.bench.results import COMPILED, EAGER, Report, Row
 from sightline.util.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Series = dict[str, list[tuple[float, float]]]
+Bars = dict[str, dict[str, dict[str, float]]]  # values by panel, name and group
 Styles = dict[str, tuple[str, str]]  # color and marker by name
 # Okabe and Ito's colors, which people with color vision deficiencies can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -58,7 +59,19 @@ def plot_all(report: Report, stem: Path) -> list[Path]:
             path = stem.with_name(f"{stem.name}-{name}.png")
             draw(panels, footer, path)
             drawn.append(path)
+    if bars := bars_of(report.rows, lambda row: f"{row.case}, one image", lambda row: row.candidate):
+        drawn.append(stem.with_name(f"{stem.name}-latency.png"))
+        draw_bars(bars, "milliseconds", footer, drawn[-1])
     return drawn
+
+
+def bars_of(rows: Sequence[Row], panel: Callable[[Row], str], name: Callable[[Row], str]) -> Bars:
+    """The latency of models by panel, name and how they are called."""
+    found: Bars = {}
+    for row in rows:
+        if row.mode == "latency" and row.call_ms:
+            found.setdefault(panel(row), {}).setdefault(name(row), {})[row.how] = row.call_ms
+    return found
 
 
 def _figures(rows: Sequence[Row]) -> dict[str, list[Panel]]:
@@ -70,8 +83,8 @@ def _figures(rows: Sequence[Row]) -> dict[str, list[Panel]]:
         floor = {r.tokens: r.floor_ms / r.batch * 1e3 for r in part if r.candidate != SDPA and r.tokens and r.floor_ms}
         title = f"{mode}, {dtype}, {heads} heads of {dim}"
         found["tokens"].append(Panel(title, "tokens", "µs per image", series, sorted(floor.items())))
-    for (model, mode, compiled, dtype), part in _groups(models, _model_key).items():
-        title = f"{model}, {mode}{', compiled' if compiled else ''}, {dtype}"
+    for (model, mode, how, dtype), part in _groups(models, _model_key).items():
+        title = f"{model}, {mode}{'' if how == EAGER else ', compiled' if how == COMPILED else f', {how}'}, {dtype}"
         whole = [row for row in part if row.window is None]
         speed = series_of(whole, side, lambda r: r.images_per_s)
         found["resolution"].append(Panel(title, "image side, pixels", "images per second", speed))
@@ -98,7 +111,7 @@ def side(row: Row) -> float | None:
 
 
 def _model_key(row: Row) -> tuple[object, ...]:
-    return row.case.rpartition(" ")[0], row.mode, row.compiled, row.dtype
+    return row.case.rpartition(" ")[0], row.mode, row.how, row.dtype
 
 
 def _groups(rows: Sequence[Row], key: Callable[[Row], tuple[object, ...]]) -> dict[tuple[object, ...], list[Row]]:
@@ -135,6 +148,35 @@ def draw(panels: Sequence[Panel], footer: str, path: Path, styles: Styles | None
     figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
+def draw_bars(bars: Bars, y: str, footer: str, path: Path, styles: Styles | None = None) -> None:
+    """Draw panels side by side: a group per way to call, a bar per name."""
+    names = list(dict.fromkeys(name for found in bars.values() for name in found))
+    styles = styles or dict(zip(names, zip(cycle(COLOURS), cycle(MARKERS), strict=False), strict=False))
+    figure = new_figure(WIDTH * max(1, len(bars)), HEIGHT)
+    for i, (title, found) in enumerate(bars.items(), 1):
+        axis = figure.add_subplot(1, len(bars), i)
+        groups = list(dict.fromkeys(group for values in found.values() for group in values))
+        width = 0.8 / len(found)
+        for j, (name, values) in enumerate(found.items()):
+            places = [k + (j - (len(found) - 1) / 2) * width for k in range(len(groups))]
+            heights = [values.get(group, 0.0) for group in groups]
+            drawn = axis.bar(places, heights, width, color=styles[name][0], label=name)
+            axis.bar_label(drawn, fmt="%.1f", fontsize=FONT - 3)
+        axis.set_xticks(range(len(groups)), groups)
+        axis.set_ylabel(y)
+        _finish(axis, title)
+    figure.supxlabel(footer, x=0.01, ha="left", fontsize=FONT - 3, color=GREY)
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+
+
+def _finish(axis: "Axes", title: str) -> None:
+    axis.set_title(title, fontsize=FONT + 1, loc="left")
+    axis.grid(True, axis="y", color="0.92")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=FONT - 1)
+
+
 def draw_panel(axis: "Axes", panel: Panel, styles: Styles) -> None:
     """Lines and axes; a value axis that spans more than a factor of eight is logarithmic."""
     for name, points in panel.series.items():
@@ -153,11 +195,7 @@ def draw_panel(axis: "Axes", panel: Panel, styles: Styles) -> None:
     shown = apart(positions)
     axis.set_xticks(shown, [f"{position:,g}" for position in shown])
     axis.minorticks_off()
-    axis.set_title(panel.title, fontsize=FONT + 1, loc="left")
-    axis.grid(True, axis="y", color="0.92")
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=FONT - 1)
+    _finish(axis, panel.title)
 
 
 def apart(positions: Sequence[float]) -> list[float]:
