@@ -6,8 +6,9 @@
 InLine: E = s dS / n, c = the means, u = sum_i G_i / n, a = 0. Linear attention divides G by the row's total first, and
 has E = dS / n, c = 0, u = 0, a = sum_i phi(q_i) d(total_i) / n.
 
-Three kernels, each on chunks as in the forward pass: `backward_queries` writes dq and partial sums over i, which
-`add_parts` adds up; `backward_keys` writes dk and dv; `backward_taps` writes dw.
+Small images take one program for everything (`backward_short`). Others are cut as in the forward pass:
+`backward_queries` writes dq and partial sums over i, which `add_parts` adds up; `backward_keys` writes dk, dv and
+partial sums of dw.
 """
 
 import triton
@@ -155,32 +156,47 @@ def _pass_keys(
 
 @triton.jit
 def _pass_strip(
-    k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, live, d_moment, u, a, center_k, center_v, x0, x1,
-    y0, y1, height, width, prefix, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
-    DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr,
+    k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, C, live, d_moment, u, a, center_k, center_v,
+    x0, x1, y0, y1, height, width, prefix, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr, DW: tl.constexpr,
 ):
-    """Writes dk and dv of the columns x0 <= x < x1 and rows y0 <= y < y1 of the grid.
+    """Writes dk and dv of the columns x0 <= x < x1 and rows y0 <= y < y1 of the grid; with DW their share of dw (9, C).
 
     Down the grid as in the forward pass: a row of G read three times serves three rows of dv. The filter is turned,
     for G_(j-t) is the neighbor on the other side. dk and the product in dv are made one row ahead, where k and v come
-    with the row of G: then all loads lead to a product, so that they are pipelined.
+    with the row of G: then all loads lead to a product, so that they are pipelined. dw takes the values of a row and
+    of the one above it times that row of G, and the values times the row of G above it.
     """
     col = x0 + tl.arange(0, X)
     limits = limits_of(col, height, width)
     ours = limit_of(col, y1, x1)
     w0, w1, w2, w3, w4, w5, w6, w7, w8 = taps
     nothing = tl.zeros((X, W), tl.float32)
+    d0, d1, d2, d3, d4, d5, d6, d7, d8 = (
+        nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing
+    )  # fmt: skip
     now, after = nothing + u[None, :], nothing + u[None, :]
+    none = tl.zeros((X, W), g.dtype.element_ty)
+    le_above, he_above, ri_above, v_above = none, none, none, tl.zeros((X, W), v.dtype.element_ty)
     for y in tl.range(tl.maximum(y0 - 2, -1), y1, num_stages=STAGES):  # the first one or two write no dv
         le, he, ri = three_columns(g, g_token, mask, y + 1, col, limits, width, prefix, live, W, False)  # X W each
-        kt = grid_row(k, k_token, mask, y + 1, col, ours, width, prefix, live, W, MASKED)  # X W
-        vt = grid_row(v, v_token, mask, y + 1, col, ours, width, prefix, live, W, MASKED)  # X W
+        inside = tl.where(y + 1 < y0, 0, ours)
+        kt = grid_row(k, k_token, mask, y + 1, col, inside, width, prefix, live, W, MASKED)  # X W
+        vt = grid_row(v, v_token, mask, y + 1, col, inside, width, prefix, live, W, MASKED)  # X W
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
         d_value = across(now, left, here, right, w6, w7, w8)
         now = across(after, left, here, right, w3, w4, w5)
         after = across(nothing + u[None, :], left, here, right, w0, w1, w2)
         d_key, now = _key_gradients(kt, vt, d_moment, now, nothing + a[None, :], center_k, center_v, PHI, False, DOT,
                                     DK, True)
+        if DW:
+            above, value = v_above.to(tl.float32), vt.to(tl.float32)
+            d0, d1, d2 = d0 + above * right, d1 + above * here, d2 + above * left
+            d3, d4, d5 = d3 + value * right, d4 + value * here, d5 + value * left
+            d6 += value * ri_above.to(tl.float32)
+            d7 += value * he_above.to(tl.float32)
+            d8 += value * le_above.to(tl.float32)
+            le_above, he_above, ri_above, v_above = le, he, ri, vt
         here_ok = col < tl.where(y < y0, 0, x1)
         below_ok = col < tl.where((y + 1 < y0) | (y + 1 >= y1), 0, x1)
         first = prefix + y * width
@@ -194,69 +210,43 @@ def _pass_strip(
         if DK:
             below = cells_of(dk, d_token, first + width, col, W)
             tl.store(below, d_key.to(dk.dtype.element_ty), mask=below_ok[:, None] & live)
+    if DW:
+        _store_taps(dw, C, (d0, d1, d2, d3, d4, d5, d6, d7, d8), live, W)
 
 
 @triton.jit
-def _store_tap(ptr, total, live, W: tl.constexpr):
-    value = tl.sum(total, 0)[None, :].to(ptr.dtype.element_ty)
-    tl.store(ptr + tl.arange(0, W)[None, :], value, mask=live)
-
-
-@triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix", "H"])
-def backward_taps(
-    v, v_batch, v_token, g, g_batch, g_token, mask, cu, grids, dw, H, tokens_q, tokens, chunk, height, width, prefix,
-    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
-    VARLEN: tl.constexpr, STAGES: tl.constexpr,
+def _pass_taps(
+    v, v_token, g, g_token, mask, dw, C, live, x0, x1, height, width, prefix, W: tl.constexpr, X: tl.constexpr,
+    MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """dw of one strip and chunk of grid rows, (part, image, 9, C): what G has there, times its neighbors in v.
+    """dw (9, C) of the columns x0 <= x < x1: what G has there, times its neighbors in v.
 
     Down the grid with the three rows of G that a row of v is a neighbor of.
     """
-    group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    live = live_of(D, GROUP, W)
-    channel, C = group * GROUP * D, H * D
-    v, _ = image_of(v, v_batch, v_token, cu, image, tokens, channel, VARLEN)
-    g, _ = image_of(g, g_batch, g_token, cu, image, tokens_q, channel, VARLEN)
-    height, width = grid_of(grids, image, height, width, VARLEN)
-    if MASKED:
-        mask += tl.cast(image, tl.int64) * tokens
-    strips = tl.maximum(tl.cdiv(width, X), 1)
-    y0 = part // strips * chunk
-    y1 = tl.minimum(y0 + chunk, height)
-    col = part % strips * X + tl.arange(0, X)
+    col = x0 + tl.arange(0, X)
     limits = limits_of(col, height, width)
-    ours = limit_of(col, y1, width)
-    d0, d1, d2 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
-    d3, d4, d5 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
-    d6, d7, d8 = tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32), tl.zeros((X, W), tl.float32)
-    above = tl.zeros((X, W), tl.float32)
-    same = tl.zeros((X, W), g.dtype.element_ty)
-    for y in tl.range(y0 - 1, y1 + 1, num_stages=STAGES):
+    ours = limit_of(col, height, x1)
+    nothing = tl.zeros((X, W), tl.float32)
+    d0, d1, d2, d3, d4, d5, d6, d7, d8 = (
+        nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing
+    )  # fmt: skip
+    above, same = nothing, tl.zeros((X, W), g.dtype.element_ty)
+    for y in tl.range(-1, height, num_stages=STAGES):
         le, he, ri = three_columns(v, v_token, mask, y, col, limits, width, prefix, live, W, MASKED)  # X W each
         under = grid_row(g, g_token, mask, y + 1, col, ours, width, prefix, live, W, False)  # X W
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
         level, below = same.to(tl.float32), under.to(tl.float32)
-        d0 += left * below
-        d1 += here * below
-        d2 += right * below
-        d3 += left * level
-        d4 += here * level
-        d5 += right * level
-        d6 += left * above
-        d7 += here * above
-        d8 += right * above
-        above = level
-        same = under
-    dw += tl.cast(part * tl.num_programs(1) + image, tl.int64) * 9 * C + channel
-    _store_tap(dw, d0, live, W)
-    _store_tap(dw + C, d1, live, W)
-    _store_tap(dw + 2 * C, d2, live, W)
-    _store_tap(dw + 3 * C, d3, live, W)
-    _store_tap(dw + 4 * C, d4, live, W)
-    _store_tap(dw + 5 * C, d5, live, W)
-    _store_tap(dw + 6 * C, d6, live, W)
-    _store_tap(dw + 7 * C, d7, live, W)
-    _store_tap(dw + 8 * C, d8, live, W)
+        d0, d1, d2 = d0 + left * below, d1 + here * below, d2 + right * below
+        d3, d4, d5 = d3 + left * level, d4 + here * level, d5 + right * level
+        d6, d7, d8 = d6 + left * above, d7 + here * above, d8 + right * above
+        above, same = level, under
+    _store_taps(dw, C, (d0, d1, d2, d3, d4, d5, d6, d7, d8), live, W)
+
+
+@triton.jit
+def _store_taps(dw, C, totals, live, W: tl.constexpr):
+    for tap in tl.static_range(9):
+        tl.store(dw + tap * C + tl.arange(0, W)[None, :], tl.sum(totals[tap], 0)[None, :], mask=live)
 
 
 @triton.jit(do_not_specialize=["tokens", "chunk", "H"])
@@ -287,14 +277,15 @@ def backward_queries(
 @triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix", "H"])
 def backward_keys(
     k, k_batch, k_token, v, v_batch, v_token, g, g_batch, g_token, weights, mask, cu, grids, sums, d_sums, dk,
-    d_batch, d_token, dv, dk_start, dv_start, H, tokens_q, tokens, chunk, height, width, prefix, scale, D: tl.constexpr,
-    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
-    RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr,
+    d_batch, d_token, dv, dk_start, dv_start, dw, H, tokens_q, tokens, chunk, height, width, prefix, scale,
+    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
+    LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):
-    """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made.
+    """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made, and the
+    chunk's share of dw, (part, image, 9, C).
 
-    They lie `dk_start` and `dv_start` channels into their tensors, which are one if `dv` is None.
+    dk and dv lie `dk_start` and `dv_start` channels into their tensors, which are one if `dv` is None.
     """
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
@@ -327,15 +318,77 @@ def backward_keys(
             )
         strips = tl.maximum(tl.cdiv(width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
-        if y0 < height:
-            taps = filter_of(weights, image, H * D, channel, live, W, True)
-            _pass_strip(
-                k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, live, d_moment, u, a, center_k,
-                center_v, x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, W,
-                X, PHI, MASKED, DOT, STAGES, DK,
-            )
+        taps = filter_of(weights, image, H * D, channel, live, W, True)
+        dw += tl.cast(part * tl.num_programs(1) + image, tl.int64) * 9 * H * D + channel
+        _pass_strip(  # beyond the grid of an image in a pack it writes zeros to dw and nothing else
+            k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, H * D, live, d_moment, u, a, center_k,
+            center_v, x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, W, X,
+            PHI, MASKED, DOT, STAGES, DK, True,
+        )
     else:
         _pass_keys(
             k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, part * chunk,
             tl.minimum(part * chunk + chunk, n), W, T, PHI, LINEAR, MASKED, DOT, DK, DV,
         )
+
+
+@triton.jit(do_not_specialize=["tokens_q", "tokens", "height", "width", "prefix", "strips", "H"])
+def backward_short(
+    q, q_batch, q_token, k, k_batch, k_token, v, v_batch, v_token, g, g_batch, g_token, weights, mask, cu, grids, sums,
+    dq, dq_batch, d_token, dk, dv, dk_batch, dk_start, dv_start, dw, strips, H, tokens_q, tokens, height, width,
+    prefix, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr,
+    PHI: tl.constexpr, LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr,
+):
+    """One image and group of heads: dq, dk and dv by one program, and dw (strip, image, 9, C) by another.
+
+    dq, dk and dv are one tensor if `dk` is None.
+    """
+    group, image = tl.program_id(0), tl.program_id(1)
+    SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
+    live = live_of(D, GROUP, W)
+    channel = group * GROUP * D
+    if dk is None:
+        dk = dq
+        dv = dq
+    scale, eps = tl.cast(scale, tl.float32), tl.cast(eps, tl.float32)
+    g, n_q = image_of(g, g_batch, g_token, cu, image, tokens_q, channel, VARLEN)
+    v, n = image_of(v, v_batch, v_token, cu, image, tokens, channel, VARLEN)
+    if RESIDUAL:
+        height, width = grid_of(grids, image, height, width, VARLEN)
+    if MASKED:
+        mask += tl.cast(image, tl.int64) * tokens
+    if tl.program_id(2) == 1:
+        dw += tl.cast(image, tl.int64) * 9 * H * D + channel
+        for x0 in range(0, strips * X, X):
+            _pass_taps(
+                v, v_token, g, g_token, mask, dw, H * D, live, x0, tl.minimum(x0 + X, width), height, width, prefix, W,
+                X, MASKED, STAGES,
+            )
+            dw += tl.num_programs(1) * 9 * H * D
+    else:
+        q, _ = image_of(q, q_batch, q_token, cu, image, tokens_q, channel, VARLEN)
+        k, _ = image_of(k, k_batch, k_token, cu, image, tokens, channel, VARLEN)
+        dq, _ = image_of(dq, dq_batch, d_token, cu, image, tokens_q, channel, VARLEN)
+        dk, _ = image_of(dk, dk_batch, d_token, cu, image, tokens, dk_start + channel, VARLEN)
+        dv, _ = image_of(dv, dk_batch, d_token, cu, image, tokens, dv_start + channel, VARLEN)
+        state, mean_k, mean_v, count = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
+        d_state, side = _pass_queries(
+            q, q_token, g, g_token, dq, d_token, state, mean_k, live, 0, n_q, scale, eps, W, T, PHI, LINEAR, DOT
+        )
+        d_moment, u, a, center_k, center_v = _moment_gradient(
+            d_state, side, mean_k, mean_v, count, scale, D, W, LINEAR, DOT
+        )
+        last = prefix if RESIDUAL else n
+        _pass_keys(
+            k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, 0, last, W,
+            16 if RESIDUAL else T, PHI, LINEAR, MASKED, DOT, True, True,
+        )
+        if RESIDUAL:
+            taps = filter_of(weights, image, H * D, channel, live, W, True)
+            for x0 in range(0, width, X):
+                _pass_strip(
+                    k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, H * D, live, d_moment, u, a,
+                    center_k, center_v, x0, tl.minimum(x0 + X, width), 0, height, height, width, prefix, W, X, PHI,
+                    MASKED, DOT, STAGES, True, False,
+                )

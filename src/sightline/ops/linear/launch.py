@@ -15,7 +15,7 @@ from sightline.ops.linear import plan as planning
 from sightline.ops.linear.plan import Plan, padded
 
 ADD = {"PARTS": 8, "BLOCK": 512}  # tile of the sum over parts
-IMAGES = 16  # images whose gradients go through the layers of the residual together
+IMAGES = {True: 64, False: 16}  # images whose gradients are taken together, for head dims up to 64 and beyond
 
 
 class Images(NamedTuple):
@@ -145,8 +145,22 @@ def backward(
     cut = _plan(q, k, images, options)
     flags = _flags(q, weights is not None, images, options)
     packed = len(gradients) == 1
-    dq, dk, dv = (gradients[0], gradients[0], None) if packed else gradients
+    dq, dk, dv = (gradients[0], None, None) if packed else gradients
+    base = gradients[0] if packed else gradients[1]  # where dk lies
     starts = (heads * dim, 2 * heads * dim) if packed else (0, 0)
+    layout = (images.mask, images.cu, images.grids)
+    numbers = (*images.grid, images.prefix, options.scale)
+    passes = _key_passes(cut, weights, q.dtype)
+    if cut.tiny and len(passes) == 1:
+        strips = sym_max(1, triton.cdiv(images.grid[1], cut.back.size))
+        taps = None if weights is None else empty((strips, count, 9, heads * dim), torch.float32, device)
+        launch(
+            backward_kernels.backward_short, (heads // cut.back.heads, count, 1 if weights is None else 2),
+            (*strides(q), *strides(k), *strides(v), *strides(grad), weights, *layout, sums, *strides(dq), dk, dv,
+             base.stride(0), *starts, taps, strips, heads, tokens, keys, *numbers, options.eps),
+            {"T": cut.queries.size, "X": cut.back.size, "STAGES": cut.back.stages, **flags, **cut.back.constants},
+        )  # fmt: skip
+        return taps
     parts = triton.cdiv(images.longest or tokens, cut.chunk)
     d_sums = empty((parts, count, heads * dim * (dim + 1)), torch.float32, device)
     launch(
@@ -157,47 +171,41 @@ def backward(
     )  # fmt: skip
     if not cut.short:
         d_sums = sum_parts(d_sums, torch.float32)
-    layout = (images.mask, images.cu, images.grids)
-    for wanted, used in _key_passes(cut, weights, q.dtype):
+    taps = None
+    for wanted, used in passes:
         tile = cut.keys if used is not None else cut.queries
-        pieces, chunk = cut.pieces(tile, images.grid, images.longest or keys, heads * count, used is not None)
+        pieces, chunk = triton.cdiv(images.longest or keys, cut.chunk), cut.chunk
+        if used is not None:
+            height, width = images.grid
+            pieces = sym_max(1, triton.cdiv(width, tile.size)) * sym_max(1, triton.cdiv(height, cut.rows))
+            taps, chunk = empty((pieces, count, 9, heads * dim), torch.float32, device), cut.rows
         launch(
             backward_kernels.backward_keys, (heads // tile.heads, count, pieces),
-            (*strides(k), *strides(v), *strides(grad), used, *layout, sums, d_sums, *strides(dk), dv, *starts, heads,
-             tokens, keys, chunk, *images.grid, images.prefix, options.scale),
+            (*strides(k), *strides(v), *strides(grad), used, *layout, sums, d_sums, *strides(base), dv, *starts, taps,
+             heads, tokens, keys, chunk, *numbers),
             {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, "DK": "k" in wanted, "DV": "v" in wanted,
              **flags, "RESIDUAL": used is not None, **tile.constants},
         )  # fmt: skip
-    if weights is None:
-        return None
-    height, width = images.grid
-    strips = sym_max(1, triton.cdiv(width, cut.taps.size))
-    pieces = strips * sym_max(1, triton.cdiv(height, cut.rows))
-    taps = empty((pieces, count, 9, heads * dim), torch.float32, device)
-    launch(
-        backward_kernels.backward_taps, (heads // cut.taps.heads, count, pieces),
-        (*strides(v), *strides(grad), *layout, taps, heads, tokens, keys, cut.rows, height, width, images.prefix),
-        {"X": cut.taps.size, "STAGES": cut.taps.stages, **_without(flags, "PHI", "LINEAR", "RESIDUAL", "DOT"),
-         **cut.taps.constants},
-    )  # fmt: skip
     return taps
 
 
 def layers_backward(
     taps: Tensor, mean: Tensor, parameters: Sequence[Tensor], tokens: int, dtype: torch.dtype, heads: int, dot: str
 ) -> tuple[Tensor, ...]:
-    """From dw (images, 9, C): the gradients of each of an image's `tokens`, (images, C), and of the parameters."""
+    """From dw (parts, images, 9, C), still to be added up: the gradients of each of an image's `tokens`, (images, C),
+    and of the parameters."""
     count, device = mean.shape[0], mean.device
     channels = int(mean.shape[1])
     dim = channels // heads
+    together = IMAGES[dim <= 64]
     constants: dict[str, Constant] = {
-        "D": dim, "W": padded(dim), "IMAGES": IMAGES, "DOT": dot, "num_warps": max(2, padded(dim) // 16)
+        "D": dim, "W": padded(dim), "IMAGES": together, "DOT": dot, "num_warps": max(4, padded(dim) // 16)
     }  # fmt: skip
     d_token = empty(mean.shape, dtype, device)
     gradients = [empty(t.shape, t.dtype, device) for t in parameters]
     launch(
-        weights_kernels.layers_back, (heads, 10 + triton.cdiv(count, IMAGES)),
-        (taps, mean, *parameters[:3], d_token, *gradients, count, tokens, channels), constants,
+        weights_kernels.layers_back, (heads, 10 + triton.cdiv(count, together)),
+        (taps, mean, *parameters[:3], d_token, *gradients, taps.shape[0], count, tokens, channels), constants,
     )  # fmt: skip
     return d_token, *gradients
 
@@ -245,11 +253,9 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             dw = backward(a, b, c, grads[0], done.weights, done.sums, size, options, grads[1:])
             if made is not None and dw is not None:
                 assert done.mean is not None
-                layers_backward(
-                    sum_parts(dw, torch.float32), done.mean, made[1:], tokens, made.x.dtype, heads, options.dot
-                )
+                layers_backward(dw, done.mean, made[1:], tokens, made.x.dtype, heads, options.dot)
 
-    compile_all([lambda: run(1), lambda: run(33)])
+    compile_all([lambda: run(1), lambda: run(20), lambda: run(33)])
 
 
 def _shapeless(t: Tensor) -> Tensor:

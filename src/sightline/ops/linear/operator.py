@@ -60,8 +60,7 @@ def _backward(
     d_weights = empty((0,), q.dtype, device)
     made: Sequence[Tensor] = [empty((0,), q.dtype, device) for _ in range(5)]
     if w1 is not None and b1 is not None and w2 is not None and b2 is not None and parts is not None:
-        taps = launch.sum_parts(parts, torch.float32)
-        made = launch.layers_backward(taps, mean, (w1, b1, w2, b2), q.shape[1], dtype, heads, dot)
+        made = launch.layers_backward(parts, mean, (w1, b1, w2, b2), q.shape[1], dtype, heads, dot)
     elif weights is not None and parts is not None:
         d_weights = launch.sum_parts(parts, weights.dtype)
     dq, dk, dv, *_ = *gradients, *(empty((0,), q.dtype, device) for _ in range(2))

@@ -14,7 +14,8 @@ from sightline.ops.common.launching import Constant
 SHORT = 1024  # tokens up to which one program takes the keys of a whole image
 CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up to 32 and beyond
 PARTS = 64  # chunks at most
-ROWS = 32  # grid rows of a chunk in the sum of dw
+TINY = 256  # tokens up to which one program takes the backward pass of a whole image
+ROWS = 16  # grid rows of a chunk in the backward pass
 PROGRAMS = 1024  # programs that a pass over the grid is cut into, if it has the rows
 
 
@@ -44,15 +45,16 @@ class Plan:
     queries: Tile  # passes over the tokens without a residual
     whole: Tile  # a whole image at once, with the residual
     write: Tile  # the output with the residual
-    keys: Tile  # dk and dv with the residual
-    taps: Tile  # dw
+    keys: Tile  # dk, dv and dw with the residual
+    back: Tile  # the gradients of a whole image at once
     chunk: int  # tokens of a chunk
-    rows: int  # grid rows of a chunk of dw
+    rows: int  # grid rows of a chunk of dk, dv and dw
     short: bool  # one chunk
+    tiny: bool  # one program for the backward pass
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        return self.sums, self.queries, self.whole, self.write, self.keys, self.taps
+        return self.sums, self.queries, self.whole, self.write, self.keys, self.back
 
     def pieces(self, tile: Tile, grid: tuple[int, int], tokens: int, programs: int, residual: bool) -> tuple[int, int]:
         """Pieces of a pass over the tokens by `programs` heads of images; tokens or grid rows of a piece."""
@@ -73,10 +75,11 @@ def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.
     head per program, whose totals are sums over its channels.
     """
     small = dtype == torch.bfloat16  # other types are multiplied as float32
-    wide, narrow = (1, 1) if linear else (_heads(heads, dim, 64), _heads(heads, dim, 32))
+    wide, narrow = (1, 1) if linear else (heads_together(heads, dim, 64), heads_together(heads, dim, 32))
     flat, strip = padded(wide * dim), padded(narrow * dim)
     size = 64 if small else 32
     depth = 3 if strip <= 64 or dtype != torch.float32 else 2
+    warps = 8 if strip == 64 and not small else max(1, strip // 16)
     short = bool(tokens <= SHORT)
     parts = 1 if short else sym_min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
     return Plan(
@@ -84,15 +87,16 @@ def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.
         queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
         whole=Tile(wide, flat, 32, max(1, flat // 16), registers=168 if small else None),
         write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
-        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, max(1, strip // 16), depth),
-        taps=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
+        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, warps, depth),
+        back=Tile(narrow, strip, 16, max(1, strip // 16), depth),
         chunk=triton.cdiv(triton.cdiv(tokens, parts), size) * size,
         rows=sym_max(1, triton.cdiv(grid[0], sym_max(1, triton.cdiv(grid[0], ROWS)))),
         short=short,
+        tiny=short and bool(tokens <= TINY),
     )
 
 
-def _heads(heads: int, dim: int, channels: int) -> int:
+def heads_together(heads: int, dim: int, channels: int) -> int:
     """How many heads to take together for at least `channels` channels."""
     choices = [g for g in range(1, heads + 1) if heads % g == 0 and g * dim <= 64] or [1]
     return next((g for g in choices if g * dim >= channels), choices[-1])

@@ -85,27 +85,37 @@ def _hidden(mean, w1, b1, channel, dim, D: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
+def _tap(grad, image, tap, channel, cell, parts, images, C, W: tl.constexpr, IMAGES: tl.constexpr):
+    """The gradient of one tap for a tile of images, (IMAGES, W): the sum over the parts of grad."""
+    total = tl.zeros((IMAGES, W), tl.float32)
+    for part in range(0, parts):
+        row = (tl.cast(part, tl.int64) * images + image) * 9 + tap
+        total += tl.load(grad + row[:, None] * C + channel[None, :], mask=cell, other=0)
+    return total
+
+
+@triton.jit
 def _hidden_gradient(
-    grad, hidden, w2, image, channel, dim, cell, C, D: tl.constexpr, W: tl.constexpr, IMAGES: tl.constexpr,
-    DOT: tl.constexpr,
+    grad, hidden, w2, image, channel, dim, cell, parts, images, C, D: tl.constexpr, W: tl.constexpr,
+    IMAGES: tl.constexpr, DOT: tl.constexpr,
 ):
-    """From grad (images, 9, C) the gradient of the hidden layer before its activation, (images, W) of a tile."""
+    """From grad (parts, images, 9, C) the gradient of the hidden layer before its activation, (images, W) of a tile."""
     back = tl.zeros((IMAGES, W), tl.float32)
     for tap in range(9):
-        g = tl.load(grad + (image[:, None] * 9 + tap) * C + channel[None, :], mask=cell, other=0)  # IMAGES W
+        g = _tap(grad, image, tap, channel, cell, parts, images, C, W, IMAGES)
         second = _square(w2, channel * 9 + tap, dim, D, False)
         back = dot(operand(g, DOT), operand(second, DOT), DOT, back)
     slope = _gate(hidden) + hidden * tl.exp(-0.5 * hidden * hidden) * 0.3989422804014327
     return tl.where(cell, back * slope, 0.0)
 
 
-@triton.jit(do_not_specialize=["images", "tokens"])
+@triton.jit(do_not_specialize=["parts", "images", "tokens"])
 def layers_back(
-    grad, mean, w1, b1, w2, d_token, d_w1, d_b1, d_w2, d_b2, images, tokens, C, D: tl.constexpr, W: tl.constexpr,
+    grad, mean, w1, b1, w2, d_token, d_w1, d_b1, d_w2, d_b2, parts, images, tokens, C, D: tl.constexpr, W: tl.constexpr,
     IMAGES: tl.constexpr, DOT: tl.constexpr,
 ):
-    """For a head, from grad (images, 9, C): one tap of the second layer (piece 0 to 8), the first layer (piece 9), or
-    the gradient of each token of a tile of images (from piece 10 on), (images, C)."""
+    """For a head, from grad (parts, images, 9, C): one tap of the second layer (piece 0 to 8), the first layer
+    (piece 9), or the gradient of each token of a tile of images (from piece 10 on), (images, C)."""
     head, piece = tl.program_id(0), tl.program_id(1)
     dim = tl.arange(0, W)
     channel = head * D + dim
@@ -115,7 +125,7 @@ def layers_back(
         cell = (image < images)[:, None] & (dim < D)[None, :]
         offset = image[:, None] * C + channel[None, :]
         hidden = _hidden(tl.load(mean + offset, mask=cell, other=0), w1, b1, channel, dim, D, DOT)
-        back = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, C, D, W, IMAGES, DOT)
+        back = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, DOT)
         total = dot(operand(back, DOT), operand(_square(w1, channel, dim, D, False), DOT), DOT) / tokens
         tl.store(d_token + offset, total.to(d_token.dtype.element_ty), mask=cell)
     else:
@@ -126,11 +136,12 @@ def layers_back(
             inner = tl.load(mean + image[:, None] * C + channel[None, :], mask=cell, other=0)  # IMAGES W
             hidden = _hidden(inner, w1, b1, channel, dim, D, DOT)
             if piece < 9:
-                outer = tl.load(grad + (image[:, None] * 9 + piece) * C + channel[None, :], mask=cell, other=0)
-                outer = outer.to(tl.float32)  # IMAGES W
+                outer = _tap(grad, image, piece, channel, cell, parts, images, C, W, IMAGES)
                 inner = tl.where(cell, hidden * _gate(hidden), 0.0)
             else:
-                outer = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, C, D, W, IMAGES, DOT)
+                outer = _hidden_gradient(
+                    grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, DOT
+                )
             weight = dot(operand(tl.trans(outer), DOT), operand(inner, DOT), DOT, weight)
             bias += outer
         bias = tl.sum(bias, 0)
