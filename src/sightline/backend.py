@@ -30,6 +30,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEAD_DIMS = (8, 128)
 LANDMARKS = 4096  # of soft_attention, at most
 BLOCK = 64  # landmarks that one program inverts
+WHOLE_LAYER_TOKENS = 8192  # of a batch, at most, that go through a layer by one operator
+WHOLE_LAYER_PREFIX = 16  # tokens without a position, at most, there
 FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
 
 CAPABILITY = (8, 0)  # of a GPU, at least: tensor cores for bfloat16 and TF32
@@ -182,9 +184,17 @@ def fast_path(decide: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
 @fast_path
 def inline_layer(x: Tensor, head_dim: int) -> bool:
     """InLine attention of a layer by one operator that also makes the weights of its residual from the tokens x."""
-    device = x.device
-    dtype = torch.get_autocast_dtype(device.type) if _autocast(device) else x.dtype
-    return x.numel() > 0 and _kernels("inline_attention", device, dtype, head_dim)
+    return x.numel() > 0 and _kernels("inline_attention", x.device, compute_dtype(x), head_dim)
+
+
+@fast_path
+def whole_layer(x: Tensor, weight: Tensor, head_dim: int, prefix: int) -> bool:
+    """InLine attention with both of its projections by one operator: inference on a GPU in half precision, for few
+    tokens, where launches take longer than the kernels run."""
+    dtype = compute_dtype(x)
+    few = prefix <= WHOLE_LAYER_PREFIX and _known(x.shape[0] * x.shape[1] <= WHOLE_LAYER_TOKENS)
+    half = dtype in (torch.bfloat16, torch.float16) and (dtype == weight.dtype or _autocast(x.device))
+    return few and half and not torch.is_grad_enabled() and inline_layer(x, head_dim)
 
 
 @fast_path
@@ -224,6 +234,20 @@ def tall_products(a: Tensor, b: Tensor) -> bool:
 def shifted_products(height: int) -> bool:
     """The local residual of a single grid row, a sequence, as sums of shifted tokens instead of a convolution."""
     return height == 1
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that linear layers compute in for x."""
+    return torch.get_autocast_dtype(x.device.type) if _autocast(x.device) else x.dtype
+
+
+def _known(condition: bool) -> bool:
+    """Whether a condition on sizes holds for all sizes that a graph is made for; it adds no guard."""
+    if not torch.compiler.is_compiling():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
 
 
 def _kernels(operator: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:

@@ -21,6 +21,7 @@ from sightline.ops.common import kernels as common_kernels
 from sightline.ops.common import launching
 from sightline.ops.headwise_conv import kernels as conv_kernels
 from sightline.ops.headwise_conv import operator as conv
+from sightline.ops.inline import layer_kernels, layer_operator
 from sightline.ops.linear import backward_kernels, forward_kernels, weights_kernels
 from sightline.ops.linear import launch as linear_launch
 from sightline.ops.linear import operator as linear
@@ -32,7 +33,7 @@ from sightline.ops.soft import operator as soft
 
 MODULES = (
     common_kernels, conv_kernels, weights_kernels, forward_kernels, backward_kernels, soft_forward, soft_backward,
-    matrix_kernels,
+    matrix_kernels, layer_kernels,
 )  # fmt: skip
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -54,6 +55,7 @@ ATTENTION = [
     (FP16, 14, 3, 24, "packed"),
     (FP32, 64, 2, 64, "linear"),
 ]
+PROJECTED = [(BF16, 6, 32), (BF16, 3, 128), (FP16, 6, 64)]  # dtype, heads, head dim
 # dtype, tokens, landmarks, head dim, kind
 SOFT = [(BF16, 196, 49, 32, "packed"), (FP32, 4096, 196, 64, "masked")]
 CONV = [(BF16, 32, 9), (FP32, 64, 5)]  # dtype, head dim, side of the filter
@@ -92,6 +94,7 @@ def launches() -> Iterator[tuple[str, torch.dtype, int, Launch]]:
             ("linear_attention" if c[4] == "linear" else "inline_attention", c[0], c[3], attention, c)
             for c in ATTENTION
         ),
+        *(("inline_attention", c[0], c[2], projected, c) for c in PROJECTED),
         *(("soft_attention", c[0], c[3], soft_attention, c) for c in SOFT),
         *(("headwise_conv", c[0], c[1], convolution, c) for c in CONV),
     ]
@@ -129,6 +132,21 @@ def attention(dtype: torch.dtype, side: int, heads: int, dim: int, kind: str) ->
     linear.attend_backward.function(
         q, k, v, grad, weights, *layers[1:], mask, cu, grids, sums, mean, *options, dtype
     )  # fmt: skip
+
+
+def projected(dtype: torch.dtype, heads: int, dim: int) -> None:
+    channels = heads * dim
+    sizes = (
+        (channels, dim, 1),
+        (channels,),
+        (9 * channels, dim, 1),
+        (9 * channels,),
+        (channels, channels),
+        (channels,),
+    )
+    layers = [meta(*shape, dtype=dtype) for shape in sizes]
+    x, w, b = (meta(*shape, dtype=dtype) for shape in ((2, 197, channels), (3 * channels, channels), (3 * channels,)))
+    layer_operator.inline_layer.function(x, w, b, *layers, heads, 14, 14, 1, 0.2, "identity", DOT[dtype], dtype)
 
 
 def soft_attention(dtype: torch.dtype, tokens: int, landmarks: int, dim: int, kind: str) -> None:
@@ -180,7 +198,7 @@ def _name(kernel: JITFunction) -> str:
 
 
 def main(capability: int) -> None:
-    linear_launch._compile_ahead = soft_launch._compile_ahead = lambda *args: None
+    linear_launch._compile_ahead = soft_launch._compile_ahead = layer_operator._compile_ahead = lambda *args: None
     compiled = set()
     for operator, dtype, dim, launch in launches():
         made, options = source(launch)

@@ -76,14 +76,17 @@ class Attention(nn.Module):
             context: tokens that data-dependent weights are made from; x by default.
         """
         place = Place(grid, x if context is None else context, prefix, key_mask)
-        core, qkv, out = self.core, self.qkv, None
+        core, qkv, proj, out = self.core, self.qkv, self.proj, None
         if self.sr is not None:
             out = self._reduced(x, place, self.sr).flatten(2)
         elif key_mask is None and not hooked(core) and not hooked(qkv):
+            done = None if hooked(proj) else core.projected(x, qkv, proj, place)
+            if done is not None:
+                return self.proj_drop(done)
             out = core.from_tokens(x, qkv, place)
         if out is None:
             out = core(*project(qkv, core.num_heads, x), place).flatten(2)
-        return self.proj_drop(self.proj(out))
+        return self.proj_drop(proj(out))
 
     def _reduced(self, x: Tensor, place: Place, sr: nn.Conv2d) -> Tensor:
         """q on the full map, k and v on the reduced one, and v on the full one for local terms."""

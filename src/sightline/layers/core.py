@@ -168,6 +168,14 @@ class Core(nn.Module):
         """
         return None
 
+    def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
+        """`from_tokens` with the projection of the output as well, if one operator does all of it.
+
+        Returns:
+            (B, N, C), or None if there is no such operator for these tokens.
+        """
+        return None
+
 
 def convolve(conv: nn.Module, v: Tensor, place: Place) -> Tensor:
     """`conv` of the values at the positions of the grid, (B, N, H, D); zero for the prefix, which has no neighbors."""

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from sightline import backend
+from sightline.layers.attention import Attention
 from sightline.layers.core import Place
+from sightline.layers.mechanisms import inline as inline_mechanism
 from sightline.layers.mechanisms.inline import InlineCore, ResidualWeights
 from sightline.ops import inline_attention
 from sightline.ops.common.launching import forget
-from sightline.ops.inline.layer import inline_from_packed, inline_from_parts
+from sightline.ops.inline.layer import inline_from_packed, inline_from_parts, inline_projected
 from sightline.ops.linear import plan
 
 from ..cases import DEVICE, TOLERANCE, assert_close, on_gpu
@@ -30,11 +33,13 @@ def _exact(
     return inline_attention(q, k, v, residual=layer(x), grid=grid, prefix=prefix, backend="torch").flatten(2)
 
 
-@pytest.fixture(params=["whole", "cut"])
+@pytest.fixture(params=["whole", "apart", "cut"])
 def _cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "cut":
         monkeypatch.setattr(plan, "SHORT", 8)
         monkeypatch.setattr(plan, "CHUNK", {True: 8, False: 8})
+    elif request.param == "apart":
+        monkeypatch.setattr(plan, "TINY", 0)
     forget()
     yield
     forget()
@@ -112,3 +117,83 @@ def test_autocast() -> None:
     assert got.dtype == torch.bfloat16
     want = _exact(core.residual, qkv(x), x, (14, 14), 1)
     assert_close("output", got.float(), want.double(), 1e-2)
+
+
+# grid, prefix, heads, head dim, phi, residual
+PROJECTED = [
+    ((3, 17), 1, 2, 16, "identity", True),
+    ((9, 18), 0, 3, 24, "identity", True),
+    ((2, 40), 2, 2, 16, "relu", True),
+    ((5, 7), 1, 2, 32, "elu1", False),
+    ((2, 3), 1, 9, 32, "identity", True),  # too many channels to project the output on the way
+    ((1, 70), 16, 1, 128, "identity", False),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", PROJECTED)
+def test_with_projections(case: tuple, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, prefix, heads, dim, phi, residual = case
+    torch.manual_seed(0)
+    spec = f"inline(phi={phi}, residual={str(residual).lower()})"
+    layer = Attention(heads * dim, heads, spec, qkv_bias=dim != 24).to(DEVICE, dtype)
+    x = torch.randn(2, grid[0] * grid[1] + prefix, heads * dim, device=DEVICE).to(dtype)
+    made = layer.core.residual.layers if residual else None
+    with torch.no_grad():
+        got = inline_projected(x, layer.qkv, layer.proj, made, heads, grid, prefix, phi)
+        monkeypatch.setenv(backend.VARIABLE, "torch")
+        want = layer.cpu().double()(x.cpu().double(), grid, prefix)
+    assert got.dtype == dtype
+    assert_close("output", got.cpu(), want, TOLERANCE[dtype])
+
+
+def test_projections_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters stay in float32, and the output is that of linear layers under autocast."""
+    monkeypatch.setenv(backend.VARIABLE, "triton")
+    layer, x = Attention(32, 2, "inline").to(DEVICE), torch.randn(2, 13, 32, device=DEVICE)
+    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
+        assert backend.whole_layer(x, layer.qkv.weight, 16, 1)
+        got = layer(x, (3, 4), 1)
+    monkeypatch.setenv(backend.VARIABLE, "torch")
+    assert got.dtype == torch.bfloat16
+    assert_close("output", got.cpu(), layer.cpu().double()(x.cpu().double(), (3, 4), 1), TOLERANCE[torch.bfloat16])
+
+
+def test_who_takes_the_layer_with_projections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inference of few tokens by plain layers; hooks, adapters, gradients and many tokens do not."""
+    calls: list[str] = []
+    for name in ("inline_projected", "inline_from_packed"):
+        original = getattr(inline_mechanism, name)
+
+        def record(*args, name=name, original=original):
+            calls.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(inline_mechanism, name, record)
+    monkeypatch.setenv(backend.VARIABLE, "triton")
+    layer = Attention(32, 2, "inline").to(DEVICE, torch.bfloat16)
+    x = torch.randn(2, 13, 32, device=DEVICE).bfloat16()
+    layer(x, (3, 4), 1)
+    with torch.no_grad():
+        layer(x, (3, 4), 1)
+        handle = layer.proj.register_forward_hook(lambda *_: None)
+        layer(x, (3, 4), 1)
+        handle.remove()
+        monkeypatch.setattr(backend, "WHOLE_LAYER_TOKENS", 25)
+        layer(x, (3, 4), 1)
+    assert calls == ["inline_from_packed", "inline_projected", "inline_from_packed", "inline_from_packed"]
+
+
+@pytest.mark.slow
+def test_compile_with_projections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One operator for known sizes; a graph for any batch has no guard on its size."""
+    monkeypatch.setenv(backend.VARIABLE, "triton")
+    layer = Attention(32, 2, "inline").to(DEVICE, torch.bfloat16)
+    x = torch.randn(3, 13, 32, device=DEVICE).bfloat16()
+    with torch.no_grad():
+        want = layer(x, (3, 4), 1)
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+            assert_close("output", compiled(x, (3, 4), 1), want.double(), TOLERANCE[torch.bfloat16])

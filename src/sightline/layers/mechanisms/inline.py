@@ -17,7 +17,7 @@ from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
 from sightline.ops.inline.reference import local_residual
 
 if backend.TRITON_INSTALLED:
-    from sightline.ops.inline.layer import ResidualLayers, inline_from_packed, inline_from_parts
+    from sightline.ops.inline.layer import ResidualLayers, inline_from_packed, inline_from_parts, inline_projected
 
 
 class InlineCore(Core):
@@ -87,6 +87,13 @@ class InlineCore(Core):
             weights = self.local_weights(place)
             return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, place.grid, place.prefix)
         return None
+
+    def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
+        plain = type(qkv) is nn.Linear and type(proj) is nn.Linear and place.context is x and self.by_one_operator
+        if not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):
+            return None
+        layers = None if self.residual is None else self.residual.layers
+        return inline_projected(x, qkv, proj, layers, self.num_heads, place.grid, place.prefix, self.phi)
 
     def _by_kernels(self, x: Tensor, context: Tensor) -> bool:
         """Whether one operator makes the weights of the residual and mixes, for tokens x or a projection of them."""

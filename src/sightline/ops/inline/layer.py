@@ -2,11 +2,14 @@
 
 from typing import NamedTuple
 
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from sightline import backend as backends
 from sightline.ops.checks import Grid
 from sightline.ops.common.arguments import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
+from sightline.ops.inline.layer_operator import FOLDED, inline_layer
 from sightline.ops.linear.operator import attend
 
 
@@ -48,3 +51,18 @@ def _attend(
         q, k, v, None, *made, None, None, None, heads, 0, *grid, prefix, dim**-0.5, 0.0, phi, False,
         dot_precision(q.dtype), needs_gradient(q, k, v, *made),
     )[0]  # fmt: skip
+
+
+def inline_projected(
+    x: Tensor, qkv: nn.Linear, proj: nn.Linear, layers: ResidualLayers | None, heads: int, grid: Grid, prefix: int,
+    phi: str,
+) -> Tensor:  # fmt: skip
+    """Tokens x (B, N, C) -> (B, N, C), projected, mixed and projected again; without a gradient."""
+    dtype = backends.compute_dtype(x)
+    x = x if x.stride(2) == 1 else x.contiguous()
+    made: tuple[Tensor | None, ...] = (None,) * 4 if layers is None else layers
+    out = inline_layer(
+        x, qkv.weight, qkv.bias, *made, proj.weight, proj.bias, heads, *grid, prefix, (x.shape[2] // heads) ** -0.5,
+        phi, dot_precision(dtype), dtype,
+    )[0]  # fmt: skip
+    return out if x.shape[2] <= FOLDED else F.linear(out, proj.weight, proj.bias)

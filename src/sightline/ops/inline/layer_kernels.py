@@ -1,0 +1,235 @@
+"""InLine attention of a layer with its projections, for inference: three kernels from tokens to projected tokens.
+
+With S, m and the residual of `linear.forward_kernels`, and the packed projection W = (Wq, Wk, Wv):
+
+    layer_sums     v = x Wv^T + bv, and sums over chunks of tokens; k stays in registers
+    layer_matrix   M = s Wq^T S and c = m + s bq S of an image, which make s q S + m = x M + c; weights of the residual
+    layer_write    out = (x M + c + residual) Wp^T + bp; the mixed values stay in registers if FOLD, else they are out
+
+so neither q nor k is ever written. Feature maps other than the identity are applied to q, so they have M = s S, and
+`layer_write` makes q. Rows of partial sums are those of `store_sums`, in chunks that follow from the number of tokens.
+"""
+
+import triton
+import triton.language as tl
+
+from sightline.ops.common.tiles import dot, operand
+from sightline.ops.linear.forward_kernels import finish, store_sums
+from sightline.ops.linear.tiles import live_of, matrix_of, pairs_of, phi_of
+from sightline.ops.linear.weights_kernels import hidden_of, tap_of
+
+
+@triton.jit
+def _inputs(x, x_token, token, ok, c0, C, K: tl.constexpr):
+    """K channels of the tokens `token` (T,) where `ok`, from c0 on: (T, K)."""
+    c = c0 + tl.arange(0, K)
+    return tl.load(x + token[:, None] * x_token + c[None, :], mask=ok[:, None] & (c < C)[None, :], other=0)
+
+
+@triton.jit
+def _columns(w, stride, first, live, c0, C, K: tl.constexpr, W: tl.constexpr):
+    """Rows first, first + 1, ... of a weight matrix as columns (K, W), at the input channels from c0 on."""
+    c, row = c0 + tl.arange(0, K), first + tl.arange(0, W)
+    return tl.load(w + row[None, :] * stride + c[:, None], mask=(c < C)[:, None] & live, other=0)
+
+
+@triton.jit(do_not_specialize=["H", "tokens", "chunk"])
+def layer_sums(
+    x, x_batch, x_token, w, b, v, sums, sums_x, H, tokens, chunk, D: tl.constexpr, GROUP: tl.constexpr,
+    W: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PHI: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr,
+):
+    """The values of one chunk of tokens, for a group of heads, and the sums over it."""
+    group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    live = live_of(D, GROUP, W)
+    channel, C = group * GROUP * D, H * D
+    x += tl.cast(image, tl.int64) * x_batch
+    v += tl.cast(image, tl.int64) * tokens * C
+    col = tl.arange(0, W)
+    first, last = part * chunk, tl.minimum(part * chunk + chunk, tokens)
+    moment = tl.zeros((W, W), tl.float32)
+    sum_k, sum_v = tl.zeros((16, W), tl.float32), tl.zeros((16, W), tl.float32)
+    sum_x = tl.zeros((W,), tl.float32)
+    ones = operand(tl.full((16, T), 1.0, tl.float32), DOT)
+    bias_k, bias_v = tl.zeros((1, W), tl.float32), tl.zeros((1, W), tl.float32)
+    if b is not None:
+        bias_k = tl.load(b + C + channel + col[None, :], mask=live, other=0).to(tl.float32)
+        bias_v = tl.load(b + 2 * C + channel + col[None, :], mask=live, other=0).to(tl.float32)
+    for t0 in range(first, last, T):
+        token = t0 + tl.arange(0, T)
+        ok = token < last
+        cell = ok[:, None] & live
+        key, value = tl.zeros((T, W), tl.float32), tl.zeros((T, W), tl.float32)
+        for c0 in range(0, C, K):
+            xt = operand(_inputs(x, x_token, token, ok, c0, C, K), DOT)
+            key = dot(xt, operand(_columns(w, C, C + channel, live, c0, C, K, W), DOT), DOT, key)
+            value = dot(xt, operand(_columns(w, C, 2 * C + channel, live, c0, C, K, W), DOT), DOT, value)
+        if PHI != "identity":  # else the bias cancels
+            key = phi_of(key + bias_k, PHI)
+        key = operand(tl.where(cell, key, 0.0), DOT)
+        rounded = tl.where(cell, value + bias_v, 0.0).to(v.dtype.element_ty)
+        tl.store(v + token[:, None] * C + channel + col[None, :], rounded, mask=cell)
+        value = operand(rounded, DOT)
+        moment = dot(tl.trans(key), value, DOT, moment)
+        sum_k = dot(ones, key, DOT, sum_k)  # a product with ones is a cheap sum over the rows
+        sum_v = dot(ones, value, DOT, sum_v)
+        if RESIDUAL:
+            own = tl.load(x + token[:, None] * x_token + channel + col[None, :], mask=cell, other=0)  # T W
+            sum_x += tl.sum(own.to(tl.float32), 0)
+    row = part * tl.num_programs(1) + image
+    nothing = tl.zeros((W,), tl.float32)
+    count = tl.cast(last - first, tl.float32)
+    sum_k, sum_v = tl.sum(sum_k, 0) / 16, tl.sum(sum_v, 0) / 16
+    store_sums(sums, row, moment, sum_k, sum_v, nothing, nothing, count, group, H, D, GROUP, W)
+    if RESIDUAL:
+        offset = tl.cast(row, tl.int64) * C + channel + col[None, :]
+        tl.store(sums_x + offset, sum_x[None, :], mask=live)
+
+
+@triton.jit(do_not_specialize=["H", "tokens", "parts"])
+def layer_matrix(
+    sums, sums_x, w, b, w1, b1, w2, b2, matrix, row, weights, H, tokens, parts, scale, D: tl.constexpr,
+    W: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr, PHI: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr,
+):
+    """One head of an image: its columns of M, (C, C) or (D, C), of c, (C,), and of the weights, (9, C).
+
+    The grid has a third axis of ten: the taps are made by one program each, M by the last.
+    """
+    head, image, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    images = tl.num_programs(1)
+    live = live_of(D, 1, W)
+    channel, C = head * D, H * D
+    scale = tl.cast(scale, tl.float32)
+    dim = tl.arange(0, W)
+    ok, pair = pairs_of(D, 1, W)
+    none = tl.zeros((W,), tl.int32)
+    if piece < 9:
+        if RESIDUAL:
+            total = tl.zeros((W,), tl.float32)
+            for first in range(0, parts, PARTS):
+                part = first + tl.arange(0, PARTS)
+                at = sums_x + (part * images + image).to(tl.int64)[:, None] * C + channel + dim[None, :]
+                total += tl.sum(tl.load(at, mask=(part < parts)[:, None] & live, other=0), 0)
+            hidden = hidden_of(total / tokens, w1, b1, channel, D, 1, W)
+            at = weights + (tl.cast(image, tl.int64) * 9 + piece) * C + channel + dim[None, :]
+            tl.store(at, tap_of(hidden, w2, b2, piece, channel, D, 1, W), mask=live)
+    else:
+        moment = tl.zeros((W, W), tl.float32)
+        sum_k, sum_v = tl.zeros((W,), tl.float32), tl.zeros((W,), tl.float32)
+        for first in range(0, parts, PARTS):
+            for each in tl.static_range(PARTS):
+                part = first + each
+                base = sums + tl.cast(part * images + image, tl.int64) * (C * (D + 4) + 4)
+                there = none + part < parts
+                moment += tl.load(base + matrix_of(head, D, 1, W), mask=pair & there[:, None], other=0)
+                sum_k += tl.load(base + C * D + channel + dim, mask=ok & there, other=0)
+                sum_v += tl.load(base + C * D + C + channel + dim, mask=ok & there, other=0)
+        count = tl.cast(tokens, tl.float32)
+        state, _, mean_v = finish(moment, sum_k, sum_v, sum_k, sum_v, count, D, W, False, False)
+        state *= scale
+        if PHI == "identity":
+            matrix += tl.cast(image, tl.int64) * C * C + channel
+            if b is not None:
+                bias = tl.load(b + channel + dim, mask=ok, other=0).to(tl.float32)
+                mean_v += tl.sum(bias[:, None] * state, 0)
+            state = operand(state, DOT)
+            for c0 in range(0, C, K):
+                c = c0 + tl.arange(0, K)
+                wq = tl.load(w + (channel + dim)[None, :] * C + c[:, None], mask=(c < C)[:, None] & live, other=0)
+                made = dot(operand(wq, DOT), state, DOT)  # K W
+                at = matrix + c[:, None] * C + dim[None, :]
+                tl.store(at, made.to(matrix.dtype.element_ty), mask=(c < C)[:, None] & live)
+        else:
+            matrix += tl.cast(image, tl.int64) * D * C + channel
+            tl.store(matrix + dim[:, None] * C + dim[None, :], state.to(matrix.dtype.element_ty), mask=pair)
+        tl.store(row + tl.cast(image, tl.int64) * C + channel + dim, mean_v, mask=ok)
+
+
+@triton.jit
+def _mixed(
+    x, x_token, w, b, v, matrix, row, weights, token, ok, y, column, height, width, group, H, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PHI: tl.constexpr, RESIDUAL: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """The mixed values (T, W) of a group of heads; pointers are those of the image."""
+    live = live_of(D, GROUP, W)
+    channel, C = group * GROUP * D, H * D
+    col = tl.arange(0, W)
+    offset = tl.load(row + channel + col[None, :], mask=live, other=0)  # 1 W
+    acc = tl.zeros((T, W), tl.float32)
+    for c0 in range(0, C, K):
+        xt = operand(_inputs(x, x_token, token, ok, c0, C, K), DOT)
+        if PHI == "identity":
+            c = c0 + tl.arange(0, K)
+            at = matrix + c[:, None] * C + channel + col[None, :]
+            side = tl.load(at, mask=(c < C)[:, None] & live, other=0)  # K W
+        else:
+            side = _columns(w, C, channel, live, c0, C, K, W)
+        acc = dot(xt, operand(side, DOT), DOT, acc)
+    if PHI != "identity":
+        if b is not None:
+            acc += tl.load(b + channel + col[None, :], mask=live, other=0).to(tl.float32)
+        query = tl.where(live, phi_of(acc, PHI), 0.0)
+        _, pair = pairs_of(D, GROUP, W)
+        at = matrix + (col % D)[:, None] * C + channel + col[None, :]
+        acc = dot(operand(query, DOT), operand(tl.load(at, mask=pair, other=0), DOT), DOT)
+    acc += offset
+    if RESIDUAL:
+        for dy in range(-1, 2):
+            for dx in tl.static_range(-1, 2):
+                inside = (y + dy >= 0) & (y + dy < height) & (column + dx >= 0) & (column + dx < width)
+                at = v + (token + dy * width + dx)[:, None] * C + channel + col[None, :]
+                value = tl.load(at, mask=(ok & inside)[:, None] & live, other=0).to(tl.float32)  # T W
+                tap = weights + (3 * dy + dx + 4) * C + channel + col[None, :]
+                acc += value * tl.load(tap, mask=live, other=0)
+    return acc
+
+
+@triton.jit(do_not_specialize=["H", "tokens", "height", "width", "prefix"])
+def layer_write(
+    x, x_batch, x_token, w, b, v, matrix, row, weights, p, bp, out, H, tokens, height, width, prefix, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, K: tl.constexpr, P: tl.constexpr,
+    PHI: tl.constexpr, RESIDUAL: tl.constexpr, FOLD: tl.constexpr, DOT: tl.constexpr,
+):
+    """T tokens of the output: X columns and T / X rows of the grid, or those of the prefix in the last program.
+
+    With FOLD all channels, P of which are enough for the projection; else those of a group of heads.
+    """
+    tile, image = tl.program_id(0), tl.program_id(1)
+    C = H * D
+    x += tl.cast(image, tl.int64) * x_batch
+    v += tl.cast(image, tl.int64) * tokens * C
+    out += tl.cast(image, tl.int64) * tokens * C
+    matrix += tl.cast(image, tl.int64) * C * (C if PHI == "identity" else D)
+    row += tl.cast(image, tl.int64) * C
+    if RESIDUAL:
+        weights += tl.cast(image, tl.int64) * 9 * C
+    place = tl.arange(0, T)
+    strips = tl.cdiv(width, X)
+    on_grid = tile < strips * tl.cdiv(height, T // X)
+    y = tile // strips * (T // X) + place // X
+    column = tile % strips * X + place % X
+    token = tl.where(on_grid, prefix + y * width + column, place)
+    ok = tl.where(on_grid, (y < height) & (column < width), place < prefix)
+    y = tl.where(on_grid, y, -2)  # the prefix has no neighbors
+    if FOLD:
+        n, col = tl.arange(0, P), tl.arange(0, W)
+        total = tl.zeros((T, P), tl.float32)
+        if bp is not None:
+            total += tl.load(bp + n, mask=n < C, other=0).to(tl.float32)[None, :]
+        for group in range(0, H // GROUP):
+            mixed = _mixed(x, x_token, w, b, v, matrix, row, weights, token, ok, y, column, height, width, group, H, D,
+                           GROUP, W, T, K, PHI, RESIDUAL, DOT)
+            channel = group * GROUP * D + col
+            live = (col < GROUP * D)[:, None] & (n < C)[None, :]
+            side = tl.load(p + n[None, :] * C + channel[:, None], mask=live, other=0)  # W P
+            total = dot(operand(mixed, DOT), operand(side, DOT), DOT, total)
+        cell = ok[:, None] & (n < C)[None, :]
+        tl.store(out + token[:, None] * C + n[None, :], total.to(out.dtype.element_ty), mask=cell)
+    else:
+        group = tl.program_id(2)
+        mixed = _mixed(x, x_token, w, b, v, matrix, row, weights, token, ok, y, column, height, width, group, H, D,
+                       GROUP, W, T, K, PHI, RESIDUAL, DOT)
+        col = tl.arange(0, W)
+        cell = ok[:, None] & live_of(D, GROUP, W)
+        at = out + token[:, None] * C + group * GROUP * D + col[None, :]
+        tl.store(at, mixed.to(out.dtype.element_ty), mask=cell)
