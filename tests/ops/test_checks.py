@@ -1,6 +1,7 @@
 """What the operators reject: an InputError that names the operator, the argument and its value."""
 
 import re
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ TOKENS: dict[str, tuple[Any, tuple[object, ...]]] = {
     "complex numbers": (tensor(2, 6, 3, 8, dtype=torch.complex64), (torch.complex64,)),
     "sparse": (tensor(2, 6, 3, 8).to_sparse(), (torch.sparse_coo,)),
     "an array": (tensor(2, 6, 3, 8).numpy(), ("ndarray",)),
+    "nested": (torch.nested.nested_tensor([tensor(6, 3, 8)] * 2), ("nested",)),
 }
 # Every tensor of tokens but the first, with which it has to agree.
 OTHERS: dict[str, tuple[Tensor, tuple[object, ...]]] = {
@@ -131,6 +133,8 @@ CUMULATIVE: list[tuple[Any, object]] = [
     (torch.tensor([0]), (1,)),
     (torch.tensor([[0, 6]]), (1, 2)),
     ([0, 6], [0, 6]),
+    (torch.tensor([0, 6], device="meta"), "meta"),
+    (torch.tensor([0, 6]).to_sparse(), torch.sparse_coo),
 ]
 
 
@@ -188,7 +192,28 @@ ROWS: list[tuple[tuple[str, ...], tuple[object, ...], dict[str, Any]]] = [
     ((SOFTMAX,), ("bias", "meta"), {"bias": tensor(6, 6, device="meta")}),
     ((SOFTMAX,), ("bias", (5, 6), (2, 3, 6, 6)), {"bias": tensor(5, 6)}),
     ((SOFTMAX,), ("bias", (1, 2, 3, 6, 6)), {"bias": tensor(1, 2, 3, 6, 6)}),
-    *(((LINEAR, INLINE), ("phi", repr(phi), "relu_affine"), {"phi": phi}) for phi in ("softmax", "", "ReLU")),
+    *(
+        ((LINEAR, INLINE), ("phi", repr(phi), "relu_affine"), {"phi": phi})
+        for phi in ("softmax", "", "ReLU", 1, ["relu"])
+    ),
+    ((LINEAR, INLINE), ("phi", "array"), {"phi": np.zeros(3)}),
+    ((LINEAR, INLINE), ("affine", "relu"), {"phi": "relu", "affine": tensor(8, 8)}),
+    *(
+        ((LINEAR, INLINE), ("affine", value), {"phi": "relu_affine", "affine": affine})
+        for affine, value in [
+            (5, 5),
+            ("ab", "'ab'"),
+            (tensor(2, 8), "tensor"),
+            (AFFINE[:1], "tensor"),
+            ((1, 2), "int"),
+            ([*AFFINE, None], "None"),
+            ((tensor(8, 8), None), "NoneType"),
+            (AFFINE[0].numpy(), "array"),
+            ((tensor(8, 8, dtype=torch.complex64), tensor(8)), torch.complex64),
+            ((tensor(8, 8), tensor(8, dtype=torch.int32)), torch.int32),
+            ((tensor(8, 8, device="meta"), tensor(8)), "meta"),
+        ]
+    ),
     ((LINEAR, INLINE), ("affine", None), {"phi": "relu_affine"}),
     ((LINEAR, INLINE), ("affine", "relu"), {"phi": "relu", "affine": AFFINE}),
     *(
@@ -196,6 +221,7 @@ ROWS: list[tuple[tuple[str, ...], tuple[object, ...], dict[str, Any]]] = [
         for shapes in [((8, 7), (8,)), ((3, 8, 8), (6, 3, 8)), ((2, 8, 8), (8,))]
     ),
     *(((LINEAR,), ("eps", repr(eps)), {"eps": eps}) for eps in (0.0, -1e-6, float("nan"), True, "a", None)),
+    *(((LINEAR,), ("eps", value), {"eps": eps}) for eps, value in [(10**400, "1000"), (Fraction(-1, 2), -0.5)]),
     ((SOFT,), ("landmarks", (2, 0, 3, 8)), {"landmarks": tensor(2, 0, 3, 8)}),
     *(
         ((SOFT,), ("cu_landmarks", counts, 2), {"cu_landmarks": torch.tensor(ends), **PACKED})
@@ -208,7 +234,16 @@ ROWS: list[tuple[tuple[str, ...], tuple[object, ...], dict[str, Any]]] = [
     ((SOFT,), ("scale", None), {"scale": None}),
     *(((SOFTMAX, INLINE, SOFT), ("scale", repr(scale)), {"scale": scale}) for scale in ("a", True, 1j)),
     ((SOFTMAX, INLINE, SOFT), ("scale", "tensor([[1.], [1.]])"), {"scale": torch.ones(2, 1)}),
+    ((SOFTMAX, INLINE, SOFT), ("scale", "1000"), {"scale": 10**400}),
+    ((SOFTMAX, INLINE, SOFT), ("scale", "int"), {"scale": 10**5000}),
+    ((SOFTMAX, INLINE, SOFT), ("scale", "Fraction"), {"scale": Fraction(10**400)}),
     ((CONV,), ("weight", "list"), {"weight": [[0.0]]}),
+    ((CONV,), ("weight", "meta", "cpu"), {"weight": tensor(3, 1, 3, 3, device="meta")}),
+    *(
+        ((CONV,), ("weight", dtype), {"weight": tensor(3, 1, 3, 3, dtype=dtype)})
+        for dtype in (torch.complex64, torch.int64, torch.bool)
+    ),
+    ((CONV,), ("weight", 0), {"weight": tensor(3, 1, 0, 0)}),
     *(
         ((CONV,), ("weight", shape), {"weight": tensor(*shape)})
         for shape in [(2, 1, 3, 3), (3, 1, 3, 5), (3, 2, 3, 3), (3, 1, 9)]
@@ -252,9 +287,33 @@ def test_sums_are_taken_in_float32_or_wider(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", [SOFTMAX, INLINE, SOFT])
-@pytest.mark.parametrize("scale", [1, 0.5, np.float32(0.5), np.float64(0.5)])
+@pytest.mark.parametrize("scale", [1, 0.5, np.float32(0.5), np.float64(0.5), Fraction(1, 2), 10**20])
 def test_kinds_of_scales(name: str, scale: float) -> None:
-    assert OPERATORS[name](**arguments(name), scale=scale).shape == (2, 6, 3, 8)
+    tokens = {key: torch.ones_like(value) for key, value in arguments(name).items() if isinstance(value, Tensor)}
+    usual = arguments(name) | tokens
+    assert torch.equal(OPERATORS[name](**usual, scale=scale), OPERATORS[name](**usual, scale=float(scale)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (6, 1), (1, 6), (3, 1, 1), (2, 1, 6, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_bias_broadcasts(shape: tuple[int, ...], masked: bool) -> None:
+    q, k, v, bias = torch.randn(2, 6, 3, 8), *torch.randn(2, 2, 6, 3, 8), torch.randn(shape, requires_grad=True)
+    mask = torch.arange(6).expand(2, 6) < 4 if masked else None
+    out = softmax_attention(q, k, v, bias=bias, key_mask=mask)
+    whole = softmax_attention(q, k, v, bias=bias.expand(2, 3, 6, 6).contiguous(), key_mask=mask)
+    torch.testing.assert_close(out, whole)
+    assert torch.autograd.grad(out.sum(), bias)[0].shape == shape
+
+
+@pytest.mark.parametrize(("batch", "grid", "heads"), [(0, (2, 3), 3), (2, (0, 3), 3), (2, (2, 0), 3), (2, (2, 3), 0)])
+def test_nothing_convolved_is_nothing(batch: int, grid: tuple[int, int], heads: int) -> None:
+    x = torch.zeros(batch, grid[0] * grid[1], heads, 8, requires_grad=True)
+    weight = torch.zeros(heads, 1, 3, 3, dtype=torch.float64, requires_grad=True)
+    for add in (None, x):
+        out = headwise_conv(x, weight, grid, add=add)
+        assert (out.shape, out.dtype) == (x.shape, x.dtype)
+        grads = torch.autograd.grad(out.sum(), (x, weight))
+        assert [grad.shape for grad in grads] == [x.shape, weight.shape]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, shown
 
 Grid = tuple[int, int]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -50,14 +50,21 @@ def check_tensor(operator: str, name: str, value: object) -> None:
     """`value` is a dense tensor."""
     if not isinstance(value, Tensor):
         reject(operator, f"{name} is a {type(value).__name__}; give a torch tensor")
-    if value.layout != torch.strided:
-        reject(operator, f"{name} has layout {value.layout}; give a dense tensor")
+    if value.layout != torch.strided or value.is_nested:
+        layout = "nested" if value.is_nested else value.layout
+        reject(operator, f"{name} has layout {layout}; give a dense tensor")
 
 
-def check_scale(operator: str, scale: object) -> None:
-    """`scale` is a number."""
-    if not is_number(scale):
-        reject(operator, f"scale={' '.join(repr(scale).split())[:60]}; give a number")
+def as_number(operator: str, name: str, value: float) -> float:
+    """A real number as a float, or the compiler's symbol for one; fractions and NumPy's numbers are taken too."""
+    if isinstance(value, float):
+        return value
+    try:
+        if is_number(value):
+            return float(value)
+    except OverflowError:
+        pass
+    return reject(operator, f"{name}={shown(value)}; give a number that a float can hold")
 
 
 def check_tokens(operator: str, **tensors: Tensor) -> None:
@@ -103,15 +110,19 @@ def check_key_mask(operator: str, mask: Tensor | None, k: Tensor) -> None:
     _check_device(operator, "key_mask", mask, "k", k)
 
 
-def check_bias(operator: str, bias: Tensor | None, q: Tensor, k: Tensor) -> None:
-    """`bias` is floating point, on the tokens' device, and broadcasts to (batch, heads, tokens, key tokens)."""
-    if bias is None:
-        return
-    _check_floating(operator, "bias", bias, q, "numbers to add to the scores (key_mask leaves keys out)")
+def check_bias(operator: str, bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """`bias` is floating point, on the tokens' device, and broadcasts to (batch, heads, tokens, key tokens).
+
+    Returns:
+        It with an entry for every pair of tokens, since torch does not broadcast a bias of one element.
+    """
+    check_floating(operator, "bias", bias, q.device, "numbers to add to the scores (key_mask leaves keys out)")
     full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     if bias.ndim > 4 or any(b not in (1, f) for b, f in zip(bias.shape[::-1], full[::-1], strict=False)):
         expected = f"it must broadcast to (batch, heads, tokens, key tokens) = {full}"
         reject(operator, f"bias has shape {tuple(bias.shape)}; {expected}")
+    pairs = full[2:]
+    return bias if tuple(bias.shape[-2:]) == pairs else bias.expand(*bias.shape[:-2], *pairs).contiguous()
 
 
 def check_grid(operator: str, grid: Grid | None, tokens: int, prefix: int, what: str = "grid") -> None:
@@ -119,7 +130,7 @@ def check_grid(operator: str, grid: Grid | None, tokens: int, prefix: int, what:
     if grid is None:
         reject(operator, f"{what}=None with a residual; give (height, width) of the tokens after prefix")
     if not isinstance(grid, Sequence) or len(grid) != 2 or not all(is_whole(side) for side in grid) or min(grid) < 0:
-        reject(operator, f"{what}={grid!r} is not (height, width)")
+        reject(operator, f"{what}={shown(grid)} is not (height, width)")
     total = grid[0] * grid[1] + prefix
     if total != tokens:
         made = f"{what}={grid[0]}x{grid[1]} with prefix={prefix} makes {total} tokens"
@@ -128,7 +139,7 @@ def check_grid(operator: str, grid: Grid | None, tokens: int, prefix: int, what:
 
 def check_residual(operator: str, residual: Tensor, images: int, v: Tensor) -> None:
     """`residual` is (images, channels, 3, 3) on the tokens' device."""
-    _check_floating(operator, "residual", residual, v, "floating-point weights")
+    check_floating(operator, "residual", residual, v.device, "floating-point weights")
     expected = (images, v.shape[2] * v.shape[3], 3, 3)
     if tuple(residual.shape) != expected:
         reject(operator, f"residual has shape {tuple(residual.shape)}; give (batch, channels, 3, 3) = {expected}")
@@ -138,13 +149,16 @@ def lengths(operator: str, cu_seqlens: Tensor, total: int, name: str = "cu_seqle
     """The lengths of the packed sequences whose cumulative ends are `cu_seqlens` = [0, n1, n1 + n2, ...]."""
     expected = "give a 1-d int32 tensor [0, n1, n1 + n2, ...]"
     if not isinstance(cu_seqlens, Tensor):
-        reject(operator, f"{name}={cu_seqlens!r}; {expected}")
+        reject(operator, f"{name}={shown(cu_seqlens)}; {expected}")
+    check_tensor(operator, name, cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         reject(operator, f"{name} is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; {expected}")
+    if cu_seqlens.device.type == "meta":
+        reject(operator, f"{name} is on meta, where it has no values; {expected}")
     ends = cu_seqlens.tolist()
     sizes = [b - a for a, b in pairwise(ends)]
     if ends[0] != 0 or ends[-1] != total or min(sizes) < 0:
-        reject(operator, f"{name}={ends}; it must rise from 0 to {total}, the number of packed tokens")
+        reject(operator, f"{name}={shown(ends)}; it must rise from 0 to {total}, the number of packed tokens")
     return sizes
 
 
@@ -180,7 +194,9 @@ def _check_device(operator: str, name: str, t: Tensor, other_name: str, other: T
         reject(operator, f"{both}; move them to one device")
 
 
-def _check_floating(operator: str, name: str, t: Tensor, tokens: Tensor, expected: str) -> None:
+def check_floating(operator: str, name: str, t: Tensor, device: torch.device | None, expected: str) -> None:
+    """`t` is a dense tensor of real numbers on `device`, the tokens'; on any if it is None."""
     check_tensor(operator, name, t)
-    if not t.is_floating_point() or t.device != tokens.device:
-        reject(operator, f"{name} is {t.dtype} on {t.device}; give {expected} on {tokens.device}")
+    if not t.is_floating_point() or t.device != (device or t.device):
+        where = "" if device is None else f" on {device}"
+        reject(operator, f"{name} is {t.dtype} on {t.device}; give {expected}{where}")

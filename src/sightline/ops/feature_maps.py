@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.ops.checks import accumulate_dtype, reject
+from sightline.ops.checks import accumulate_dtype, check_floating, reject
+from sightline.util.errors import shown
 
 Affine = tuple[Tensor, Tensor]  # weight (heads, d, d) or (d, d), bias (heads, d) or (d,)
 
@@ -24,19 +25,26 @@ AFFINE_MAP = "relu_affine"
 NAMES = (*FEATURE_MAPS, AFFINE_MAP)
 
 
-def check_feature_map(operator: str, phi: str, affine: Affine | None, heads: int, dim: int) -> None:
+def check_feature_map(
+    operator: str, phi: str, affine: Affine | None, heads: int, dim: int, device: torch.device | None = None
+) -> None:
     """Reject an unknown name, or an affine map without its matrix and bias for `heads` heads of `dim` channels."""
-    if phi not in NAMES:
-        reject(operator, f"phi={phi!r} is not a feature map; use one of {', '.join(NAMES)}")
+    if not isinstance(phi, str) or phi not in NAMES:
+        reject(operator, f"phi={shown(phi)} is not a feature map; use one of {', '.join(NAMES)}")
     if (phi == AFFINE_MAP) != (affine is not None):
-        given = f"phi={phi!r} with affine={'given' if affine else None}"
+        given = f"phi={phi!r} with affine={None if affine is None else 'given'}"
         reject(operator, f"{given}; give affine=(weight, bias) with phi={AFFINE_MAP!r}, and only with it")
-    if affine is not None:
-        shapes = tuple(tuple(t.shape) for t in affine)
-        known = (((dim, dim), (heads, dim, dim)), ((dim,), (heads, dim)))
-        if len(shapes) != 2 or shapes[0] not in known[0] or shapes[1] not in known[1]:
-            weights, biases = (" or ".join(map(str, pair)) for pair in known)
-            reject(operator, f"affine has shapes {shapes}; give a weight of {weights} and a bias of {biases}")
+    if affine is None:
+        return
+    if not isinstance(affine, tuple | list) or len(affine) != 2:
+        reject(operator, f"affine={shown(affine)}; give the tensors (weight, bias)")
+    for name, tensor in zip(("affine[0]", "affine[1]"), affine, strict=True):
+        check_floating(operator, name, tensor, device, "floating-point weights")
+    shapes = tuple(tuple(t.shape) for t in affine)
+    known = (((dim, dim), (heads, dim, dim)), ((dim,), (heads, dim)))
+    if shapes[0] not in known[0] or shapes[1] not in known[1]:
+        weights, biases = (" or ".join(map(str, pair)) for pair in known)
+        reject(operator, f"affine has shapes {shapes}; give a weight of {weights} and a bias of {biases}")
 
 
 def apply_feature_map(x: Tensor, phi: str, affine: Affine | None = None) -> Tensor:

@@ -5,18 +5,47 @@ A message names the argument, what was expected, what was given, and an example 
     img_size: expected pixels from 1 to 65536, e.g. 224, or 384x640 (height x width); got 'abc'
 """
 
-__all__ = ["FileError", "InputError", "RunError", "WeightsWarning"]
+import re
+
+__all__ = ["FileError", "InputError", "RunError", "WeightsWarning", "shown"]
+LONG = 256  # characters without a space, the longest name of a file
+VALUE = 80  # characters of a value in a message
 
 
-class InputError(ValueError):
+def shown(value: object) -> str:
+    """A value as messages show it: as Python writes it, in one line, the middle of a long one left out.
+
+    >>> shown(10**100)
+    '10000000000000000000000000000000000000...00000000000000000000000000000000000000'
+    """
+    try:
+        text = " ".join(repr(value[: 2 * VALUE] if isinstance(value, str) and len(value) > LONG else value).split())
+    except ValueError:  # Python does not write whole numbers of more than 4,300 digits
+        text = f"{type(value).__name__} of too many digits"
+    return _cut(text, VALUE)
+
+
+def _cut(text: str, length: int) -> str:
+    half = (length - 3) // 2
+    return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
+
+
+class _Message(Exception):
+    """An exception with one argument, its message, in which long words are cut."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(re.sub(rf"\S{{{LONG},}}", lambda match: _cut(match[0], LONG), str(message)))
+
+
+class InputError(_Message, ValueError):
     """An argument, option or configuration key that cannot be used. Exit status 2."""
 
 
-class FileError(ValueError):
+class FileError(_Message, ValueError):
     """A file, folder or dataset that cannot be used. Exit status 2."""
 
 
-class RunError(RuntimeError):
+class RunError(_Message, RuntimeError):
     """A run that cannot continue; what was saved before is intact. Exit status `status`."""
 
     status = 1

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sightline import backend as backends
-from sightline.ops.checks import Grid, check_grid, check_same, check_tensor, check_tokens, full_precision, reject
+from sightline.ops.checks import Grid, check_floating, check_grid, check_same, check_tokens, full_precision, reject
 from sightline.ops.headwise_conv import reference
 
 NAME = "headwise_conv"
@@ -32,7 +32,7 @@ def headwise_conv(
     """
     check_tokens(NAME, x=x)
     check_grid(NAME, grid, x.shape[1], 0)
-    check_tensor(NAME, "weight", weight)
+    check_floating(NAME, "weight", weight, x.device, "floating-point weights")
     if weight.ndim != 4 or weight.shape[:2] != (x.shape[2], 1) or weight.shape[2] != weight.shape[3]:
         reject(NAME, f"weight has shape {tuple(weight.shape)}; give (heads, 1, k, k), heads = {x.shape[2]}")
     if weight.shape[3] % 2 == 0:
@@ -44,6 +44,8 @@ def headwise_conv(
     obstacle = backends.obstacle(NAME, x, x, x, filter_size=weight.shape[3])
     if backends.choose(NAME, x.device, backend, obstacle) == "triton":
         return operator.headwise_conv(x, weight, add, grid)
+    if x.numel() == 0:  # torch convolves no empty maps
+        return x * weight.to(x.dtype).sum() + (0.0 if add is None else add)
     with full_precision(x.device):
         return reference.headwise_conv(x, weight, grid, add)
 

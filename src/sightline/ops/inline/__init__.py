@@ -8,12 +8,12 @@ from torch import Tensor
 from sightline import backend as backends
 from sightline.ops.checks import (
     Grid,
+    as_number,
     check_grid,
     check_key_mask,
     check_packed,
     check_residual,
     check_same,
-    check_scale,
     check_tokens,
     full_precision,
     is_whole,
@@ -23,6 +23,7 @@ from sightline.ops.checks import (
 )
 from sightline.ops.feature_maps import Affine, check_feature_map
 from sightline.ops.inline import reference
+from sightline.util.errors import shown
 
 NAME = "inline_attention"
 IMPLEMENTATIONS = {"torch": reference.inline_attention}
@@ -78,13 +79,12 @@ def inline_attention(
     check_same(NAME, 3, q=q, k=k)
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
-    check_feature_map(NAME, phi, affine, *q.shape[2:])
+    check_feature_map(NAME, phi, affine, *q.shape[2:], q.device)
     if not is_whole(prefix) or prefix < 0:
-        reject(NAME, f"prefix={prefix!r}; give the number of leading tokens, zero or more")
+        reject(NAME, f"prefix={shown(prefix)}; give the number of leading tokens, zero or more")
     chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))
     run = IMPLEMENTATIONS[chosen]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    check_scale(NAME, scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else as_number(NAME, "scale", scale)
     if residual is not None:
         check_same(NAME, 1, q=q, v=v)
 
@@ -104,8 +104,8 @@ def inline_attention(
     images: list[dict[str, object]] = [{"residual": None, "grid": None, "key_mask": None} for _ in sizes]
     if residual is not None:
         check_residual(NAME, residual, len(sizes), v)
-        if grids is None or len(grids) != len(sizes):
-            reject(NAME, f"grids={grids!r} for {len(sizes)} packed images; give one (height, width) each")
+        if not isinstance(grids, Sequence) or len(grids) != len(sizes):
+            reject(NAME, f"grids={shown(grids)} for {len(sizes)} packed images; give one (height, width) each")
         for i, (size, image_grid) in enumerate(zip(sizes, grids, strict=True)):
             check_grid(NAME, image_grid, size, prefix, what=f"grids[{i}]")
             images[i].update(residual=residual[i : i + 1], grid=image_grid)

@@ -4,12 +4,12 @@ from torch import Tensor
 
 from sightline import backend as backends
 from sightline.ops.checks import (
+    as_number,
     check_key_mask,
     check_packed,
     check_same,
     check_tokens,
     full_precision,
-    is_number,
     lengths,
     per_sequence,
     reject,
@@ -63,8 +63,9 @@ def linear_attention(
     check_same(NAME, 3, q=q, k=k)
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
-    check_feature_map(NAME, phi, affine, *q.shape[2:])
-    if not is_number(eps) or not eps > 0:
+    check_feature_map(NAME, phi, affine, *q.shape[2:], q.device)
+    eps = as_number(NAME, "eps", eps)
+    if not eps > 0:
         reject(NAME, f"eps={eps!r}; give a positive number")
     chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))
     run = IMPLEMENTATIONS[chosen]

@@ -4,10 +4,10 @@ from torch import Tensor
 
 from sightline import backend as backends
 from sightline.ops.checks import (
+    as_number,
     check_key_mask,
     check_packed,
     check_same,
-    check_scale,
     check_tokens,
     is_whole,
     lengths,
@@ -16,6 +16,7 @@ from sightline.ops.checks import (
 )
 from sightline.ops.soft import reference
 from sightline.ops.soft.reference import newton_residual
+from sightline.util.errors import shown
 
 NAME = "soft_attention"
 IMPLEMENTATIONS = {"torch": reference.soft_attention}
@@ -72,13 +73,13 @@ def soft_attention(
     check_same(NAME, 3, q=q, landmarks=landmarks)
     check_same(NAME, 1, q=q, v=v)
     check_key_mask(NAME, key_mask, q)
-    check_scale(NAME, scale)
+    scale = as_number(NAME, "scale", scale)
     if landmarks.shape[1] == 0:
         reject(NAME, f"landmarks has shape {tuple(landmarks.shape)}; give at least one landmark")
     if not is_whole(iterations) or iterations < 1:
-        reject(NAME, f"iterations={iterations!r}; give a whole number of Newton steps, at least one")
+        reject(NAME, f"iterations={shown(iterations)}; give a whole number of Newton steps, at least one")
     if not isinstance(normalized, bool):
-        reject(NAME, f"normalized={normalized!r}; give False for SOFT or True for SOFT++")
+        reject(NAME, f"normalized={shown(normalized)}; give False for SOFT or True for SOFT++")
     if (cu_seqlens is None) != (cu_landmarks is None):
         reject(NAME, "cu_seqlens and cu_landmarks go together; give both or neither")
     if cu_seqlens is None or cu_landmarks is None:

@@ -4,11 +4,11 @@ from torch import Tensor
 
 from sightline import backend as backends
 from sightline.ops.checks import (
+    as_number,
     check_bias,
     check_key_mask,
     check_packed,
     check_same,
-    check_scale,
     check_tokens,
     lengths,
     per_sequence,
@@ -54,10 +54,9 @@ def softmax_attention(
     check_same(NAME, 3, q=q, k=k)
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
-    check_bias(NAME, bias, q, k)
+    bias = None if bias is None else check_bias(NAME, bias, q, k)
     run = IMPLEMENTATIONS[backends.choose(NAME, q.device, backend)]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    check_scale(NAME, scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else as_number(NAME, "scale", scale)
     if cu_seqlens is None:
         return run(q, k, v, scale, bias, key_mask)
     check_packed(NAME, key_mask, q=q, k=k, v=v)
