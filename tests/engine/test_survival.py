@@ -9,11 +9,11 @@ import signal
 import sys
 import time
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.engine import tiny
 from tests.engine.tiny import command, make_images, metrics, weights, write_recipe
 from tests.engine.warm import Warm, run
 
@@ -154,57 +154,57 @@ def test_a_reader_that_goes_away_stops_and_saves(place: Path, terminal: bool) ->
     same_as_uninterrupted(place, out)
 
 
-KILLED_WHILE_SAVING = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from sightline.engine import checkpoint
-from sightline.engine.checkpoint import Checkpoints
-from sightline.tasks.card import ModelCard
+OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
 
-folder, moment, card = Path(sys.argv[1]), 0, ModelCard("x")
 
-def save(step):
-    state = {"a": torch.full((1000,), float(step))}
-    Checkpoints(folder, print).save(state, card, {"b": torch.full((3,), step)}, {"step": step})
+def die(out: Path, moment: int) -> None:
+    """Kill this process before its operation number `moment` that changes what the run folder `out` holds."""
+    done = 0
 
-def dying(function, at, counter=[0]):
-    def call(*arguments, **options):
-        counter[0] += 1
-        if counter[0] == at:
+    def count(event: str, values: tuple[object, ...]) -> None:
+        nonlocal done
+        if event not in OPERATIONS or not str(path := values[0]).startswith(str(out)):
+            return
+        written = event != "open" or values[1] == "a" or ".lock" in str(path)
+        temporary = event in ("open", "os.remove") and ".tmp" in str(path)
+        made = event == "os.mkdir" and Path(str(path)).exists()
+        done += written and not temporary and not made
+        if done == moment:
             os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
 
-save(1)
-save(2)
-for step in range(3, 100):
-    moment += 1
-    child = os.fork()
-    if child == 0:
-        wrapped = lambda f: dying(f, moment)
-        os.fsync, Path.rename = wrapped(os.fsync), wrapped(Path.rename)
-        checkpoint.shutil.rmtree = wrapped(checkpoint.shutil.rmtree)
-        Path.write_bytes, Path.replace = wrapped(Path.write_bytes), wrapped(Path.replace)
-        save(step)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    damaged = []
-    found = Checkpoints(folder, damaged.append).latest()
-    assert found.record["step"] in (step - 1, step), (moment, found.record, damaged)
-    assert float(found.weights["a"][0]) == found.record["step"] == int(found.tensors["b"][0])
-    if status == 0:
-        print(moment - 1, "moments")
-        break
-    save(step)
-"""
+    sys.addaudithook(count)
 
 
 @pytest.mark.slow
-def test_killed_at_every_moment_of_a_save(tmp_path: Path) -> None:
-    done = tiny.run([sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)])
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-2]) >= 12
+def test_killed_before_every_change_of_a_file(place: Path) -> None:
+    """Every line of the metrics is there once, and the last checkpoint is that of a run that was not killed."""
+    more = (
+        "--data.limit",
+        "4",
+        "--batch.size",
+        "6",
+        "--run.max_steps",
+        "3",
+        "--run.save_steps",
+        "9",
+        "--data.workers",
+        "0",
+    )
+    whole, kills = place / "unkilled", 0
+    assert run(arguments(place, whole, *more)).returncode == 0
+    assert [line["step"] for line in metrics(whole)] == [2, 3]
+    for moment in count(1):
+        out = place / f"moment{moment}"
+        killed, moments = 0, [moment, moment % 4 + 2 if moment % 3 == 0 else -1]  # the second while it resumes
+        while (done := run(arguments(place, out, *more), partial(die, out, *moments[:1]))).returncode < 0:
+            killed, moments = killed + 1, moments[1:] or [-1]
+        assert done.returncode == 0 or "is complete" in done.stderr, done.stderr
+        assert metrics(out) == metrics(whole), moment
+        assert weights(out) == weights(whole), moment
+        if not killed:
+            break
+        kills += killed
+    assert kills > 30
 
 
 @pytest.mark.slow

@@ -109,13 +109,18 @@ class Checkpoints:
         """Rename the new checkpoint; a kill between renames leaves complete checkpoints under other names."""
         last, previous, old = (self.folder / name for name in (LAST, PREVIOUS, OLD))
         shutil.rmtree(old, ignore_errors=True)
-        if previous.exists():
-            previous.rename(old)
         if last.exists():
+            if previous.exists():
+                previous.rename(old)
             last.rename(previous)
         new.rename(last)
         flush_folder(self.folder)
         shutil.rmtree(old, ignore_errors=True)
+
+    def settle(self, saved: Saved) -> None:
+        """Make the checkpoint that a run resumes from `last`, if a kill came between its last byte and its name."""
+        if saved.path.name == NEW:
+            self._rotate(saved.path)
 
     def exist(self) -> bool:
         """Whether there is a checkpoint, complete or damaged."""
@@ -124,7 +129,7 @@ class Checkpoints:
     def latest(self) -> Saved | None:
         """The newest complete checkpoint; damaged ones are reported and skipped."""
         found = []
-        for name in (LAST, PREVIOUS, NEW, OLD):
+        for name in (NEW, LAST, PREVIOUS, OLD):  # newest first, as two may have been made after the same step
             path = self.folder / name
             try:
                 found.append((read_json(path / MANIFEST, TypeAdapter(Manifest)), path))

@@ -5,7 +5,10 @@ import time
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from sightline.util.names import format_rate
 from sightline.util.text import printable, say
+
+PATIENCE = 5.0  # seconds of updates before the first estimate, if there is no line before
 
 
 class ProgressPrinter:
@@ -14,16 +17,20 @@ class ProgressPrinter:
     Args:
         active: whether to print anything.
         epochs, steps: epochs of the run and updates per epoch.
+        updates: of the whole run; fewer than those of the epochs if it is limited.
         batch: examples per update.
         every: updates between lines if there is no terminal.
         unit: what the examples are.
     """
 
-    def __init__(self, active: bool, epochs: int, steps: int, batch: int, every: int, unit: str = "images") -> None:
-        self.active, self.epochs, self.steps = active, epochs, steps
+    def __init__(
+        self, active: bool, epochs: int, steps: int, updates: int, batch: int, every: int, unit: str = "images"
+    ) -> None:
+        self.active, self.epochs, self.steps, self.updates = active, epochs, steps, updates
         self.batch, self.every, self.unit = batch, every, unit
         self._start = 0.0
         self._done = 0
+        self._estimated = False
         texts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
         self._bar = Progress(*texts, transient=True, disable=not active or not sys.stdout.isatty())
         self._task = self._bar.add_task("", text="")
@@ -36,6 +43,11 @@ class ProgressPrinter:
         elif self.active:
             self._bar.console.print(printable(text), markup=False, highlight=False)
 
+    def plan(self) -> None:
+        """Say what the whole run takes."""
+        whole = f"{self.epochs:,} epochs of {self.steps:,} updates with {self.batch:,} {self.unit} each"
+        self.line(f"to do: {self.updates:,} updates: {whole}")
+
     def begin(self, epoch: int, batch: int) -> None:
         """Start an epoch at its update `batch`."""
         self._start, self._done = time.perf_counter(), 0
@@ -45,15 +57,23 @@ class ProgressPrinter:
         """Report that `batch` updates of the epoch are done."""
         self._done += 1
         shown = "-" if loss is None else f"{loss:.3f}"
-        remaining = ((self.epochs - epoch) * self.steps - batch) * self.batch / self.rate()
-        text = f"{self.rate():,.0f} {self.unit}/s, loss {shown}, {clock(remaining)} left"
+        updates = self.updates - epoch * self.steps - batch
+        remaining = clock(updates * self.batch / self.rate())
+        rate = format_rate(self.rate(), self.unit)
+        text = f"{rate}, loss {shown}, {remaining} left"
         self._bar.update(self._task, completed=batch, text=text)
         if self._bar.disable and batch % self.every == 0:
             self.line(f"epoch {epoch + 1}/{self.epochs}, update {batch}/{self.steps}: {text}, lr {lr:.2e}")
+        elif self._bar.disable and not self._estimated and self._elapsed() > PATIENCE:
+            self.line(f"about {remaining} for {updates:,} more updates, at {rate}; evaluation comes on top")
+        self._estimated = self._estimated or self._elapsed() > PATIENCE
 
     def rate(self) -> float:
         """Examples per second since the epoch, or this part of it, began."""
-        return self._done * self.batch / max(time.perf_counter() - self._start, 1e-9)
+        return self._done * self.batch / max(self._elapsed(), 1e-9)
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._start
 
     def show(self, what: str, done: int, total: int) -> None:
         """Show the progress of something on the bar, such as evaluation."""

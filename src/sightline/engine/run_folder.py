@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -63,9 +64,11 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def rewind(self, epochs: int) -> None:
-        """Keep the metrics of the first `epochs` only; drop truncated lines."""
-        write_text(self.path / METRICS, "".join(f"{json.dumps(row)}\n" for row in read_rows(self.path)[:epochs]))
+    def rewind(self, epochs: int, step: int) -> None:
+        """Keep one line of metrics per epoch, up to `epochs` and `step`; drop what came later or is truncated."""
+        rows = (row for row in read_rows(self.path) if _up_to(row, "epoch", epochs) and _up_to(row, "step", step))
+        kept = {row["epoch"]: row for row in rows}
+        write_text(self.path / METRICS, "".join(f"{json.dumps(row)}\n" for row in kept.values()))
 
     def keep_evaluation(self, evaluation: Scores, classes: tuple[str, ...]) -> None:
         """Write the best evaluation: scores by class and the confusion matrix, if any (one row per true class)."""
@@ -80,7 +83,7 @@ class RunFolder:
         return read_rows(self.path)
 
     def close(self) -> None:
-        if self._made and all(item.name == LOCK for item in self.path.iterdir()):
+        if all(item.name == LOCK for item in self.path.iterdir()):
             (self.path / LOCK).unlink(missing_ok=True)
             with suppress(OSError):  # not empty
                 for folder in self._made:
@@ -88,6 +91,10 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _up_to(row: Row, key: str, limit: int) -> bool:
+    return (row.get(key) or 0) <= limit
 
 
 def choose(config: RunConfig, name: str) -> tuple[Path, bool]:
@@ -167,7 +174,7 @@ def versions(device: str) -> dict[str, str | None]:
         "timm": timm.__version__,
         "device": device,
         "platform": platform.platform(),
-        "command": " ".join(["sightline", *sys.argv[1:]]),
+        "command": shlex.join(["sightline", *sys.argv[1:]]),
     }
 
 

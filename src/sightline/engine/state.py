@@ -69,6 +69,11 @@ class Progress:
         """Mean over the updates of this epoch so far."""
         return self.loss_sum / self.losses if self.losses else None
 
+    @property
+    def settled(self) -> bool:
+        """Whether every update so far belongs to an epoch with a line in the metrics."""
+        return not self.batch or self.logged > self.epoch
+
     def next_epoch(self) -> None:
         self.epoch, self.batch, self.loss_sum, self.losses = self.epoch + 1, 0, 0.0, 0
 

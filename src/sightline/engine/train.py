@@ -16,6 +16,7 @@ from sightline.engine.records import Row
 from sightline.engine.run_folder import RunFolder, choose
 from sightline.engine.settings import configure, load_recipe, recipe_names, to_dict
 from sightline.engine.signals import StopSignals
+from sightline.engine.state import Progress
 from sightline.engine.trainer import Trainer
 from sightline.tasks.base import Task
 from sightline.tasks.config import RunConfig
@@ -125,19 +126,22 @@ def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerato
         wait(accelerator.device)
         with signals.at_once():
             task = TASKS[config.task].make(config, _placement(config, accelerator))
-        trainer = Trainer(config, task, accelerator, folder, signals, _board(config, folder))
+        trainer = Trainer(config, task, accelerator, folder, signals)
         _introduce(trainer, path)
         checkpoints = Checkpoints(path / "checkpoints", trainer.printer.line)
-        resumed = resuming and trainer.resume(checkpoints)
-        if resuming and not resumed and (checkpoints.exist() or config.run.resume == "must"):
+        resumed = trainer.resume(checkpoints) if resuming else None
+        if resuming and resumed is None and (checkpoints.exist() or config.run.resume == "must"):
             raise InputError(
                 f"run.folder: {path} holds no checkpoint to resume from; choose another folder to start from scratch"
             )
         _check_same_step(trainer)
         if folder is not None:
-            if not resumed:
+            if resumed is None:
                 folder.describe(config, task.card.classes, _device(accelerator))
-            folder.rewind(trainer.progress.logged)
+            else:
+                checkpoints.settle(resumed)
+            folder.rewind(trainer.progress.logged, trainer.progress.step)
+            trainer.board = _board(config, folder, trainer.progress)
         trainer.fit()
         history = [] if folder is None else _conclude(trainer, folder)
         return Run(path, trainer.progress.best, trainer.spec.best, history)
@@ -172,16 +176,17 @@ def _placement(config: RunConfig, accelerator: "Accelerator") -> Placement:
     )
 
 
-def _board(config: RunConfig, folder: RunFolder | None) -> "SummaryWriter | None":
-    """TensorBoard's writer in the first process, if it is enabled and installed."""
-    if folder is None or not config.run.tensorboard:
+def _board(config: RunConfig, folder: RunFolder, here: Progress) -> "SummaryWriter | None":
+    """TensorBoard's writer, if it is enabled and installed; events that are to be written again are dropped."""
+    if not config.run.tensorboard:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         say("no TensorBoard events: pip install tensorboard")
         return None
-    return SummaryWriter(str(folder.path / "tensorboard"))
+    first = here.step + int(here.settled) if here.step else None  # of the events to come
+    return SummaryWriter(str(folder.path / "tensorboard"), purge_step=first)
 
 
 def _device(accelerator: "Accelerator") -> str:
@@ -194,6 +199,7 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     task, line = trainer.task, trainer.printer.line
     millions = sum(p.numel() for p in trainer.raw.parameters()) / 1e6
     size = "x".join(map(str, task.card.input_size))
+    trainer.printer.plan()
     line(f"{task.card.title}, {millions:.2f} M parameters, {size}, {len(task.card.classes)} classes")
     line(
         f"{task.order.images:,} training {trainer.spec.unit}, {len(task):,} to evaluate, {_device(trainer.accelerator)}"

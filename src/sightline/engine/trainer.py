@@ -23,6 +23,7 @@ from sightline.tasks.base import Scores, Task
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS, TaskSpec
 from sightline.util.errors import FileError, InputError, RunError
+from sightline.util.names import format_rate
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -42,7 +43,6 @@ class Trainer:
         accelerator: Accelerate's engine.
         folder: the run folder in the first process, None in the others.
         signals: requests to stop.
-        board: TensorBoard's writer, or None.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Trainer:
         accelerator: "Accelerator",
         folder: RunFolder | None,
         signals: StopSignals,
-        board: "SummaryWriter | None",
     ) -> None:
         self.config, self.task, self.accelerator = config, task, accelerator
         self.spec = TASKS[config.task]
-        self.folder, self.signals, self.board = folder, signals, board
+        self.folder, self.signals = folder, signals
+        self.board: SummaryWriter | None = None
         optimizer, self.average = make_optimizer(task.model, config), make_average(task.model, config)
         self.model, self.optimizer = accelerator.prepare(task.model, optimizer)
         if accelerator.scaler is None:
@@ -69,8 +69,9 @@ class Trainer:
             raise InputError("optim.clip_mode: agc is not available with FSDP; give norm or value")
         self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
         lag = accelerator.device.type == "cuda" and not config.run.skip_nonfinite
-        main, every = accelerator.is_main_process, config.run.log_every
-        self.printer = ProgressPrinter(main, self.epochs, task.order.steps, config.batch.size, every, self.spec.unit)
+        main, every, steps = accelerator.is_main_process, config.run.log_every, task.order.steps
+        updates = min(self.epochs * steps, config.run.max_steps or self.epochs * steps)
+        self.printer = ProgressPrinter(main, self.epochs, steps, updates, config.batch.size, every, self.spec.unit)
         choice = choose(config.model, accelerator.device.type, task.shapes, accelerator.num_processes, self.sharded)
         self.compiled = CompiledModel(self.raw, task.compiled, choice, task.shapes, self.printer.line)
         self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim, lag, self.compiled)
@@ -78,11 +79,11 @@ class Trainer:
         self.saved_at = self.started = time.monotonic()
         self.rate = 0.0  # examples per second of the last epoch, without evaluation
 
-    def resume(self, checkpoints: Checkpoints) -> bool:
-        """Load the newest complete checkpoint; false if there is none."""
+    def resume(self, checkpoints: Checkpoints) -> Saved | None:
+        """Load the newest complete checkpoint; None if there is none."""
         saved = checkpoints.latest()
         if saved is None:
-            return False
+            return None
         self._check_data(saved)
         self.progress = restore(saved, self.raw, self.average, self.optimizer, self.accelerator.scaler)
         where = f"epoch {self.progress.epoch + 1}, update {self.progress.batch}"
@@ -92,7 +93,7 @@ class Trainer:
             self.progress.logged = self.progress.epoch
         self.task.broken.update(dict.fromkeys(self.progress.broken))
         self.printer.line(f"resuming from {saved.path}: {where}, step {self.progress.step}")
-        return True
+        return saved
 
     def _check_data(self, saved: Saved) -> None:
         """Reject images or classes other than those the run was started with."""
@@ -122,8 +123,7 @@ class Trainer:
     def _complete(self) -> bool:
         """Whether the last epoch is trained, evaluated and logged; run.max_steps may end it before its last update."""
         here = self.progress
-        logged = not here.batch or here.logged > here.epoch
-        return here.epoch >= self.epochs or (self._max_steps_reached() and logged)
+        return here.epoch >= self.epochs or (self._max_steps_reached() and here.settled)
 
     def _max_steps_reached(self) -> bool:
         limit = self.config.run.max_steps
@@ -221,7 +221,7 @@ class Trainer:
             "step": here.step,
             "train_loss": here.mean_loss,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "images_per_second": round(self.rate, 1),
+            "images_per_second": float(f"{self.rate:.4g}"),
         }
         if evaluation is not None:
             finite = ((name, value if math.isfinite(value) else None) for name, value in evaluation)  # as JSON has it
@@ -296,4 +296,4 @@ def _epoch_line(values: Row, epochs: int, spec: TaskSpec, evaluated: bool) -> st
     parts += [f"{name} {values[key]:.2f} %" for key, name in spec.shown.items() if values.get(key) is not None]
     if evaluated and values.get(spec.best) is None:
         parts.append("nothing to score")
-    return ", ".join([*parts, f"{values['images_per_second']:,.0f} {spec.unit}/s"])
+    return ", ".join([*parts, format_rate(values["images_per_second"] or 0.0, spec.unit)])

@@ -52,6 +52,24 @@ def format_size(size: Sequence[int]) -> str:
     return "x".join(map(str, size))
 
 
+def format_rate(rate: float, unit: str) -> str:
+    """How fast it goes: of less than one per second, how long one takes.
+
+    >>> format_rate(1234.5, "images"), format_rate(3.21, "images"), format_rate(0.4, "images")
+    ('1,234 images/s', '3.2 images/s', '2.5 s per image')
+    """
+    if rate <= 0:
+        return f"- {unit}/s"
+    if rate < 1:
+        return f"{1 / rate:,.1f} s per {unit.removesuffix('s')}"
+    return f"{rate:,.{0 if rate >= 10 else 1}f} {unit}/s"
+
+
+def rate_cell(rate: float) -> str:
+    """The same for a column of numbers: two digits of a rate below ten, none after the point above."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 def parse_model_args(texts: Iterable[str]) -> dict[str, Any]:
     """Read arguments of a model: key=value pairs with commas between them, or JSON objects.
 

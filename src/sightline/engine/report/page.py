@@ -10,6 +10,7 @@ from sightline.engine.report.html import Block, Cards, Code, Columns, Picture, S
 from sightline.engine.report.record import Record
 from sightline.engine.settings import dump
 from sightline.tasks.describe import describe
+from sightline.util.names import rate_cell
 
 MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
 ATTENTION = (
@@ -60,7 +61,7 @@ def _cards(record: Record) -> list[tuple[str, str]]:
         ("calibration error", _percent(best.get("ece"))),
         ("epoch of the best", _number(best.get("epoch"), 0)),
         ("training loss, last", _number(last.get("train_loss"), 3)),
-        (f"{record.spec.unit} / s", _number(last.get("images_per_second"), 0)),
+        (f"{record.spec.unit} / s", _rate(last.get("images_per_second"))),
     ]
     return [(label, value) for label, value in cards if value]
 
@@ -103,6 +104,10 @@ def _share(part: float, whole: float) -> str:
 
 def _percent(value: object) -> str:
     return f"{value:.2f} %" if isinstance(value, int | float) and value == value else ""
+
+
+def _rate(value: object) -> str:
+    return rate_cell(value) if isinstance(value, int | float) else "-"
 
 
 def _number(value: object, digits: int) -> str:
