@@ -1,8 +1,10 @@
 """`sightline.load` and `sightline.convert` as functions."""
 
 import doctest
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,6 +21,13 @@ from sightline.tasks.sequences.card import SequenceCard
 from sightline.util.errors import FileError, InputError
 from tests.cli.checkpoints import SMALL, public, save, small
 from tests.cli.classifiers import CLASSES, classifier, run_folder
+
+
+@pytest.mark.parametrize("value", [None, 5, b"x", ["a"]])
+def test_paths_and_names_of_another_kind(value: Any) -> None:
+    for call, argument in ((sightline.load, "checkpoint"), (sightline.create_model, "model")):
+        with pytest.raises(InputError, match=rf"^{argument}: .*{re.escape(repr(value))}"):
+            call(value)
 
 
 def test_run_folder(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from sightline.tasks.preprocess import card_of, make_transform
 from sightline.tasks.registry import LABELLED, task_of
 from sightline.util.device import choose_device
 from sightline.util.errors import FileError, InputError, WeightsWarning
-from sightline.util.files import file_digest, write_atomic
+from sightline.util.files import check_path, file_digest, write_atomic
 from sightline.util.provenance import VERSION
 
 Shape = tuple[int, ...]
@@ -60,8 +60,7 @@ def load(
         >>> loaded.classes[int(loaded.model(image.unsqueeze(0)).argmax())] in loaded.classes
         True
     """
-    if not str(path).strip():
-        raise InputError("checkpoint: the path is empty; give a run folder, or a file of weights")
+    check_path(path, "checkpoint", "a run folder or a file of weights")
     target = choose_device(device, "device") if isinstance(device, str) else device
     weights = read_weights(path)
     spec = task_of(weights.metadata)
@@ -173,6 +172,7 @@ def convert(
         ((), ())
         >>> loaded = sightline.load("out.safetensors")
     """
+    check_path(source, "source", "a file of weights")
     out = _check_target(Path(source).with_suffix(".safetensors") if target is None else Path(target), force)
     weights = read_weights(source)
     with prefix_errors(weights.path):

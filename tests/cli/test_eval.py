@@ -264,6 +264,12 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: CAPTURE, arguments: list[
     assert captured.err.count("\n") == 1
 
 
+def test_numbers_have_limits(capsys: CAPTURE) -> None:
+    for name, value in (("--workers", "99999"), ("--batch-size", str(10**60)), ("--limit", str(10**60))):
+        assert main(["eval", "--checkpoint", "none", name, value]) == 2
+        assert all(part in (err := capsys.readouterr().err) for part in (name, value)), err
+
+
 def test_damaged_metadata_is_named(tmp_path: Path, capsys: CAPTURE) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -179,6 +179,7 @@ def test_broken_images(tmp_path: Path, capsys: CAPTURE, weights: str) -> None:
         (["EMPTY", "--checkpoint", "MODEL"], "no images"),
         (["EMPTY/*.png", "--checkpoint", "MODEL"], "*.png"),
         (["IMAGE", "--checkpoint", "MODEL", "--top", "0"], "--top"),
+        (["IMAGE", "--checkpoint", "MODEL", "--top", str(10**60)], "--top"),
         (["IMAGE", "--checkpoint", "MODEL", "--query", "99,2", "--attention", "EMPTY"], "--query"),
         (["IMAGE", "IMAGE2", "--checkpoint", "MODEL", "--attention", "a.png"], "--attention: a.png"),
         (["IMAGE", "--checkpoint", "MODEL", "--attention", "IMAGE2/a.png"], "--attention: "),

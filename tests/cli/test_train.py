@@ -10,12 +10,16 @@ import yaml
 
 from sightline.cli.main import main
 from sightline.data.images import ImageError, load_image
-from sightline.engine.settings import all_keys, load_recipe, recipe_names, to_yaml
+from sightline.engine.records import read_config
+from sightline.engine.settings import all_keys, load_recipe, parse, recipe_names, to_yaml
 from sightline.engine.settings import configure as resolve
 from sightline.models.weights.reader import read_weights
+from sightline.util.documents import parse_yaml
 from sightline.util.errors import FileError
 from tests.engine import warm
 from tests.engine.tiny import RECIPE, command, make_images, run, write_recipe
+
+HUGE = str(10**60)
 
 
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -65,7 +69,19 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--schedule.warmup_epochs", "9"], ["schedule.warmup_epochs: 9"]),
         (["--augment.scale", "[1.0, 0.5]"], ["augment.scale: [1, 0.5] is reversed; give [0.5, 1]"]),
         (["--augment.ratio", "[2, 0.5]"], ["augment.ratio: [2, 0.5] is reversed; give [0.5, 2]"]),
-        (["--augment.auto", "ranf-m9"], ["augment.auto: timm does not know 'ranf-m9'"]),
+        (["--augment.auto", "ranf-m9"], ["augment.auto: ", "'ranf-m9'"]),
+        (["--augment.auto", "rand-mX", "--data", "/nowhere"], ["augment.auto: ", "'rand-mX'"]),  # before data is read
+        (["--run.seed", HUGE], ["run.seed: ", "got 1000"]),
+        (["--batch.size", HUGE], ["batch.size: ", "got 1000"]),
+        (["--data.workers", "99999"], ["data.workers: ", "got 99999"]),
+        (["--data.size", "99999"], ["data.size", "got 99999"]),
+        (["--optim.betas", "[0.9]"], ["optim.betas: ", "adamw"]),
+        (["--optim.args", "{foo: 1}"], ["optim.args: ", "foo"]),
+        (["--optim.args", "{capturable: 1}"], ["optim.args: ", "capturable"]),
+        (["--optim.args", "{lr: 1}"], ["optim.args: ", "optim.lr"]),
+        (["--optim.name", "x" * 99999], ["optim.name: ", "xxx...xxx"]),
+        (["--loss.name", "bce # x"], ["loss.name: ", "got 'bce # x'"]),
+        (["--data", "hfds/"], ["data.path: ", "hfds/"]),
         (["--batch.size", "0"], ["batch.size: ", "got 0"]),
         (["--batch.size", ""], ["batch.size: ", "got ''"]),
         (["--data.workers", "-1"], ["data.workers: ", "got -1"]),
@@ -100,6 +116,8 @@ def test_bad_input_is_one_line(
     assert err.startswith("sightline: error: ")
     assert all(word in err for word in words), err
     assert err.count("\n") == 1
+    assert len(err) < 1000
+    assert not list(tmp_path.iterdir())  # nothing is left behind
 
 
 def test_no_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,11 +214,35 @@ def test_print_config_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert to_yaml(resolve(load_recipe(str(tmp_path / "again.yaml")))) == shown
 
 
-@pytest.mark.parametrize("path", ["runs/hash #1", "colon: x", "<b>x</b>", "2024", "1e3", "yes", "trailing ", "[a]"])
+@pytest.mark.parametrize(
+    "path",
+    ["runs/hash #1", "colon: x", "<b>x</b>", "2024", "1e3", "yes", "trailing ", "[a]", "null", "a\nb\n", "!!x", "*a",
+     "~", "'q'", "{a: 1}", "- x", "%x"],
+)  # fmt: skip
 def test_paths_are_what_was_typed(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--out", path, "--data", path, "--print_config"]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert (shown["run"]["folder"], shown["data"]["path"]) == (path, path)
+    printed = capsys.readouterr().out
+    for read in (yaml.safe_load, parse_yaml):
+        shown = read(printed)
+        assert (shown["run"]["folder"], shown["data"]["path"]) == (path, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-3", 1e-3), ("010", 10), ("[1, -2.5e1]", [1, -25.0]), ("1:30", "1:30")]
+)
+def test_numbers_are_what_was_typed(text: str, value: object) -> None:
+    assert parse_yaml(text) == parse(text) == value
+
+
+def test_a_run_is_where_it_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, recipe = make_images(tmp_path / "a: b #1"), write_recipe(tmp_path / "tiny #2.yaml", run={"report": True})
+    out = tmp_path / "runs/hash #1: <b>x</b>\n"
+    more = ["--run.max_steps", "1", "--data", str(images), "--out", str(out)]
+    assert main(["train", "--config", str(recipe), *more]) == 0
+    assert {"config.yaml", "done.json", "report.html"} <= {file.name for file in out.iterdir()}
+    assert "<b>" not in (out / "report.html").read_text()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [out.name]
+    assert read_config(out)["data"]["path"] == str(images)
 
 
 def test_every_recipe_resolves() -> None:

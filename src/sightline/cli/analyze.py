@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from sightline.cli.options import Command, Group, model_arguments, option, positional
 from sightline.cli.output import Column, Progress, bar, print_json, show
 from sightline.util.errors import InputError
-from sightline.util.schema import Amount, Count, Listed, ModelArgs, Size
+from sightline.util.schema import Amount, Count, Listed, ModelArgs, Number, Seed, Size
 from sightline.util.text import say
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Models(Output):
     )  # fmt: skip
     model_args: ModelArgs = model_arguments()
     img_size: Size | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
-    seed: int = number("seed of random weights", 0)
+    seed: Seed = number("seed of random weights", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Injectivity(Images):
     query_distance: Distance = number("queries are different beyond this fraction of the longer one's length", 0.5, "X")
     score_distance: Distance = number("scores are equal up to this fraction of the longer row's length", 0.01, "X")
     queries: Count = number("queries per image that are paired", 128)
-    scale: float = number("of the toy's scores", 0.68, "X")
+    scale: Number = number("of the toy's scores", 0.68, "X")
 
     def studies(self, session: "Session") -> "list[Callable[[], Study]]":
         from sightline.analysis.certificate import study_certificates
@@ -177,7 +177,7 @@ class Masking(Images):
 class Newton(Images):
     """Measure how fast SOFT's Newton iteration converges: ||A A_k A - A|| / ||A|| against k, and condition numbers."""
 
-    iterations: Count = number("steps", 20, "K")
+    iterations: Annotated[Count, Field(le=10_000)] = number("steps", 20, "K")
 
     def studies(self, session: "Session") -> "list[Callable[[], Study]]":
         from sightline.analysis.newton import study_newton
@@ -208,7 +208,7 @@ class Memory(Output):
     On CUDA it is the allocator's peak, on a CPU the bytes of live tensors, counted without computing.
     """
 
-    longest: Count = number("largest p", 8, "P")
+    longest: Annotated[Count, Field(le=1024)] = number("largest p", 8, "P")
     attention: tuple[str, ...] = option(
         "mechanism, such as inline or soft(landmarks=49); can be repeated; by default the five of SOFT's Fig. 1b",
         default=(), metavar="NAME",
@@ -239,7 +239,9 @@ class Paper(Images):
     query: tuple[str, ...] = option(
         "query of the maps; by default 0.5,0.5 and 0.25,0.25; can be repeated", default=(), metavar="QUERY"
     )
-    longest: Count = option("memory up to 784 p tokens; by default p = 8", default=8, metavar="P")
+    longest: Annotated[Count, Field(le=1024)] = option(
+        "memory up to 784 p tokens; by default p = 8", default=8, metavar="P"
+    )
 
 
 def start(options: Output) -> "Session":

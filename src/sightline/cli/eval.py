@@ -12,8 +12,8 @@ from sightline.cli.options import Command, model_arguments, option, required
 from sightline.cli.output import Column, bar, number, print_json, show
 from sightline.tasks.dense.config import BY_CLASS, DETECTION, SEGMENTATION
 from sightline.util.files import check_writable, jsonable
-from sightline.util.names import format_size
-from sightline.util.schema import Count, Listed, ModelArgs, Natural, Size
+from sightline.util.names import format_size, rate_cell
+from sightline.util.schema import Count, Listed, ModelArgs, Name, Size, Workers
 from sightline.util.text import say
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Options:
     data: str | None = option(
         "folder, tar file, shards or hfds/NAME; by default what the run was trained with", metavar="PATH"
     )
-    split: str | None = option("split of the data; by default val, validation or test", metavar="NAME")
+    split: Name | None = option("split of the data; by default val, validation or test", metavar="NAME")
     limit: Count | None = option("evaluate only the first N images per class", metavar="N")
     img_size: Listed[Size] = option(
         "sizes to evaluate at, 224,288,384x640 (height x width); by default that of training", default=(),
@@ -63,7 +63,7 @@ class Options:
     model: str | None = option("the model, if the weights do not show it", metavar="NAME")
     model_args: ModelArgs = model_arguments()
     batch_size: Count = option("images per batch; by default 64", default=64, metavar="N")
-    workers: Natural = option("processes that decode images; by default 2", default=2, metavar="N")
+    workers: Workers = option("processes that decode images; by default 2", default=2, metavar="N")
     device: str = option("cpu, cuda, mps; by default the GPU if there is one", default="auto", metavar="NAME")
     precision: Literal["no", "fp16", "bf16"] = option(
         "mixed precision: no, fp16 or bf16; by default no", default="no", metavar="KIND"
@@ -178,7 +178,7 @@ def _show_classifier(found: Found, device: str) -> None:
         percents = [_cell(scores[key]) for key in ("top1", "top5", "balanced", "ece")]
         rate = scores.images / scores.seconds if scores.seconds else 0.0
         size = format_size(scores.size or ())
-        rows.append([size, labels, f"{scores.images:,}", *percents, f"{scores['loss']:.4f}", f"{rate:,.0f}"])
+        rows.append([size, labels, f"{scores.images:,}", *percents, f"{scores['loss']:.4f}", rate_cell(rate)])
     show(SCORES, rows)
     for _, scores in found:
         if scores.nonfinite:
@@ -234,7 +234,7 @@ def _show_sequences(found: Found, device: str) -> None:
         say(f"{scores.details['cut']:,} sequences were cut")
     numbers = [_cell(scores[key]) for key in ("top1", "balanced", "ece")]
     cells = [str(scores.details["task"]), str(scores.details["split"]), f"{scores.images:,}", *numbers]
-    show(SEQUENCES, [[*cells, f"{scores['loss']:.4f}", f"{scores.images / scores.seconds:,.0f}"]])
+    show(SEQUENCES, [[*cells, f"{scores['loss']:.4f}", rate_cell(scores.images / scores.seconds)]])
 
 
 # How the scores of a task become JSON and tables.

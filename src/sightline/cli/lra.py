@@ -12,6 +12,7 @@ from sightline.cli.options import Command, option, positional
 from sightline.cli.output import Column, bar, number, print_json, show
 from sightline.tasks.sequences.config import TaskName
 from sightline.util.files import check_writable
+from sightline.util.names import rate_cell
 from sightline.util.schema import Count
 from sightline.util.text import say
 
@@ -85,7 +86,7 @@ def run(options: Options) -> None:
 def _cells(row: Row, published: str) -> list[str]:
     memory = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
     numbers = [f"{row['val']:.2f}", f"{row['test']:.2f}"]
-    rate = f"{row['examples_per_second']:,.0f}"
+    rate = rate_cell(row["examples_per_second"])
     return [row["attention"], f"{row['parameters']:,}", f"{row['steps']:,}", *numbers, published, rate, memory]
 
 

@@ -1,13 +1,15 @@
 """`sightline predict`: classify, segment or detect in images, and draw attention maps."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from sightline.cli.options import Command, model_arguments, option, positional, required
 from sightline.cli.output import Column, number, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.files import write_result
-from sightline.util.schema import Count, ModelArgs, Share, Size
+from sightline.util.schema import MOST_CLASSES, Count, ModelArgs, Share, Size
 from sightline.util.text import say
 
 Fact = dict[str, Any]  # JSON
@@ -29,7 +31,7 @@ class Options:
 
     image: tuple[str, ...] = positional("images, folders or patterns")
     checkpoint: str = required("run folder, or file of weights, public ones as published", metavar="PATH")
-    top: Count = option("classes to print; by default 5", default=5, metavar="K")
+    top: Annotated[Count, Field(le=MOST_CLASSES)] = option("classes to print; by default 5", default=5, metavar="K")
     attention: str | None = option(
         "draw attention maps: a PNG file, or a folder for several images; needs matplotlib", metavar="PATH"
     )

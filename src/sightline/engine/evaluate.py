@@ -9,6 +9,7 @@ from sightline.tasks.base import EvalOptions, Loaded, OnError, Progress, Scores
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
 from sightline.util.errors import InputError
+from sightline.util.schema import MOST_WORKERS, check_whole
 
 
 def evaluate(
@@ -72,10 +73,9 @@ def evaluate(
 
 def evaluate_label_sets(loaded: Loaded, data: str | None, options: EvalOptions) -> dict[str, Scores]:
     """Scores by label set: "usual" always, and "real" if `options.labels` asks for a second set, in one pass."""
-    for name, least in (("batch_size", 1), ("workers", 0), ("limit", 1)):
-        given = getattr(options, name)
-        if given is not None and given < least:
-            raise InputError(f"{name}: expected at least {least}; got {given}")
+    check_whole("batch_size", options.batch_size, 1)
+    check_whole("workers", options.workers, 0, MOST_WORKERS)
+    check_whole("limit", 1 if options.limit is None else options.limit, 1)
     spec = TASKS[loaded.task]
     if given := [name for name in spec.without if getattr(options, name) != getattr(EvalOptions, name)]:
         raise InputError(f"{', '.join(given)}: not for {loaded.task}; leave it out")

@@ -1,5 +1,8 @@
 """Optimizer, schedule and averaged weights, all from timm."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler import create_scheduler_v2
@@ -10,6 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sightline.tasks.config import RunConfig
 from sightline.util.errors import InputError
+from sightline.util.files import reason
 from sightline.util.names import nearest
 
 FUSED = (Adam, AdamW, SGD)  # have one kernel for all parameters
@@ -32,18 +36,23 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
         raise InputError(f"optim.name: no optimizer {optim.name!r}; {remedy}")
     if get_optimizer_info(optim.name).opt_class in FUSED and not options.keys() & set(VARIANTS):
         options["fused"] = True
+    options |= {"lr": scaled_lr(config), "weight_decay": optim.weight_decay, "momentum": optim.momentum}
+    if twice := [key for key in optim.args if key in (*given, "lr", "weight_decay", "momentum")]:
+        raise InputError(f"optim.args: {twice[0]} is a key of its own; give optim.{twice[0]}")
     try:
-        return create_optimizer_v2(
-            model,
-            opt=optim.name,
-            lr=scaled_lr(config),
-            weight_decay=optim.weight_decay,
-            momentum=optim.momentum,
-            layer_decay=optim.layer_decay,
-            **options,
-        )
-    except (TypeError, ValueError) as error:
-        raise InputError(f"optim: {optim.name} rejects its arguments ({' '.join(str(error).split())})") from error
+        _try_out(optim.name, options, next(model.parameters()).device)
+        return create_optimizer_v2(model, opt=optim.name, layer_decay=optim.layer_decay, **options)
+    except Exception as error:
+        key = "optim.args" if optim.args else "optim.betas" if optim.betas else "optim"
+        raise InputError(f"{key}: {optim.name} rejects its arguments ({reason(error)})") from error
+
+
+def _try_out(name: str, options: Mapping[str, Any], device: torch.device) -> None:
+    """Make an update of a matrix and a vector: many optimizers look at their arguments no earlier."""
+    parameters = [nn.Parameter(torch.ones(shape, device=device)) for shape in ((4, 4), (4,))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    create_optimizer_v2(parameters, opt=name, **options).step()
 
 
 def make_schedule(optimizer: Optimizer, config: RunConfig, steps: int) -> tuple[Scheduler, int]:

@@ -15,7 +15,8 @@ from sightline.tasks.base import SKIP, ImageSource, Loaded, OnError, Prediction,
 from sightline.tasks.registry import TASKS
 from sightline.tasks.replay import replayed
 from sightline.util.device import choose_device
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, shown
+from sightline.util.schema import MOST_CLASSES, check_whole
 
 
 def predict(
@@ -53,10 +54,9 @@ def predict(
         photo.png True
     """
     loaded = loaded if isinstance(loaded, Loaded) else load(loaded)
-    if top < 1:
-        raise InputError(f"top: expected at least 1 class; got {top}")
-    if not 0 <= score <= 1:
-        raise InputError(f"score: expected 0 to 1; got {score:g}")
+    check_whole("top", top, 1, MOST_CLASSES)
+    if not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise InputError(f"score: expected 0 to 1; got {shown(score)}")
     if isinstance(images, str | Path):
         images = find_images([str(images)])
     elif isinstance(images, Image.Image):

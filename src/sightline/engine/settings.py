@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic_core import to_jsonable_python
 
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
-from sightline.util.documents import parse_yaml, read_yaml
+from sightline.util.documents import DIGITS, NUMBERS, parse_yaml, read_yaml
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
 from sightline.util.schema import build, unknown_key
@@ -22,6 +23,7 @@ from sightline.util.schema import build, unknown_key
 BASE, TASK = "base", "task"
 DEFAULT_TASK = next(iter(TASKS))  # of recipes that name none
 MAX_BASES = 8
+PATHS = ("data.path", "run.folder")  # even `null`
 RECIPES = Path(__file__).parents[1] / "recipes"
 SEQUENCE = "tag:yaml.org,2002:seq"
 Recipe = dict[str, Any]  # YAML
@@ -79,15 +81,23 @@ def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | No
 def parse(text: str, key: str = "") -> object:
     """The value of a text on the command line: YAML, or the text itself if it is blank or not YAML.
 
-    For a `key` that holds text, such as a path, it is what was typed, except `null`.
+    For a `key` that holds text, such as a name or a path, it is what was typed, except `null` for none.
     """
-    holds_text = key in all_keys() and all_keys()[key].type in (str, str | None)
-    if not text.strip() or (holds_text and text != "null"):
+    kind = all_keys()[key].type if key in all_keys() else None
+    if not text.strip() or key in PATHS or (_is_text(kind) and text != "null"):
         return text
     try:
         return parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
+
+
+def _is_text(kind: object) -> bool:
+    """Whether a type holds text and nothing else but None."""
+    if get_origin(kind) is Literal:
+        return all(isinstance(value, str) for value in get_args(kind))
+    inner = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
+    return kind is str or (bool(inner) and all(item is NoneType or _is_text(item) for item in inner))
 
 
 def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Recipe:
@@ -135,6 +145,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(list, lambda dumper, items: dumper.represent_sequence(SEQUENCE, items, flow_style=True))
+
+
+for _tag, (_form, _) in NUMBERS.items():  # texts that would be read as numbers are quoted
+    _Dumper.add_implicit_resolver(_tag, _form, list(DIGITS))
 
 
 def dump(values: Mapping[str, object]) -> str:

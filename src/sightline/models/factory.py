@@ -10,7 +10,7 @@ from torch import nn
 from sightline.layers.pattern import format_pattern, parse_pattern
 from sightline.models.weights.identify import arguments
 from sightline.models.zoo import VARIANTS
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, shown
 from sightline.util.names import nearest
 
 
@@ -87,6 +87,8 @@ def check_name(name: str) -> None:
     Raises:
         InputError: names the nearest.
     """
+    if not isinstance(name, str):
+        raise InputError(f"model: expected a name, as `sightline list` shows them; got {shown(name)}")
     if name not in VARIANTS and not timm.is_model(name.partition(".")[0]):
         remedy = nearest(name, [*VARIANTS, *timm.list_models()], "`sightline list` and timm.list_models() show all")
         raise InputError(f"no model {name!r}; {remedy}")

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from sightline.util.errors import InputError
-from sightline.util.schema import Amount, Count, Dropout, Natural, Number, Positive, Seed, Share, entry
+from sightline.util.schema import Amount, Count, Dropout, Name, Natural, Number, Positive, Seed, Share, Workers, entry
 
 BelowOne = Annotated[Amount, Field(lt=1)]
 
@@ -20,11 +20,9 @@ class ImageData:
     """Splits of images, and how they are read."""
 
     path: str | None = entry(None, "folder, tar file, WebDataset folder or hfds/NAME; by default the embedded data")
-    train_split: str | None = entry(None, "split to train on; by default train")
-    val_split: str | None = entry(None, "split to evaluate on; by default val, validation or test")
-    workers: Annotated[Natural, Field(le=1024)] = entry(
-        2, "loader processes per training process; 0 loads in the process itself"
-    )
+    train_split: Name | None = entry(None, "split to train on; by default train")
+    val_split: Name | None = entry(None, "split to evaluate on; by default val, validation or test")
+    workers: Workers = entry(2, "loader processes per training process; 0 loads in the process itself")
     on_error: Literal["stop", "skip"] = entry(
         "stop", "on an image or annotation that cannot be used: stop, or skip, count and report it"
     )

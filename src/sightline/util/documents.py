@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,12 @@ MAX_NODES = 100_000  # of a YAML file, aliases counted as often as they are used
 MAX_DEPTH = 32
 OBJECT = TypeAdapter(dict[str, JsonValue])
 DAMAGE = (OSError, ValueError, RecursionError, yaml.YAMLError)
+# Numbers as YAML 1.2 has them: 1e-3 is one, 1:30 is a text and not 90, 010 is ten.
+DIGITS = "-+.0123456789"
+NUMBERS: dict[str, tuple[re.Pattern[str], type]] = {
+    "tag:yaml.org,2002:int": (re.compile(r"^[-+]?[0-9]+$"), int),
+    "tag:yaml.org,2002:float": (re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"), float),
+}
 
 
 def read_text(path: str | Path, most: int = MAX_JSON) -> str:
@@ -116,6 +123,19 @@ class _Loader(yaml.SafeLoader):
         if getattr(event, "anchor", None) and not isinstance(event, yaml.AliasEvent):
             self.sizes[event.anchor] = self.nodes - before
         return node
+
+
+def _construct_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> object:
+    return NUMBERS[node.tag][1](loader.construct_scalar(node))
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag not in NUMBERS]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, (_form, _) in NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, _form, list(DIGITS))
+    _Loader.add_constructor(_tag, _construct_number)
 
 
 def _unreadable(path: str | Path, error: OSError) -> FileError:

@@ -7,7 +7,7 @@ A message names the argument, what was expected, what was given, and an example 
 
 import re
 
-__all__ = ["FileError", "InputError", "RunError", "WeightsWarning", "shown"]
+__all__ = ["FileError", "InputError", "RunError", "WeightsWarning", "cut_words", "shown"]
 LONG = 256  # characters without a space, the longest name of a file
 VALUE = 80  # characters of a value in a message
 
@@ -25,6 +25,11 @@ def shown(value: object) -> str:
     return _cut(text, VALUE)
 
 
+def cut_words(message: str) -> str:
+    """A message with the middle of long words left out."""
+    return re.sub(rf"\S{{{LONG},}}", lambda match: _cut(match[0], LONG), message)
+
+
 def _cut(text: str, length: int) -> str:
     half = (length - 3) // 2
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
@@ -34,7 +39,7 @@ class _Message(Exception):
     """An exception with one argument, its message, in which long words are cut."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(re.sub(rf"\S{{{LONG},}}", lambda match: _cut(match[0], LONG), str(message)))
+        super().__init__(cut_words(str(message)))
 
 
 class InputError(_Message, ValueError):

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, shown
 
 STALE = 3600.0  # seconds after which a temporary file belongs to a process that was killed
 
@@ -66,6 +66,18 @@ def jsonable(value: object) -> object:
 def write_bytes(path: Path, data: bytes) -> None:
     """Create or replace a binary file."""
     write_atomic(path, lambda temporary: temporary.write_bytes(data))
+
+
+def check_path(path: object, name: str, expected: str) -> None:
+    """Reject an argument that is no path, or an empty one, which would be the current folder.
+
+    Raises:
+        InputError: names the argument and what is `expected`.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{name}: expected the path of {expected}; got {shown(path)}")
+    if not str(path).strip():
+        raise InputError(f"{name}: the path is empty; give {expected}")
 
 
 def check_writable(folder: str | Path, option: str) -> None:

@@ -16,8 +16,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from sightline.util.errors import InputError
-from sightline.util.names import nearest, parse_img_size, parse_model_args, parse_size
+from sightline.util.errors import LONG, InputError, shown
+from sightline.util.names import MAX_SIDE, nearest, parse_img_size, parse_model_args, parse_size
 
 T = TypeVar("T")
 
@@ -39,22 +39,37 @@ def _split(texts: str | Iterable[str]) -> list[str]:
     return (texts if isinstance(texts, str) else ",".join(texts)).split(",")
 
 
-Whole = Annotated[int, BeforeValidator(_number)]
+LARGEST, HIGHEST = 2**31 - 1, 1e12  # more of anything is a typo
+MOST_WORKERS, MOST_CLASSES = 256, 1_000_000
+Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, le=2**63 - 1)]
+Whole = Annotated[int, BeforeValidator(_number), Field(ge=-LARGEST, le=LARGEST)]
 Natural = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
-Seed = Annotated[Natural, Field(le=2**63 - 1)]
-Number = Annotated[float, BeforeValidator(_number)]
+Side = Annotated[Count, Field(le=MAX_SIDE)]  # pixels
+Workers = Annotated[Natural, Field(le=MOST_WORKERS)]  # processes
+Number = Annotated[float, BeforeValidator(_number), Field(ge=-HIGHEST, le=HIGHEST, allow_inf_nan=False)]
 Amount = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]
 Share = Annotated[Amount, Field(le=1)]
 Dropout = Annotated[Amount, Field(le=0.99)]
-Classes = Annotated[Natural, Field(le=1_000_000)]  # 0 for no classifier
+Classes = Annotated[Natural, Field(le=MOST_CLASSES)]  # 0 for no classifier
 Range = Annotated[tuple[T, T], AfterValidator(_in_order)]
+Name = Annotated[str, Field(min_length=1)]
 Several = Annotated[tuple[T, ...], Field(min_length=1)]
 Listed = Annotated[tuple[T, ...], BeforeValidator(_split)]  # as texts with commas
 Size = Annotated[tuple[int, int], BeforeValidator(parse_size)]
 ImgSize = Annotated[int | tuple[int, int], BeforeValidator(parse_img_size)]
 ModelArgs = Annotated[dict[str, Any], BeforeValidator(parse_model_args)]
+
+
+def check_whole(name: str, value: object, low: int, high: int = LARGEST) -> None:
+    """Reject an argument of a function that is not a whole number in these limits.
+
+    Raises:
+        InputError: names the argument, the limits and the value.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InputError(f"{name}: expected a whole number from {low} to {high}; got {shown(value)}")
 
 
 def entry(default: T, help: str) -> T:
@@ -96,8 +111,8 @@ def explain(error: ValidationError, depth: int = 1, known: Iterable[str] = ()) -
         return str(cause) if isinstance(cause, InputError) else f"{key}: {cause}"
     message = "expected more values" if first["type"] == "missing" else first["msg"]
     message = message.replace("Input should be", "expected")
-    near = nearest(str(first["input"]), re.findall("'([^']*)'", context.get("expected", "")), "")
-    return "; ".join(filter(None, (f"{key}: {message}", f"got {first['input']!r}", near)))
+    near = nearest(str(first["input"])[:LONG], re.findall("'([^']*)'", context.get("expected", "")), "")
+    return "; ".join(filter(None, (f"{key}: {message}", f"got {shown(first['input'])}", near)))
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:

@@ -79,7 +79,7 @@ def inline_attention(
     check_same(NAME, 3, q=q, k=k)
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
-    check_feature_map(NAME, phi, affine, *q.shape[2:], q.device)
+    check_feature_map(NAME, phi, affine, q.shape[2], q.shape[3], q.device)
     if not is_whole(prefix) or prefix < 0:
         reject(NAME, f"prefix={shown(prefix)}; give the number of leading tokens, zero or more")
     chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))

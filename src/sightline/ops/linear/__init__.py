@@ -63,7 +63,7 @@ def linear_attention(
     check_same(NAME, 3, q=q, k=k)
     check_same(NAME, 1, k=k, v=v)
     check_key_mask(NAME, key_mask, k)
-    check_feature_map(NAME, phi, affine, *q.shape[2:], q.device)
+    check_feature_map(NAME, phi, affine, q.shape[2], q.shape[3], q.device)
     eps = as_number(NAME, "eps", eps)
     if not eps > 0:
         reject(NAME, f"eps={eps!r}; give a positive number")

@@ -3,17 +3,34 @@
 Nothing heavy is imported here, so that `sightline train --help` stays fast.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sightline.tasks import config
-from sightline.util.errors import InputError
-from sightline.util.schema import Amount, Count, Dropout, Natural, Number, Range, Share, entry
+from sightline.util.errors import InputError, shown
+from sightline.util.schema import Amount, Count, Dropout, Name, Natural, Number, Range, Share, Side, entry
 
-Size = Count | tuple[Count, Count]
+Size = Side | tuple[Side, Side]
+# timm skips what it does not understand in its notation, so that rand-mX would train without its X.
+NUMBER = r"\d{1,3}(\.\d{1,6})?"
+POLICY = re.compile(
+    rf"rand(-(m\d{{1,3}}|n\d{{1,3}}|p{NUMBER}|mstd{NUMBER}|mmax\d{{1,3}}|inc\d|t(3a|3aw|weights)))*"
+    rf"|augmix(-(m\d{{1,3}}|w\d{{1,3}}|d\d{{1,3}}|a{NUMBER}|b\d|mstd{NUMBER}))*"
+    rf"|(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?"
+)
+
+
+def _check_policy(text: str) -> str:
+    if not POLICY.fullmatch(text):
+        raise ValueError(f"timm does not know {shown(text)}; give one such as rand-m9-mstd0.5-inc1")
+    return text
+
+
+Policy = Annotated[str, AfterValidator(_check_policy)]
 
 
 @dataclass(frozen=True)
@@ -35,8 +52,8 @@ class Data(config.ImageData):
     )
     preload: bool = entry(False, "decode once, keep as uint8 in device memory, and augment whole batches there")
     preload_size: Size | None = entry(None, "size of preloaded images in pixels; by default data.size")
-    image_key: str = entry("image", "name of the image in a Hugging Face dataset")
-    label_key: str = entry("label", "name of the label in a Hugging Face dataset")
+    image_key: Name = entry("image", "name of the image in a Hugging Face dataset")
+    label_key: Name = entry("label", "name of the label in a Hugging Face dataset")
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ class Augment:
     hflip: Share = entry(0.5, "probability of a horizontal flip")
     vflip: Share = entry(0.0, "probability of a vertical flip")
     color_jitter: Amount = entry(0.0, "brightness, contrast and saturation; not together with auto")
-    auto: str | None = entry(None, "AutoAugment or RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1")
+    auto: Policy | None = entry(None, "AutoAugment or RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1")
     erase: Share = entry(0.0, "probability of erasing a rectangle")
     erase_mode: Literal["pixel", "rand", "const"] = entry("pixel", "what an erased rectangle is filled with")
     mixup: Amount = entry(0.0, "alpha of mixup, 0 for none")

@@ -113,13 +113,15 @@ def _open_hub(data: Data, name: str, names: Sequence[str], classes: Classes) -> 
         from sightline.data.readers.hub import HubReader
     except ImportError as error:
         raise InputError("data.path: Hugging Face datasets need datasets: pip install datasets") from error
+    if not name.strip("/ "):
+        raise InputError(f"data.path: {HF}{name} names no dataset; give {HF}NAME")
     last: Exception | None = None
     for split in names:
         try:
             return Split(HubReader(name, split, classes, data.image_key, data.label_key), f"{name}:{split}")
         except FileError:
             raise
-        except (ValueError, OSError, RuntimeError) as error:
+        except Exception as error:  # of whatever kind the library and what it calls raise
             last = error
     assert last is not None
     raise FileError(f"{name}: no dataset or no split {' or '.join(names)} ({reason(last)})")

@@ -7,12 +7,13 @@ from pydantic import Field
 
 from sightline.tasks.config import ImageData, Model, RunConfig
 from sightline.util.errors import InputError
+from sightline.util.names import MAX_SIDE
 from sightline.util.schema import Number, Whole, entry
 
-Side = Annotated[Whole, Field(ge=16)]  # pixels
-CropSide = Annotated[Whole, Field(ge=32)]
+Side = Annotated[Whole, Field(ge=16, le=MAX_SIDE)]  # pixels
+CropSide = Annotated[Whole, Field(ge=32, le=MAX_SIDE)]
 Crop = CropSide | tuple[CropSide, CropSide]
-Width = Annotated[Whole, Field(ge=8)]  # channels
+Width = Annotated[Whole, Field(ge=8, le=2**16)]  # channels
 Deviation = Annotated[Number, Field(ge=1e-6)]
 
 # Scores: their keys in files, and their display names.

@@ -26,7 +26,9 @@ class Model(DenseModel):
 
     head: Literal["mask_rcnn", "retinanet", "cascade_mask_rcnn", "faster_rcnn"] = entry("mask_rcnn", "detector")
     channels: Width = entry(256, "width of the feature pyramid")
-    samples: Annotated[Whole, Field(ge=4)] = entry(512, "proposals per image that the second stage is trained on")
+    samples: Annotated[Whole, Field(ge=4, le=2**16)] = entry(
+        512, "proposals per image that the second stage is trained on"
+    )
     anchor: Annotated[Number, Field(ge=0.5)] | None = entry(
         None, "side of the anchors in cells of their level; by default 8, for RetinaNet 4 at three scales"
     )
