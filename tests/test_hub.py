@@ -25,7 +25,10 @@ from tests.cli.classifiers import CLASSES, classifier, run_folder
 
 @pytest.mark.parametrize("value", [None, 5, b"x", ["a"]])
 def test_paths_and_names_of_another_kind(value: Any) -> None:
-    for call, argument in ((sightline.load, "checkpoint"), (sightline.create_model, "model")):
+    calls: dict[str, Callable[[Any], object]]
+    calls = {"checkpoint": sightline.load, "model": sightline.create_model, "source": sightline.convert}
+    calls |= {"recipe": sightline.train, "pattern": sightline.list_models}
+    for argument, call in calls.items():
         with pytest.raises(InputError, match=rf"^{argument}: .*{re.escape(repr(value))}"):
             call(value)
 

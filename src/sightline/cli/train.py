@@ -7,10 +7,11 @@ from typing import Any
 
 from sightline.cli.options import Command, option
 from sightline.engine.settings import all_keys, configure, load_recipe, parse, to_yaml, unknown_option
+from sightline.util.text import say
 
 WELCOME = (
-    "A small InLine model learns ten kinds of clothes from 10,000 embedded images: about a minute on two idle cores.\n"
-    "The last line says where its report is. `sightline train --help` shows how to train on your own images."
+    "A small InLine model learns ten kinds of clothes from 10,000 embedded images: about a minute on two idle cores.",
+    "The last line says where its report is. `sightline train --help` shows how to train on your own images.",
 )
 ALIASES = {
     "--data": "--data.path",
@@ -47,11 +48,11 @@ def run(options: Options) -> None:
     """Train; the last line says where everything is."""
     recipe = "quick" if options.config is None else options.config
     overrides: dict[str, Any] = {key: parse(text, key) for key, text in options.settings.items()}
-    if options.config is None and not overrides:  # the first thing that many people try: answer at once
-        print(WELCOME, flush=True)
     if options.print_config:
         sys.stdout.write(to_yaml(configure(load_recipe(recipe), overrides)))
         return
+    if options.config is None and not overrides:  # the first thing that many people try: answer at once
+        say(*WELCOME)
     from sightline.engine.distributed import PeerError
     from sightline.engine.train import train
     from sightline.util.errors import RunError

@@ -43,7 +43,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
         _try_out(optim.name, options, next(model.parameters()).device)
         return create_optimizer_v2(model, opt=optim.name, layer_decay=optim.layer_decay, **options)
     except Exception as error:
-        key = "optim.args" if optim.args else "optim.betas" if optim.betas else "optim"
+        key = "optim.args" if optim.args else "optim.betas" if optim.betas else "optim.name"
         raise InputError(f"{key}: {optim.name} rejects its arguments ({reason(error)})") from error
 
 

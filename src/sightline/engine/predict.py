@@ -61,6 +61,8 @@ def predict(
         images = find_images([str(images)])
     elif isinstance(images, Image.Image):
         images = [images]
+    elif not isinstance(images, Iterable):
+        raise InputError(f"images: expected a path, a PIL image or several of them; got {shown(images)}")
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     options = PredictOptions(choose_device(device), top, size, score)
     loaded = replace(loaded, model=replayed(loaded.model, options.device))

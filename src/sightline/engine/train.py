@@ -21,7 +21,7 @@ from sightline.engine.trainer import Trainer
 from sightline.tasks.base import Task
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS
-from sightline.util.errors import InputError, RunError
+from sightline.util.errors import InputError, RunError, shown
 from sightline.util.text import say
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def train(
     out: str | Path | None = None,
     **overrides: object,
 ) -> Run:
-    """Train a model. Without arguments: a small InLine classifier on embedded data, in about two minutes.
+    """Train a model. Without arguments: a small InLine classifier on embedded data, in about a minute.
 
     An interrupted run resumes when the same call is repeated. Progress is printed.
 
@@ -88,8 +88,10 @@ def train(
         given["run.folder"] = str(out)
     if isinstance(recipe, str | Path):
         name, values = Path(recipe).stem, load_recipe(str(recipe))
-    else:
+    elif isinstance(recipe, RunConfig):
         name, values = "run", to_dict(recipe)
+    else:
+        raise InputError(f"recipe: expected a name, a YAML file or a configuration; got {shown(recipe)}")
     config = configure(values, given)
     embedded = config.data.path is None and getattr(config.data, "source", "synthetic") != "synthetic"
     if recipe != DEFAULT and recipe in recipe_names() and embedded:

@@ -56,6 +56,8 @@ def list_models(pattern: str = "*") -> list[str]:
         >>> sightline.list_models("inline_deit*")
         ['inline_deit_tiny', 'inline_deit_small', 'inline_deit_base']
     """
+    if not isinstance(pattern, str):
+        raise InputError(f"pattern: expected a text such as 'inline_*'; got {shown(pattern)}")
     return [name for name in VARIANTS if fnmatchcase(name, pattern)]
 
 
