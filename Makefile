@@ -37,6 +37,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 $(STAMP): pyproject.toml
+	@echo "Creating $(VENV) and installing torch and the rest: minutes, once, depending on the network."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e ".[dev]"

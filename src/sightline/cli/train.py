@@ -23,7 +23,7 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class Options:
-    """Train a classifier. Without arguments: a small InLine model on an embedded dataset, in about two minutes.
+    """Train a classifier. Without arguments: a small InLine model on an embedded dataset, in about a minute.
 
     The recipes upernet* and semantic_fpn* train segmenters, retinanet* and *mask_rcnn* detectors, lra_* models of
     sequences. Every key of the configuration is an option. A recipe sets some of them, the command line overrides it. A
