@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sightline.tasks.config import RunConfig
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, shown
 from sightline.util.files import reason
 from sightline.util.names import nearest
 
@@ -43,8 +43,9 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
         _try_out(optim.name, options, next(model.parameters()).device)
         return create_optimizer_v2(model, opt=optim.name, layer_decay=optim.layer_decay, **options)
     except Exception as error:
-        key = "optim.args" if optim.args else "optim.betas" if optim.betas else "optim.name"
-        raise InputError(f"{key}: {optim.name} rejects its arguments ({reason(error)})") from error
+        values = {"args": optim.args, "betas": optim.betas, "name": optim.name}
+        key, value = next((key, value) for key, value in values.items() if value)
+        raise InputError(f"optim.{key}: {optim.name} cannot work with {shown(value)} ({reason(error)})") from error
 
 
 def _try_out(name: str, options: Mapping[str, Any], device: torch.device) -> None:
