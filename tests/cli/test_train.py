@@ -77,7 +77,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data.size", "99999"], ["data.size", "got 99999"]),
         (["--optim.betas", "[0.9]"], ["optim.betas: ", "adamw"]),
         (["--optim.args", "{foo: 1}"], ["optim.args: ", "foo"]),
-        (["--optim.args", "{capturable: 1}"], ["optim.args: ", "capturable"]),
+        (["--optim.args", "{fused: true, foreach: true}"], ["optim.args: ", "foreach"]),
         (["--optim.args", "{lr: 1}"], ["optim.args: ", "optim.lr"]),
         (["--optim.name", "x" * 99999], ["optim.name: ", "xxx...xxx"]),
         (["--loss.name", "bce # x"], ["loss.name: ", "got 'bce # x'"]),
