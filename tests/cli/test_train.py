@@ -236,7 +236,7 @@ def test_numbers_are_what_was_typed(text: str, value: object) -> None:
 
 def test_a_run_is_where_it_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images, recipe = make_images(tmp_path / "a: b #1"), write_recipe(tmp_path / "tiny #2.yaml", run={"report": True})
-    out = tmp_path / "runs/hash #1: <b>x</b>\n"
+    out = tmp_path / "runs/hash #1: <b>x\n"
     more = ["--run.max_steps", "1", "--data", str(images), "--out", str(out)]
     assert main(["train", "--config", str(recipe), *more]) == 0
     assert {"config.yaml", "done.json", "report.html"} <= {file.name for file in out.iterdir()}
