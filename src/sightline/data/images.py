@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from glob import glob, has_magic
+from math import ceil
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,8 +23,8 @@ from sightline.util.files import open_regular, reason
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # of Pillow; others run programs, such as Ghostscript
-MAX_PIXELS = 100_000_000
-STRIP = 16  # times longer than wide
+MAX_PIXELS = 1 << 27  # 134 million; phones take 108
+MAX_RESIZED = 1 << 24  # pixels of a resized image, most of which the center crop discards
 MODES = {1: "L", 3: "RGB"}
 Source = str | Path | bytes | IO[bytes]
 
@@ -116,19 +117,21 @@ def resize_transform(**options: Any) -> Any:
     from timm.data import create_transform
     from torchvision.transforms import Compose
 
-    made = create_transform(**options, is_training=False)
-    _, height, width = options["input_size"]
-    most = max(STRIP, 2 * height / width, 2 * width / height)
-    return Compose([partial(_shorten, most=most), *made.transforms])
+    usual = {"interpolation": "bicubic"} if options.get("interpolation") == "random" else {}  # that is for training
+    made = create_transform(**{**options, **usual}, is_training=False)
+    sides = [side / options.get("crop_pct", 1.0) for side in options["input_size"][1:]]
+    return Compose([partial(_trim, height=sides[0], width=sides[1]), *made.transforms])
 
 
-def _shorten(image: Image.Image, most: float) -> Image.Image:
-    """The middle of an image, at most `most` times longer than wide."""
-    long = int(most * min(image.size)) + 1
-    if max(image.size) <= long:
-        return image
-    left, top = (max(0, (side - long) // 2) for side in image.size)
-    return image.crop((left, top, image.width - left, image.height - top))
+def _trim(image: Image.Image, height: float, width: float) -> Image.Image:
+    """The middle of an image that would take too much memory once it covers `height` x `width`."""
+    scale = max(height / image.height, width / image.width)
+    if image.height * image.width * scale**2 > MAX_RESIZED:
+        kept = [min(image.width, 2 * ceil(width / scale)), min(image.height, 2 * ceil(height / scale))]
+        left, top = ((side - keep) // 2 for side, keep in zip(image.size, kept, strict=True))
+        image = image.crop((left, top, left + kept[0], top + kept[1]))
+        check_pixels(round(image.height * scale), round(image.width * scale))
+    return image
 
 
 def _flatten(image: Image.Image) -> Image.Image:
@@ -138,7 +141,7 @@ def _flatten(image: Image.Image) -> Image.Image:
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no scale; save it with 8 or 16 bits")
     if image.has_transparency_data:
-        colours = image.convert("RGBA")
+        colours = image if image.mode == "RGBA" else image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours)
     return image
 

@@ -114,7 +114,7 @@ class _Input(BaseModel):
     @model_validator(mode="after")
     def _limit(self) -> "_Input":
         _, height, width = self.input_size
-        if height * width > MAX_INPUT or height * width / self.crop_pct**2 > MAX_PIXELS:
+        if height * width > MAX_INPUT or height * width > MAX_PIXELS * self.crop_pct**2:
             raise ValueError(f"{height}x{width} with crop_pct={self.crop_pct} is too large")
         return self
 
