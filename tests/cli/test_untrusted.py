@@ -44,7 +44,7 @@ def test_images_that_cannot_be_used(files: Path, kind: str, capsys: CAPTURE) -> 
     write(path, kind)
     try:
         for command in (
-            ["predict", str(path)], ["predict", str(path.parent)],
+            ["predict", str(path)], ["predict", str(path.parent), "--attention", str(files / "maps")],
             ["eval", "--data", str(files / "data"), "--workers", "0"],
         ):  # fmt: skip
             arguments = [*command, "--checkpoint", str(files / "model.safetensors")]

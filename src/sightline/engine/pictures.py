@@ -1,5 +1,6 @@
 """The pictures of predictions: their files, and attention maps."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,9 +47,9 @@ def picture_files(target: str | None, images: Sequence[Path], option: str) -> di
             image: path / (f"{image.stem}.png" if unique else f"{i:0{width}d}-{image.stem}.png")
             for i, image in enumerate(images, 1)
         }
-    originals = {image.resolve() for image in images}
+    originals = {os.path.realpath(image) for image in images}  # unlike Path's, it takes links to themselves
     for picture in pictures.values():
-        if picture.resolve() in originals:
+        if os.path.realpath(picture) in originals:
             raise InputError(f"{option}: {picture} is one of the images and would be lost; give another path")
     return pictures
 
