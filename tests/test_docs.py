@@ -21,6 +21,7 @@ model = sightline.create_model("inline_deit_tiny", depths=2, num_classes=4).eval
 image, images = torch.rand(3, 64, 96), torch.rand(2, 3, 64, 96)
 """,
     "docs/evaluation.md": 'import sightline\nsightline.train("quick", out="runs/quick")\n',
+    "docs/huggingface.md": 'import sightline\nsightline.train("quick", out="runs/quick")\n',
     "docs/mechanisms.md": "import timm, sightline",
     "docs/sequences.md": "import torch\nids = torch.randint(1, 200, (2, 50))",
     "docs/training.md": "",

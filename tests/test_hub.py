@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import safetensors
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -17,8 +18,9 @@ import sightline
 from sightline import hub
 from sightline.models.sequence import create_sequence_model
 from sightline.models.weights import checkpoint
+from sightline.models.weights.fit import MismatchError
 from sightline.tasks.sequences.card import SequenceCard
-from sightline.util.errors import FileError, InputError
+from sightline.util.errors import FileError, InputError, WeightsWarning
 from tests.cli.checkpoints import SMALL, public, save, small
 from tests.cli.classifiers import CLASSES, classifier, run_folder
 
@@ -45,7 +47,33 @@ def test_run_folder(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.model(x), model(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("door", [sightline.load, sightline.convert])
+def test_create_model_takes_the_arguments_of_a_run(tmp_path: Path) -> None:
+    model = run_folder(tmp_path / "run", tmp_path)
+    best, x = sightline.load(tmp_path / "run"), torch.randn(1, 3, 32, 32)
+    for path in (tmp_path / "run", best.path):
+        again = sightline.create_model(best.card.name, checkpoint_path=path).eval()
+        torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    with pytest.warns(WeightsWarning, match="classifier"):
+        other = sightline.create_model(best.card.name, checkpoint_path=best.path, num_classes=2, img_size=64)
+    assert other(x).shape == (1, 2)
+    features = sightline.create_model(best.card.name, checkpoint_path=best.path, features_only=True)
+    assert len(features(x)) == len(features.feature_info)  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match=r"sightline\.load\(path\)"):
+        timm.create_model(best.card.name, checkpoint_path=str(best.path))  # timm does not read cards
+    with pytest.raises(FileError, match="nowhere"):
+        sightline.create_model(best.card.name, checkpoint_path=tmp_path / "nowhere")
+
+
+def test_a_card_with_arguments_that_no_model_has(tmp_path: Path) -> None:
+    save_file(small("deit").state_dict(), path := tmp_path / "a.safetensors", {"model": SMALL["deit"][0]})
+    for args in ('{"act_layer": 1}', "[", "3", '{"pretrained_cfg": {}}'):
+        metadata = {"model": SMALL["deit"][0], "model_args": args}
+        save_file(small("deit").state_dict(), path, metadata)
+        with pytest.raises(FileError, match="card"):
+            sightline.create_model(SMALL["deit"][0], checkpoint_path=path)
+
+
+@pytest.mark.parametrize("door", [sightline.load, sightline.convert, sightline.save_for_hf])
 def test_examples(door: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "runs" / "quick", tmp_path)

@@ -6,8 +6,8 @@ Importing it registers every model with timm:
     model = timm.create_model("inline_swin_tiny", img_size=512, num_classes=10)
 
 Everything that the command line does is a function here: `load`, `train`, `evaluate`, `predict`, `attention_maps`,
-`convert`, `benchmark`, and `create_model` and `list_models` of timm with our models; `measure_rank`, `roll_up` and the
-other instruments are those of `sightline.analysis`. See docs/python.md.
+`convert`, `benchmark`, `download`, and `create_model` and `list_models` of timm with our models; `measure_rank`,
+`roll_up` and the other instruments are those of `sightline.analysis`. See docs/python.md.
 """
 
 import os
@@ -27,6 +27,7 @@ _PUBLIC = {
     "convert": "sightline.hub:convert",
     "count_confusions": "sightline.analysis:count_confusions",
     "create_model": "sightline.models:create_model",
+    "download": "sightline.models:download",
     "evaluate": "sightline.engine.evaluate:evaluate",
     "layers": "sightline.layers",
     "list_models": "sightline.models:list_models",
@@ -39,7 +40,9 @@ _PUBLIC = {
     "models": "sightline.models",
     "ops": "sightline.ops",
     "predict": "sightline.engine.predict:predict",
+    "push_to_hf_hub": "sightline.engine.huggingface:push_to_hf_hub",
     "roll_up": "sightline.analysis:roll_up",
+    "save_for_hf": "sightline.engine.huggingface:save_for_hf",
     "train": "sightline.engine.train:train",
 }
 __all__ = ["__version__", *_PUBLIC]

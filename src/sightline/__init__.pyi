@@ -15,12 +15,15 @@ from sightline.analysis import measure_rank as measure_rank
 from sightline.analysis import roll_up as roll_up
 from sightline.bench import benchmark as benchmark
 from sightline.engine.evaluate import evaluate as evaluate
+from sightline.engine.huggingface import push_to_hf_hub as push_to_hf_hub
+from sightline.engine.huggingface import save_for_hf as save_for_hf
 from sightline.engine.predict import predict as predict
 from sightline.engine.train import train as train
 from sightline.hub import convert as convert
 from sightline.hub import load as load
 from sightline.layers import Attention as Attention
 from sightline.models import create_model as create_model
+from sightline.models import download as download
 from sightline.models import list_models as list_models
 
 __version__: str

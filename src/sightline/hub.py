@@ -8,6 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HFValidationError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -15,17 +17,18 @@ from sightline.data.labels import imagenet_classes
 from sightline.models.base import Arguments
 from sightline.models.weights.checkpoint import Checkpoint, Choice, load_model, prefix_errors
 from sightline.models.weights.layouts import IGNORED
-from sightline.models.weights.reader import Weights, read_weights
+from sightline.models.weights.reader import WEIGHTS, Weights, read_weights
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import card_of, make_transform
 from sightline.tasks.registry import LABELLED, task_of
 from sightline.util.device import choose_device
 from sightline.util.errors import FileError, InputError, WeightsWarning
-from sightline.util.files import check_path, file_digest, write_atomic
+from sightline.util.files import check_path, file_digest, reason, write_atomic
 from sightline.util.provenance import VERSION
 
 Shape = tuple[int, ...]
+HF_HUB = "hf-hub:"
 
 
 def load(
@@ -41,7 +44,8 @@ def load(
     only; a published checkpoint is identified by the shapes of its tensors.
 
     Args:
-        path: a run folder (its best weights are loaded) or a weight file.
+        path: a run folder (its best weights are loaded), a weight file, or "hf-hub:owner/name" for a repository of the
+            Hugging Face hub that `sightline.push_to_hf_hub` made.
         model, model_args: the variant and its arguments, if a checkpoint without a card leaves them open.
         device: where to put the model; "auto" for a GPU if there is one.
 
@@ -62,7 +66,7 @@ def load(
     """
     check_path(path, "checkpoint", "a run folder or a file of weights")
     target = choose_device(device, "device") if isinstance(device, str) else device
-    weights = read_weights(path)
+    weights = read_weights(_from_hub(str(path)) if str(path).startswith(HF_HUB) else path)
     spec = task_of(weights.metadata)
     with prefix_errors(weights.path):
         if spec is None or model is not None or model_args:
@@ -71,6 +75,15 @@ def load(
             loaded = spec.open(weights)
     loaded.model.to(target)
     return loaded
+
+
+def _from_hub(name: str) -> str:
+    """The weights of a repository, `hf-hub:owner/name` or `hf-hub:owner/name@revision`, in huggingface_hub's cache."""
+    repo, _, revision = name.removeprefix(HF_HUB).partition("@")
+    try:
+        return hf_hub_download(repo, WEIGHTS, revision=revision or None, library_name="sightline")
+    except (OSError, HFValidationError) as error:
+        raise FileError(f"{name}: cannot be downloaded ({reason(error)}); check the name and the connection") from error
 
 
 def _open_public(weights: Weights, name: str | None, args: Arguments | None) -> Loaded:

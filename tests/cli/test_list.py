@@ -8,6 +8,7 @@ import pytest
 from sightline.cli.main import main
 from sightline.cli.output import Column, _fitting, plain
 from sightline.layers.spec import MECHANISMS
+from sightline.models.weights.published import PUBLISHED
 from sightline.models.zoo import VARIANTS, create
 
 
@@ -54,8 +55,17 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
             "num_heads": [2, 4, 10, 16],
             "depths": [1, 2, 3, 2],
             "attention": "soft,soft,soft,softmax",
+            "weights": PUBLISHED["soft_tiny"].url,
+            "licence": PUBLISHED["soft_tiny"].licence,
         }
     ]
+
+
+def test_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "inline_swin_base*"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    column = header.index("weights")
+    assert [row[column:].split()[0] for row in rows] == ["yes", "-"]
 
 
 def test_mechanisms(capsys: pytest.CaptureFixture[str]) -> None:

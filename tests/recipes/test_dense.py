@@ -67,7 +67,7 @@ def test_inline_on_coco(base: str, backbone: str, title: str, drop_path: float, 
     assert f"with {title}, {'1x' if epochs == 12 else '3x'} ({epochs} epochs)." in text.splitlines()[0]
     assert "in the tables of the InLine paper" in text
     assert f"-m sightline train --config {name} --data COCO" in text
-    assert f"--model.checkpoint {backbone}.safetensors" in text
+    assert "--model.pretrained true" in text
     assert (config.model.name, config.model.head, config.schedule.epochs) == (backbone, head, epochs)
     assert (config.model.drop_path, config.optim.weight_decay) == (drop_path, decay)
     assert config.schedule == config_of(base).schedule

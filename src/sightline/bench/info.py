@@ -13,6 +13,7 @@ from sightline.layers.spec import MECHANISMS
 from sightline.models.base import Arguments, Size, VisionModel, to_pair
 from sightline.models.factory import variant_name
 from sightline.models.weights.identify import arguments, build_empty
+from sightline.models.weights.published import PUBLISHED
 from sightline.models.zoo import VARIANTS
 from sightline.util.errors import InputError
 from sightline.util.names import format_size
@@ -114,8 +115,14 @@ def describe_model(
             for found, dim, heads, depth, blocks in of_stages
         ),
         input={name: config[name] for name in ("input_size", "interpolation", "crop_pct", "mean", "std")},
-        notes=(*notes, *_table_note(name, given, cost.params)),
+        notes=(*notes, *_table_note(name, given, cost.params), _weights_note(name)),
     )
+
+
+def _weights_note(name: str) -> str:
+    if name not in PUBLISHED:
+        return "No weights are published."
+    return f"Weights: `sightline download {name}` or pretrained=True; {PUBLISHED[name].licence}."
 
 
 def _table_note(name: str, given: Arguments, params: int) -> list[str]:

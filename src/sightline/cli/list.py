@@ -14,7 +14,7 @@ Row = dict[str, Any]  # of the table, as JSON has it
 
 COLUMNS = (
     Column("name"), number("size"), number("params M"), number("FLOPs G, published"), number("top-1"),
-    Column("dims / heads / depths", wide=True), Column("attention", wide=True), Column("family"),
+    Column("weights"), Column("dims / heads / depths", wide=True), Column("attention", wide=True), Column("family"),
 )  # fmt: skip
 DIGITS = {"params_m": 2, "flops_g": 1, "top1": 1}
 ATTENTION_COLUMNS = (
@@ -31,7 +31,10 @@ ATTENTION_NOTE = (
 
 @dataclass(frozen=True)
 class Options:
-    """List the registered models, with parameters, multiply-adds and ImageNet-1K top-1 as published."""
+    """List the registered models, with parameters, multiply-adds and ImageNet-1K top-1 as published.
+
+    Weights: whether they are published; `sightline download` and `pretrained=True` get them.
+    """
 
     pattern: str | None = positional("only names that match, such as '*swin*'", optional=True)
     attention: bool = option("list the attention mechanisms instead", default=False)
@@ -63,7 +66,8 @@ def run(options: Options) -> None:
 def _model_cells(row: Row) -> list[str]:
     numbers = ("-" if row[key] is None else f"{row[key]:.{digits}f}" for key, digits in DIGITS.items())
     sizes = " / ".join("-".join(map(str, row[key])) for key in ("embed_dims", "num_heads", "depths"))
-    return [row["name"], str(row["img_size"]), *numbers, sizes, row["attention"], row["family"]]
+    weights = "yes" if row["weights"] else "-"
+    return [row["name"], str(row["img_size"]), *numbers, weights, sizes, row["attention"], row["family"]]
 
 
 def _mechanism_cells(row: Row) -> list[str]:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from sightline.cli import analyze, bench, convert, eval, info, lra, predict, train
+from sightline.cli import analyze, bench, convert, download, eval, info, lra, predict, train
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, name_options, parse
 from sightline.cli.output import quiet
@@ -22,6 +22,7 @@ from sightline.util.text import one_line, say
 COMMANDS: "dict[str, Command | Group]" = {
     "list": list_models.COMMAND,
     "info": info.COMMAND,
+    "download": download.COMMAND,
     "convert": convert.COMMAND,
     "bench": bench.COMMAND,
     "train": train.COMMAND,

@@ -73,7 +73,7 @@ COMMAND = Command(
     examples=(
         "  sightline train\n"
         "  sightline train --config imagenette_80 --data imagenette2-160\n"
-        "  sightline train --config finetune --data photos --model.checkpoint inline_swin_tiny.pth\n"
+        "  sightline train --config finetune --data photos --model inline_swin_tiny\n"
         "  sightline train --config inline_deit_tiny --print-config > mine.yaml\n"
         "  torchrun --nproc-per-node 8 -m sightline train --config inline_swin_tiny --data imagenet"
     ),

@@ -2,10 +2,10 @@
 
 from sightline.models.cswin import CSwin
 from sightline.models.deit import DeiT
-from sightline.models.factory import create_model, list_models
+from sightline.models.factory import create_model, download, list_models
 from sightline.models.pvt import PVT
 from sightline.models.soft import Soft
 from sightline.models.swin import Swin
 from sightline.models.zoo import VARIANTS, Variant
 
-__all__ = ["PVT", "VARIANTS", "CSwin", "DeiT", "Soft", "Swin", "Variant", "create_model", "list_models"]
+__all__ = ["PVT", "VARIANTS", "CSwin", "DeiT", "Soft", "Swin", "Variant", "create_model", "download", "list_models"]

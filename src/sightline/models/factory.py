@@ -1,16 +1,22 @@
-"""Create and list models by name: timm's registry, with ours in it."""
+"""Create and list models by name: timm's registry, with ours in it; download published weights."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import timm
 from torch import nn
 
 from sightline.layers.pattern import format_pattern, parse_pattern
+from sightline.models import zoo
+from sightline.models.weights.heads import check_recorded
 from sightline.models.weights.identify import arguments
+from sightline.models.weights.published import PUBLISHED, Cached
+from sightline.models.weights.reader import Weights, read_weights
+from sightline.models.weights.recorded import read_arguments
 from sightline.models.zoo import VARIANTS
-from sightline.util.errors import InputError, shown
+from sightline.util.errors import FileError, InputError, shown
 from sightline.util.names import nearest
 
 
@@ -18,13 +24,16 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
     """Create a model by name: one of our own or any of timm's.
 
     Args:
-        name: as `list_models` shows it; timm's names may have a tag, as in "vit_tiny_patch16_224.augreg_in21k".
-        pretrained: load the weights that timm publishes, from its cache or the network.
+        name: as `list_models` shows it; timm's names may have a tag, as in "vit_tiny_patch16_224.augreg_in21k", and
+            "hf-hub:owner/repository" and "local-dir:folder" name a model that `timm.models.save_for_hf` wrote.
+        pretrained: load the published weights, from the cache or the network; see `download`.
         kwargs: arguments of the model, such as `img_size`, `num_classes`, `in_chans`, `attention`, `depths`,
-            `embed_dims`, `num_heads`, `drop_path_rate`; and timm's `features_only` and `checkpoint_path`.
+            `embed_dims`, `num_heads`, `drop_path_rate`; and timm's `features_only` and `checkpoint_path`. The arguments
+            that a checkpoint records, as those of a run do, need not be given again.
 
     Raises:
-        InputError: there is no such model or argument; the message names the nearest.
+        InputError: there is no such model or argument (the message names the nearest), or no weights are published.
+        FileError: the weights cannot be downloaded or read, or do not fit.
 
     Example:
         >>> import sightline, torch
@@ -32,13 +41,64 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
         >>> model(torch.zeros(1, 3, 224, 224)).shape
         torch.Size([1, 10])
     """
-    check_name(name)
+    if name.partition(":")[0] not in ("hf-hub", "local-dir"):
+        check_name(name)
     if name in VARIANTS:
         check_arguments(name, {key: value for key, value in kwargs.items() if key not in TIMM_ARGUMENTS})
+    # timm reads a checkpoint without its card, and only when the model is there.
+    path = kwargs.pop("checkpoint_path", None) if name in VARIANTS else None
+    weights = read_weights(path) if path else None
+    if weights is not None:
+        kwargs = {**_recorded(weights, name), **kwargs}
     try:
-        return timm.create_model(name, pretrained=pretrained, **kwargs)
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, **kwargs)
     except TypeError as error:
         raise InputError(f"{name} does not accept its arguments ({error})") from error
+    if weights is not None:
+        check_recorded(weights, model)
+        try:
+            model.load_state_dict(weights.state)
+        except FileError as error:
+            error.args = (f"{weights.path}: {error}",)
+            raise
+    return model
+
+
+def _recorded(weights: Weights, name: str) -> dict[str, Any]:
+    """The arguments in the card of a file, if it is of this model."""
+    if weights.metadata.get("model") != name:
+        return {}
+    try:
+        args = read_arguments(weights.metadata)
+        check_arguments(name, args)
+    except ValueError as error:
+        raise FileError(f"{weights.path}: its card is damaged ({error}); save the weights again") from error
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
+
+
+def download(name: str, to: str | Path | None = None) -> Cached:
+    """Download the published weights of a model, or find them in the cache.
+
+    Interrupted downloads resume. The file is read as data only, must have exactly the tensors of the model, and its
+    SHA-256 is kept next to it. `create_model(name, pretrained=True)` does the same and builds the model.
+
+    Args:
+        name: one of our models.
+        to: a folder; by default SIGHTLINE_HOME, or the folder of torch.hub.
+
+    Returns:
+        `Cached` with the path, the SHA-256, the licence and whether it was downloaded just now.
+
+    Raises:
+        InputError: there is no such model, none of its weights are published, or the folder cannot be written.
+        FileError: no connection, or another file than these weights; the line says where to put it by hand.
+
+    Example:
+        >>> import sightline
+        >>> sightline.download("inline_swin_tiny").path  # doctest: +SKIP
+        PosixPath('/home/me/.cache/torch/hub/checkpoints/inline_swin_tiny.pth')
+    """
+    return zoo.download(variant_name(name), to)
 
 
 # Arguments that timm and `zoo.create` handle before the model is built.
@@ -62,7 +122,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def describe_models() -> list[dict[str, Any]]:
-    """Every sightline model: published figures, width, heads and depth per stage, attention; as JSON can hold it."""
+    """Every sightline model: published figures, width, heads and depth per stage, attention, weights; for JSON."""
     rows: list[dict[str, Any]] = []
     for name, variant in VARIANTS.items():
         args = arguments(name)
@@ -78,6 +138,8 @@ def describe_models() -> list[dict[str, Any]]:
                 "num_heads": args["num_heads"],
                 "depths": args["depths"],
                 "attention": format_pattern(parse_pattern(args["attention"], args["depths"])),
+                "weights": PUBLISHED[name].url if name in PUBLISHED else None,
+                "licence": PUBLISHED[name].licence if name in PUBLISHED else None,
             }
         )
     return rows

@@ -7,11 +7,19 @@ billions of multiply-adds, as published.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import (
+    build_model_with_cfg,
+    generate_default_cfgs,
+    load_pretrained,
+    register_model,
+    resolve_pretrained_cfg,
+)
 from torch import nn
 
 from sightline.models.base import Arguments, FeatureNet, VisionModel
@@ -20,6 +28,9 @@ from sightline.models.deit import DeiT
 from sightline.models.pvt import PVT
 from sightline.models.soft import Soft
 from sightline.models.swin import Swin
+from sightline.models.weights.published import PUBLISHED, Cached, fetch
+from sightline.models.weights.reader import read_weights
+from sightline.models.weights.description import record_arguments, recorded_arguments
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,11 @@ class Variant:
     crop_pct: float = 0.9
     args: Arguments = field(default_factory=dict)
 
-    def cfg(self) -> Arguments:
+    def cfg(self, url: str) -> Arguments:
         """timm's description of weights and input."""
         side = self.size // self.cls.final_stride
         return {
-            "url": "",
+            "url": url,
             "num_classes": 1000,
             "input_size": (3, self.size, self.size),
             "pool_size": (side, side),
@@ -97,7 +108,10 @@ VARIANTS: dict[str, Variant] = {
     "soft_norm_huge": Variant(Soft, 87.11, 16.3, 83.4, args={**_PLUS, **_SOFT_HUGE}),
 }
 
-default_cfgs = generate_default_cfgs({name: variant.cfg() for name, variant in VARIANTS.items()})
+default_cfgs = generate_default_cfgs(
+    {name: variant.cfg(PUBLISHED[name].url if name in PUBLISHED else "") for name, variant in VARIANTS.items()}
+)
+ELSEWHERE = ("source", "file", "state_dict", "hf_hub_id")  # entries of timm's description that name other weights
 
 
 def create(
@@ -105,23 +119,61 @@ def create(
     pretrained: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    pretrained_cfg: Any = None,
+    pretrained_cfg_overlay: Arguments | None = None,
+    cache_dir: str | Path | None = None,
     **kwargs: object,
 ) -> nn.Module:
-    """Build the variant `name`; keyword arguments replace those of its row. `timm.create_model` ends here."""
+    """Build the variant `name`; keyword arguments replace those of its row. `timm.create_model` ends here.
+
+    `pretrained` loads the published weights, or those that `pretrained_cfg` names: a folder or repository that
+    `timm.models.save_for_hf` wrote, whose arguments are taken too.
+    """
     variant = VARIANTS[name]
+    cfg = resolve_pretrained_cfg(name, pretrained_cfg, pretrained_cfg_overlay)
+    given = {**recorded_arguments(cfg.notes, variant.cls), **kwargs}
+    build: Callable[..., nn.Module] = variant.cls
+    if pretrained:
+        build = partial(_with_weights, variant.cls, _source(name, cfg.to_dict(), cache_dir))
     with torch.device(device) if device is not None else nullcontext():
         model = build_model_with_cfg(
-            variant.cls,
+            build,
             name,
-            pretrained,
+            pretrained=False,  # `build` loads the weights
+            pretrained_cfg=pretrained_cfg,
+            pretrained_cfg_overlay=pretrained_cfg_overlay,
             feature_cfg={
                 "out_indices": variant.cls.default_features,
                 "feature_cls": FeatureNet,
                 "output_fmt": "NCHW",
             },
-            **{"img_size": variant.size, **variant.args, **kwargs},
+            **{"img_size": variant.size, **variant.args, **given},
         )
+    record_arguments(model, given)
     return model if dtype is None else model.to(dtype)
+
+
+def download(name: str, folder: str | Path | None = None) -> Cached:
+    """The published weights of a model as a file, from the cache or the network; see `weights.published.fetch`."""
+    return fetch(name, partial(create, name, device="meta"), folder)
+
+
+def _source(name: str, cfg: Arguments, cache_dir: str | Path | None) -> Callable[[VisionModel], object]:
+    """What loads the weights that timm's description `cfg` names into a model."""
+    if any(cfg.get(key) for key in ELSEWHERE) or cfg.get("url") != default_cfgs[name].default.url:
+        # Channels and classifier are fitted by load_state_dict, which unlike timm takes any number of channels.
+        cfg = {**cfg, "first_conv": None, "classifier": None}
+        return lambda model: load_pretrained(model, cfg, cache_dir=cache_dir)
+    state = read_weights(download(name, cache_dir).path).state
+    return lambda model: model.load_state_dict(state)
+
+
+def _with_weights(cls: type[VisionModel], load: Callable[[VisionModel], object], **kwargs: Any) -> VisionModel:
+    model = cls(**kwargs)
+    if not next(model.parameters()).is_meta:
+        with torch.device("cpu"):  # where the weights are, whatever the device of the model
+            load(model)
+    return model
 
 
 def _entrypoint(name: str) -> Callable[..., nn.Module]:

@@ -1,6 +1,8 @@
 """Models by name, from timm's registry, and from the card of a file; if one cannot be built, the error is one line."""
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import timm
@@ -9,12 +11,13 @@ from torch import nn
 
 from sightline.models.factory import check_arguments, check_name
 from sightline.models.weights.fit import MismatchError, compare
+from sightline.models.weights.published import published_weights
 from sightline.models.weights.reader import State
 from sightline.models.weights.recorded import check_recordable, within
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.base import Card
-from sightline.util.errors import FileError, InputError
-from sightline.util.text import one_line
+from sightline.util.errors import FileError, InputError, WeightsWarning
+from sightline.util.text import one_line, say
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -23,7 +26,7 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
     """A registered model; a wrong name or argument is an error of one line.
 
     Args:
-        pretrained: with the weights that timm publishes, downloaded.
+        pretrained: with the published weights, downloaded; a line says what of them is not loaded.
         section: of the configuration that is to blame.
     """
     key = where = {"model": "model.name", "distill": "distill.teacher"}[section]
@@ -32,11 +35,18 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
         where = f"{section}.args"
         if name in VARIANTS:
             check_arguments(name, kwargs)
+            if pretrained:
+                where = "model.pretrained" if section == "model" else key
+                published_weights(name)
+                where = f"{section}.args"
         elif section == "model":
             check_recordable(kwargs)
-        return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
+        with _print_warnings(name):
+            return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
     except (InputError, TypeError) as error:
         raise InputError(f"{where}: {error}") from error
+    except FileError:
+        raise
     except OSError as error:
         if not pretrained:
             raise
@@ -46,6 +56,17 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
         ) from error
     except RuntimeError as error:
         raise InputError(f"{key}: {name} cannot be built ({' '.join(str(error).split())})") from error
+
+
+@contextmanager
+def _print_warnings(name: str) -> Iterator[None]:
+    """Print what is said about the weights of a model, such as what of them is not loaded: it belongs to a run."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", WeightsWarning)
+        yield
+    for warning in caught:
+        say(f"{name}: {str(warning.message).removeprefix(f'{name}: ')}")
 
 
 def _tuple(value: Any) -> Any:

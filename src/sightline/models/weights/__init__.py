@@ -9,4 +9,6 @@ identify    the variant that a state dict belongs to
 recorded    arguments in the header of a file, an allow-list with limits
 heads       how many heads the weights were trained with
 checkpoint  a file of one of our families as a model
+published   where published weights are, and the cache for them
+description the arguments of a model in timm's description of it
 """

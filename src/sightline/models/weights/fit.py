@@ -82,7 +82,8 @@ def prepare(
     state = fit_mechanism(state, model) if strict else state
     mismatch = compare(state, model)
     if mismatch.misshapen or (strict and mismatch):
-        raise MismatchError(f"the weights do not fit this {model.family} model", mismatch)
+        remedy = "; sightline.load(path) builds the model that weights belong to"
+        raise MismatchError(f"the weights do not fit this {model.family} model", mismatch, remedy)
     _check_heads(heads, model, published=found is not None and not found[1])
     return state
 
@@ -138,7 +139,9 @@ def fit_mechanism(state: State, model: Target | nn.Module) -> State:
     parts = [f"{len(missing)} of its tensors keep their initial values ({some(missing)})"] if missing else []
     parts += [f"{len(unexpected)} of the checkpoint are left out ({some(unexpected)})"] if unexpected else []
     warnings.warn(
-        f"the checkpoint has another attention mechanism than the model: {', and '.join(parts)}", stacklevel=4
+        f"the checkpoint has another attention mechanism than the model: {', and '.join(parts)}",
+        WeightsWarning,
+        stacklevel=4,
     )
     return {**{k: v for k, v in state.items() if k in own}, **{k: own[k] for k in missing}}
 
@@ -217,6 +220,7 @@ def _fit_head(state: State, model: Target) -> None:
         warnings.warn(
             f"the checkpoint has {classes} classes and the model {model.num_classes}: "
             f"the classifier keeps its initial weights",
+            WeightsWarning,
             stacklevel=2,
         )
     for key in [k for k in state if k.startswith("head.")]:

@@ -10,9 +10,11 @@ import os
 import re
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -116,8 +118,10 @@ def _read_pickle(path: Path) -> object:
         check_archive(path)
     _check_bytes(path)
     try:
-        # timm's training checkpoints carry their options in a Namespace, which only holds attributes.
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        # Training programs keep their options in a Namespace, which only holds attributes (timm), or in a dictionary
+        # of yacs (Swin and what is built on it), for which a plain one is read.
+        options: list[Any] = [argparse.Namespace, (OrderedDict, "yacs.config.CfgNode")]
+        with torch.serialization.safe_globals(options), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # A mapped storage is a slice of the file: it cannot claim bytes that the file does not have.
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=packed)

@@ -60,7 +60,9 @@ class Data(config.ImageData):
 class Model(config.Model):
     """The model to train."""
 
-    pretrained: bool = entry(False, "download and start from timm's published weights of this model")
+    pretrained: bool = entry(
+        False, "download and start from the published weights of this model, unless a checkpoint is given"
+    )
     drop: Annotated[Amount, Field(lt=1)] = entry(0.0, "dropout before the classifier")
     channels_last: bool = entry(False, "use the channels-last (NHWC) memory format")
 

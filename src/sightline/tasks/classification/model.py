@@ -34,7 +34,8 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
         kwargs["img_size"] = data.size
     kwargs = {**kwargs, "num_classes": len(classes)}
     drops = {key: value for key, value in (("drop_rate", config.drop), ("drop_path_rate", config.drop_path)) if value}
-    model = create(config.name, {**kwargs, **drops}, config.pretrained)
+    pretrained = config.pretrained and config.checkpoint is None
+    model = create(config.name, {**kwargs, **drops}, pretrained)
     if config.checkpoint is not None:
         load_weights(model, config.checkpoint)
     if config.grad_checkpointing:

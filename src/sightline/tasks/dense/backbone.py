@@ -69,7 +69,7 @@ def _features(config: DenseModel) -> tuple[Any, list[int]]:
     if config.drop_path:
         kwargs["drop_path_rate"] = config.drop_path
     if config.name in VARIANTS:
-        model: Any = create(config.name, {**kwargs, "num_classes": 0}, config.pretrained)
+        model: Any = create(config.name, {**kwargs, "num_classes": 0}, config.pretrained and config.checkpoint is None)
         if model.num_stages == 1:
             return FeatureNet(model, (len(model.feature_info) - 1,)), [0]
         return FeatureNet(model, model.default_features), list(range(len(STRIDES)))

@@ -47,7 +47,9 @@ class DenseModel(Model):
     """The backbone; a task adds its head."""
 
     name: str = entry("inline_swin_tiny", "a model of sightline or timm, as `sightline list` shows")
-    pretrained: bool = entry(False, "download and start from timm's published weights of this backbone")
+    pretrained: bool = entry(
+        False, "download and start from the published weights of this backbone, unless a checkpoint is given"
+    )
 
 
 @dataclass(frozen=True)

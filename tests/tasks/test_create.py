@@ -1,0 +1,60 @@
+"""Models of a run that start from published weights."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline.tasks.classification.config import Data, Model
+from sightline.tasks.classification.model import build
+from sightline.tasks.create import create
+from sightline.tasks.dense.backbone import Backbone
+from sightline.tasks.dense.config import DenseModel
+from sightline.util.errors import FileError, InputError
+
+from ..models.test_pretrained import NAME, Site, assert_same_state, checkpoint, site
+from ..models.tiny import tiny
+
+__all__ = ["site"]
+
+
+def test_a_run_says_what_is_not_loaded(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.publish("deit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # lines of the run, not warnings of Python
+        model = create(NAME, {"num_classes": 3, "attention": "softmax"}, pretrained=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    for line, words in zip(lines, ("licence", "classifier", "attention mechanism"), strict=True):
+        assert line.startswith(f"{NAME}: ")
+        assert words in line
+    assert_same_state(model, tiny("deit", num_classes=1000), "mlp")
+
+
+@pytest.mark.parametrize(("section", "key"), [("model", "model.pretrained"), ("distill", "distill.teacher")])
+def test_no_weights_are_published(section: str, key: str) -> None:
+    with pytest.raises(InputError, match=rf"{key}: inline_swin_base_384"):
+        create("inline_swin_base_384", {}, pretrained=True, section=section)
+
+
+def test_weights_that_cannot_be_downloaded(site: Site) -> None:
+    with pytest.raises(FileError, match="404") as caught:
+        create(NAME, {}, pretrained=True)
+    assert f"{site.server.url}/{NAME}" in str(caught.value)
+
+
+def test_a_checkpoint_takes_precedence(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "own.pth"
+    path.write_bytes(checkpoint("deit"))
+    config = Model(name=NAME, pretrained=True, checkpoint=str(path))
+    model, _ = build(config, Data(size=64), ("a", "b"))
+    assert_same_state(model, tiny("deit", num_classes=1000), "blocks")
+    assert site.server.requests == []
+
+
+def test_backbones(site: Site) -> None:
+    name = site.publish("pvt")
+    backbone = Backbone(DenseModel(name=name, pretrained=True))
+    assert_same_state(backbone.body.model, tiny("pvt", num_classes=1000), "stages")
+    assert [found.shape[1] for found in backbone(torch.randn(1, 3, 64, 64))] == [8, 16, 24, 32]
