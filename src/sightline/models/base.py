@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
+from sightline.models.weights.description import record_arguments, recorded_arguments
 from sightline.models.weights.fit import adapt, prepare
 from sightline.models.weights.reader import State, unwrap
-from sightline.models.weights.description import record_arguments, recorded_arguments
 from sightline.util.errors import InputError
 
 Size = int | tuple[int, int]

@@ -28,9 +28,9 @@ from sightline.models.deit import DeiT
 from sightline.models.pvt import PVT
 from sightline.models.soft import Soft
 from sightline.models.swin import Swin
+from sightline.models.weights.description import record_arguments, recorded_arguments
 from sightline.models.weights.published import PUBLISHED, Cached, fetch
 from sightline.models.weights.reader import read_weights
-from sightline.models.weights.description import record_arguments, recorded_arguments
 
 
 @dataclass(frozen=True)
