@@ -41,7 +41,7 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
         >>> model(torch.zeros(1, 3, 224, 224)).shape
         torch.Size([1, 10])
     """
-    if name.partition(":")[0] not in ("hf-hub", "local-dir"):
+    if not (isinstance(name, str) and name.startswith(("hf-hub:", "local-dir:"))):
         check_name(name)
     if name in VARIANTS:
         check_arguments(name, {key: value for key, value in kwargs.items() if key not in TIMM_ARGUMENTS})
