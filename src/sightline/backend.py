@@ -83,6 +83,8 @@ def obstacle(
         return f"v has head dim {v.shape[-1]} but q has {q.shape[-1]} (they must agree)"
     if q.numel() == 0 or k.numel() == 0:
         return "there are no tokens"
+    if isinstance(landmarks, torch.SymInt):
+        return "the number of landmarks is not known"
     if landmarks > LANDMARKS:
         return f"there are {landmarks} landmarks (supported: {LANDMARKS} at most)"
     if filter_size not in FILTERS:
@@ -202,7 +204,9 @@ def unprojected_tokens(x: Tensor) -> bool:
     """InLine attention without queries and keys, from the tokens x (B, N, C): on a CPU, for 2 C tokens or more."""
     wide = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     on_cpu = x.device.type == "cpu" and choose("inline_attention", x.device) == "torch"
-    return on_cpu and wide and x.shape[1] >= 2 * x.shape[2]
+    if not on_cpu or not wide:
+        return False
+    return isinstance(x.shape[1], torch.SymInt) or x.shape[1] >= 2 * x.shape[2]  # exported for any size: large ones
 
 
 @fast_path
@@ -227,13 +231,14 @@ def fused_stem(x: Tensor) -> bool:
 @fast_path
 def tall_products(a: Tensor, b: Tensor) -> bool:
     """Products of tall matrices whose backward pass transposes small ones only: on a CPU, if a gradient is needed."""
-    return a.device.type == "cpu" and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    needed = torch.is_grad_enabled() and not torch.jit.is_tracing() and (a.requires_grad or b.requires_grad)
+    return needed and a.device.type == "cpu"
 
 
 @fast_path
 def shifted_products(height: int) -> bool:
     """The local residual of a single grid row, a sequence, as sums of shifted tokens instead of a convolution."""
-    return height == 1
+    return isinstance(height, int) and height == 1
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sightline.layers.position import PositionTable, resample_grid
+from sightline.layers.position import PositionTable, interpolation_matrix, resample_grid
 from sightline.layers.window_attention import RelativePositionBias, resample_bias
 
 from ..models.tiny import assert_close
@@ -33,6 +33,18 @@ def test_any_grid_is_interpolated(grid: tuple[int, int], prefix: int, mode: str)
     assert_close(got[:, prefix:], expected.flatten(2).transpose(1, 2))
     if prefix:
         assert torch.equal(got[:, :prefix], module.prefix)
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+@pytest.mark.parametrize("target", [1, 2, 5, 8, 13, 64])
+def test_interpolation_matrix(target: int, mode: str) -> None:
+    """What compiled and exported models resample with, against torch's own."""
+    line = torch.randn(1, 4, 8, 1)
+    expected = F.interpolate(line, (target, 1), align_corners=False, **OPTIONS[mode])
+    got = interpolation_matrix(8, target, mode) @ line
+    assert_close(got, expected, 1e-6)
+    if target == 8:
+        assert torch.equal(got, line)
 
 
 def test_own_grid_is_the_table_itself() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from sightline import backend
 from sightline.layers.core import Grid, hooked
 from sightline.ops.activated import activated_linear
+from sightline.ops.checks import is_symbolic, padding
 
 PATCH = 32  # numbers of a patch of few channels: a matrix product needs rows of a multiple of 16 bytes
 
@@ -15,8 +16,8 @@ PATCH = 32  # numbers of a patch of few channels: a matrix product needs rows of
 def pad_to_multiple(x: Tensor, size: tuple[int, ...] | int) -> Tensor:
     """Zero pad the last two sides of (B, C, h, w) up to multiples of `size`."""
     sy, sx = (size, size) if isinstance(size, int) else size
-    bottom, right = -x.shape[-2] % sy, -x.shape[-1] % sx
-    return F.pad(x, (0, right, 0, bottom)) if bottom or right else x
+    bottom, right = padding(x.shape[-2], sy), padding(x.shape[-1], sx)
+    return F.pad(x, (0, right, 0, bottom)) if is_symbolic(bottom, right) or bottom or right else x
 
 
 def to_tokens(x: Tensor) -> tuple[Tensor, Grid]:

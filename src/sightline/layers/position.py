@@ -6,15 +6,42 @@ from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid
+from sightline.ops.checks import full_precision, is_symbolic
 
 
 def resample_grid(table: Tensor, grid: Grid, mode: str) -> Tensor:
     """(1, h, w, C) -> (1, *grid, C). `bicubic` is antialiased; `bilinear` is not, as in the published models."""
-    if tuple(table.shape[1:3]) == tuple(grid):
+    if not is_symbolic(*grid) and tuple(table.shape[1:3]) == tuple(grid):
         return table
+    if torch.compiler.is_compiling():  # torch's own cannot be traced for any size: its gradient, and ONNX
+        with full_precision(table.device):
+            return _by_products(table.float(), grid, mode).to(table.dtype)
     maps = table.permute(0, 3, 1, 2).float()
     maps = F.interpolate(maps, size=grid, mode=mode, align_corners=False, antialias=mode == "bicubic")
     return maps.permute(0, 2, 3, 1).to(table.dtype)
+
+
+def _by_products(table: Tensor, grid: Grid, mode: str) -> Tensor:
+    """`resample_grid` by a matrix for the rows and one for the columns."""
+    _, height, width, channels = table.shape
+    rows = interpolation_matrix(height, grid[0], mode, table.device)
+    columns = interpolation_matrix(width, grid[1], mode, table.device)
+    table = rows @ table.reshape(height, width * channels)
+    return (columns @ table.reshape(grid[0], width, channels)).unsqueeze(0)
+
+
+def interpolation_matrix(source: int, target: int, mode: str, device: torch.device | None = None) -> Tensor:
+    """(target, source): weights that resample `source` numbers as `F.interpolate` does in `resample_grid`."""
+    index, position = (torch.arange(size, device=device, dtype=torch.float32) + 0.5 for size in (source, target))
+    scale = torch.ones((), device=device) * source / target  # rounded as torch does
+    position = (position * scale)[:, None]  # of the target's pixels among those of the source
+    if mode == "bilinear":
+        return (1 - (position.clamp(0.5, source - 0.5) - index).abs()).clamp(min=0)
+    stretch = scale.clamp(min=1)  # antialiasing: the filter is one of target pixels
+    x = (position - index).abs() / stretch
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2  # Keys' cubic with a = -1/2
+    weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    return weights / weights.sum(1, keepdim=True)
 
 
 @register_notrace_module

@@ -9,6 +9,7 @@ from sightline.layers.conv import depthwise_conv
 from sightline.layers.core import Grid, Place
 from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
+from sightline.ops.checks import is_symbolic
 from sightline.util.errors import InputError
 
 
@@ -77,7 +78,8 @@ class Branch(nn.Module):
         """q, k, v (B, N, H, D) and context (B, N, C) -> (B, N, C)."""
         if not self.stripe:
             return self._mix(q, k, v, Place(grid, context))
-        side = min(self.stripe, grid[0] if self.across else grid[1])
+        length = grid[0] if self.across else grid[1]
+        side = self.stripe if is_symbolic(length) else min(self.stripe, length)  # a wider stripe is padded
         windows = Windows(grid, (side, grid[1]) if self.across else (grid[0], side))
         shape = q.shape[2:]
         q, k, v = (windows.cut(t.flatten(2)).unflatten(-1, shape) for t in (q, k, v))

@@ -1,5 +1,7 @@
 """Swin's attention: softmax in shifted windows with a relative position bias; other mechanisms on the whole map."""
 
+import math
+
 import torch
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
@@ -8,7 +10,8 @@ from sightline.layers.attention import Attention, project
 from sightline.layers.core import Grid, Place
 from sightline.layers.position import resample_grid
 from sightline.layers.spec import Spec
-from sightline.layers.windows import Windows
+from sightline.layers.windows import Windows, crop
+from sightline.ops.checks import ceil_div, is_symbolic
 from sightline.util.errors import InputError
 
 
@@ -53,7 +56,7 @@ class WindowAttention(Attention):
             raise InputError("window attention takes no prefix tokens, no key_mask and no context")
         if self.position_bias is not None:
             return self._softmax(x, grid, self.position_bias)
-        if not self.window or max(grid) <= self.window:
+        if not self.window or (not is_symbolic(*grid) and max(grid) <= self.window):
             return super().forward(x, grid)
         size, shift = self._fit(grid)
         windows = Windows(grid, size, (shift[0] and size[0] - shift[0], shift[1] and size[1] - shift[1]))
@@ -74,6 +77,8 @@ class WindowAttention(Attention):
     def _fit(self, grid: Grid) -> tuple[Grid, Grid]:
         """Window and shift along each side: a side shorter than the window is one window, not shifted."""
         side, shift = self.window, self.shift
+        if is_symbolic(*grid):  # a window that is larger than the map is padded
+            return (side, side), (shift * _above(grid[0], side), shift * _above(grid[1], side))
         size = (min(side, grid[0]), min(side, grid[1]))
         return size, (shift if grid[0] > side else 0, shift if grid[1] > side else 0)
 
@@ -81,24 +86,21 @@ class WindowAttention(Attention):
         batch, _, dim = x.shape
         size, shift = self._fit(grid)
         windows = Windows(grid, size)
-        if any(shift):
-            full = (windows.counts[0] * size[0], windows.counts[1] * size[1])
-            x = Windows(grid, full).cut(x)  # pads; the padding moves with the cyclic shift
-            x = x.reshape(batch, *full, dim).roll((-shift[0], -shift[1]), (1, 2)).flatten(1, 2)
-            out = Windows(full, size)
-        else:
-            out = windows
+        full, shifted = windows.full, self.shifted and (is_symbolic(*grid) or any(shift))
+        out = Windows(full, size) if shifted else windows
+        if shifted:  # the padding moves with the cyclic shift
+            x = roll(windows.pad(x), shift).flatten(1, 2)
         tokens = out.cut(x)
         bias = position_bias(size)  # H n n
-        if any(shift) or windows.padded:
+        if shifted or windows.padded:
             same = _same_region(grid, size, shift, x.device)  # windows n n
             bias = bias + torch.where(same, 0.0, float("-inf")).to(bias.dtype).unsqueeze(1)
             bias = bias.repeat(batch, 1, 1, 1)
         q, k, v = project(self.qkv, self.core.num_heads, tokens)
         mixed = self.core(q, k, v, Place(size, tokens, bias=bias))
         x = out.join(self.proj_drop(self.proj(mixed.flatten(2))))
-        if any(shift):
-            x = x.reshape(batch, *full, dim).roll(shift, (1, 2))[:, : grid[0], : grid[1]].flatten(1, 2)
+        if shifted:
+            x = crop(roll(x.reshape(batch, *full, dim), (-shift[0], -shift[1])), (0, 0), grid).flatten(1, 2)
         return x
 
 
@@ -122,7 +124,7 @@ class RelativePositionBias(nn.Module):
     @property
     def side(self) -> int:
         """Offsets along one side, 2w - 1."""
-        return round(self.table.shape[0] ** 0.5)
+        return math.isqrt(int(self.table.shape[0]))
 
     def set_window(self, window: int) -> None:
         """Resample the table for another window."""
@@ -138,14 +140,36 @@ def resample_bias(table: Tensor, window: int) -> Tensor:
     return resample_grid(table.reshape(1, side, side, -1), grid, "bicubic").reshape(grid[0] * grid[1], -1)
 
 
+def _above(length: int, side: int) -> int:
+    """1 if the length, a symbol, is above `side`, else 0."""
+    return torch.sym_min(torch.sym_max(length - side, 0), 1)
+
+
+def roll(x: Tensor, by: Grid) -> Tensor:
+    """A map (B, h, w, C) with row by[0] and column by[1] first."""
+    if not is_symbolic(*by):
+        return x.roll((-by[0], -by[1]), (1, 2))
+    for axis in (1, 2):
+        x = x.index_select(axis, _rolled(x.shape[axis], by[axis - 1], x.device))
+    return x
+
+
+def _rolled(length: int, by: int, device: torch.device) -> Tensor:
+    """The positions by, by + 1, ..., length - 1, 0, ..., by - 1."""
+    index = torch.arange(length, device=device) + by
+    return torch.where(index < 0, index + length, torch.where(index >= length, index - length, index))
+
+
 def _same_region(grid: Grid, size: Grid, shift: Grid, device: torch.device) -> Tensor:
     """(windows, n, n): which tokens of a cyclically shifted window belong together. Padding is a separate region."""
     labels = []
     for length, side, by in zip(grid, size, shift, strict=True):
-        full = -(-length // side) * side
+        full = ceil_div(length, side) * side
         index = torch.arange(full, device=device)
-        label = (index >= full - side).long() + (index >= full - by).long() if by else torch.zeros_like(index)
-        labels.append(torch.where(index.roll(-by) < length, label, -9))
+        label = (index >= full - side).long() + (
+            index >= full - by
+        ).long()  # the last window, and what is rolled into it
+        labels.append(torch.where(_rolled(full, by, device) < length, label, -9))
     label_map = labels[0][:, None] * 3 + labels[1][None, :]
     label_map = torch.where((labels[0][:, None] < 0) | (labels[1][None, :] < 0), -1, label_map)
     full_grid = (label_map.shape[0], label_map.shape[1])

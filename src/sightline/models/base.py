@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from timm.layers import trunc_normal_
+from timm.layers import register_notrace_function, trunc_normal_
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
@@ -14,6 +14,7 @@ from sightline.layers.position import PositionTable
 from sightline.models.weights.description import record_arguments, recorded_arguments
 from sightline.models.weights.fit import adapt, prepare
 from sightline.models.weights.reader import State, unwrap
+from sightline.ops.checks import accumulate_dtype
 from sightline.util.errors import InputError
 
 Size = int | tuple[int, int]
@@ -30,6 +31,27 @@ def to_pair(size: Size) -> tuple[int, int]:
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise InputError(f"img_size={size}: expected a positive number of pixels, or (height, width)")
     return sides[0], sides[1]
+
+
+@register_notrace_function
+def check_images(x: object, channels: int) -> None:
+    """Reject what is not a batch of images.
+
+    Raises:
+        InputError: not a floating-point tensor (batch, channels, height, width) with pixels in it.
+    """
+    expected = f"expected a floating-point tensor (batch, {channels}, height, width)"
+    if isinstance(x, torch.fx.Proxy):
+        raise InputError(
+            "images are a proxy of torch.fx; for features use features_only=True, forward_intermediates or timm's "
+            "create_feature_extractor"
+        )
+    if not isinstance(x, Tensor):
+        raise InputError(f"images are a {type(x).__name__}; {expected}")
+    if not x.is_floating_point():
+        raise InputError(f"images are {x.dtype}; {expected}, such as images.float() / 255, normalized")
+    if x.ndim != 4 or x.shape[1] != channels or x.shape[2] == 0 or x.shape[3] == 0:
+        raise InputError(f"images have shape {tuple(x.shape)}; {expected}")
 
 
 class VisionModel(nn.Module):
@@ -86,6 +108,7 @@ class VisionModel(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images -> normed features, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""
+        check_images(x, self.in_chans)
         output, _ = self.run_layers(x, len(getattr(self, self.body)))
         return self._finish(output)
 
@@ -120,6 +143,7 @@ class VisionModel(nn.Module):
             return_prefix_tokens: return (map, class token) pairs, the token (B, 1, C): zeros for a stage without one,
                 in a family whose last stage has one.
         """
+        check_images(x, self.in_chans)
         check_choice("output_fmt", output_fmt, self.formats)
         count = len(getattr(self, self.body))
         take, last = feature_take_indices(count, indices)
@@ -146,7 +170,9 @@ class VisionModel(nn.Module):
         if not self.global_pool:
             return x
         patches = x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x.flatten(1, -2)
-        return patches.mean(1) if self.global_pool == "avg" else patches.amax(1)
+        if self.global_pool == "max":
+            return patches.amax(1)
+        return patches.mean(1, dtype=accumulate_dtype(x.dtype)).to(x.dtype)
 
     def load_state_dict(
         self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False

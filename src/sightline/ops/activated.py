@@ -27,6 +27,8 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool) -> 
         (..., features). One product if nothing needs a gradient; its GELU is exact to half precision.
     """
     if backends.activated_linear(x, weight, bias):
+        if torch.compiler.is_exporting():  # where the graph runs, our operator may not be known
+            return _fused(x, weight, bias, gelu)
         return torch.ops.sightline.activated_linear(x, weight, bias, gelu)
     return _unfused(x, weight, bias, gelu)
 

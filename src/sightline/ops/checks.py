@@ -37,13 +37,33 @@ def reject(operator: str, message: str) -> NoReturn:
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is an integer, or the compiler's symbol for one."""
-    return isinstance(value, WHOLE) and not isinstance(value, bool)
+    """Whether it is an integer, or what a compiler has for one."""
+    return (isinstance(value, WHOLE) and not isinstance(value, bool)) or _is_traced_size(value)
+
+
+def is_symbolic(*sizes: int) -> bool:
+    """Whether a size is a symbol of torch.export: the graph is for any value, so no branch may depend on it."""
+    return any(isinstance(size, SymInt) for size in sizes)
+
+
+def ceil_div(size: int, by: int) -> int:
+    """size / by, rounded up; in a form that torch.export simplifies if it is nested."""
+    return (size - 1) // by + 1 if by != 1 else size
+
+
+def padding(size: int, by: int) -> int:
+    """What is missing from `size` to a multiple of `by`."""
+    return ceil_div(size, by) * by - size if by != 1 else 0
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, or the compiler's symbol for one; a tensor is not one."""
-    return isinstance(value, NUMBERS) and not isinstance(value, bool)
+    """Whether it is a real number, or what a compiler has for one; a tensor is not one."""
+    return (isinstance(value, NUMBERS) and not isinstance(value, bool)) or _is_traced_size(value)
+
+
+def _is_traced_size(value: object) -> bool:
+    """torch.jit.trace has tensors for sizes and what is computed from them."""
+    return torch.jit.is_tracing() and isinstance(value, Tensor) and value.ndim == 0
 
 
 def check_tensor(operator: str, name: str, value: object) -> None:
@@ -129,7 +149,7 @@ def check_grid(operator: str, grid: Grid | None, tokens: int, prefix: int, what:
     """`grid` = (height, width) covers the tokens after the prefix."""
     if grid is None:
         reject(operator, f"{what}=None with a residual; give (height, width) of the tokens after prefix")
-    if not isinstance(grid, Sequence) or len(grid) != 2 or not all(is_whole(side) for side in grid) or min(grid) < 0:
+    if not isinstance(grid, Sequence) or len(grid) != 2 or not all(is_whole(side) and side >= 0 for side in grid):
         reject(operator, f"{what}={shown(grid)} is not (height, width)")
     total = grid[0] * grid[1] + prefix
     if total != tokens:

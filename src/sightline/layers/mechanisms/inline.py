@@ -119,7 +119,7 @@ class ResidualWeights(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, C, 3, 3); masked tokens do not count in the mean."""
         if mask is None:
-            mean = tokens.mean(1)
+            mean = tokens.mean(1, dtype=accumulate_dtype(tokens.dtype)).to(tokens.dtype)
         else:
             total = tokens.masked_fill(~mask.unsqueeze(-1), 0).sum(1, dtype=accumulate_dtype(tokens.dtype))
             mean = (total / mask.sum(1, keepdim=True).clamp(min=1)).to(tokens.dtype)

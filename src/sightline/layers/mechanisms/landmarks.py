@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid
+from sightline.ops.checks import is_symbolic, padding
 from sightline.util.errors import InputError
 
 KINDS = ("conv", "pool", "random", "first")
@@ -58,7 +59,7 @@ class Landmarks(nn.Module):
         some = None if held is None else held.any(-1)
         most = min(self.side or patches, patches) if self.sequence else self.side**2 or patches
         if self.kind in ("random", "first"):
-            if most > tokens:
+            if not is_symbolic(most, tokens) and most > tokens:
                 raise InputError(
                     f"soft(landmark={self.kind},landmarks={most}): the image has only {tokens} tokens; "
                     f"use fewer landmarks, or landmark=pool"
@@ -133,14 +134,17 @@ def scrambled(index: Tensor, count: int | Tensor) -> Tensor:
 
 def _patches(x: Tensor, cut: Grid, patch: Grid) -> Tensor:
     """(B, h * w, H, D) -> (B, m, H, size, D), the tokens of every patch."""
-    x = x.unflatten(1, (cut[0], patch[0], cut[1], patch[1])).permute(0, 1, 3, 5, 2, 4, 6)
+    x = x.unflatten(1, (cut[0] * patch[0], cut[1] * patch[1]))
+    x = x.unflatten(2, (cut[1], patch[1])).unflatten(1, (cut[0], patch[0])).permute(0, 1, 3, 5, 2, 4, 6)
     return x.flatten(1, 2).flatten(3, 4)
 
 
 def _filled(q: Tensor, counts: Tensor | None, grid: Grid, patch: Grid) -> tuple[Tensor, Tensor | None, Grid]:
     """A map padded to whole patches, at least one; the padding does not count."""
-    bottom, right = (-side % size if side else size for side, size in zip(grid, patch, strict=True))
-    if not bottom and not right:
+    bottom, right = (
+        padding(side, size) if is_symbolic(side) or side else size for side, size in zip(grid, patch, strict=True)
+    )
+    if not is_symbolic(bottom, right) and not bottom and not right:
         return q, counts, grid
     counts = q.new_ones(q.shape[:2], dtype=torch.bool) if counts is None else counts
     maps = F.pad(q.unflatten(1, grid), (0, 0, 0, 0, 0, right, 0, bottom))

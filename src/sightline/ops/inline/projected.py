@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from sightline import backend as backends
 from sightline.ops.checks import Grid
 from sightline.ops.inline.product import matmul, moment
-from sightline.ops.inline.reference import local_residual
+from sightline.ops.inline.reference import add_local, local_residual
 
 
 def prefers_tokens(x: Tensor, qkv: nn.Linear) -> bool:
-    """Whether to start from the tokens x (B, N, C). A projection with an adapter has to be called."""
-    return type(qkv) is nn.Linear and backends.unprojected_tokens(x)
+    """Whether to start from the tokens x (B, N, C). A projection with an adapter or quantized weights is called."""
+    plain = type(qkv) is nn.Linear and type(qkv.weight) in (Tensor, nn.Parameter)
+    return plain and backends.unprojected_tokens(x)
 
 
 def inline_from_tokens(
@@ -50,6 +51,5 @@ def inline_from_tokens(
         offset = mean_v + shift.transpose(0, 1).reshape(batch, dim)
     out = matmul(x, mix) + offset.unsqueeze(1)
     if residual is not None:
-        local = local_residual(v[:, prefix:].unflatten(-1, heads), residual, grid).flatten(2)
-        out[:, prefix:] += local
+        out = add_local(out, local_residual(v[:, prefix:].unflatten(-1, heads), residual, grid).flatten(2), prefix)
     return out

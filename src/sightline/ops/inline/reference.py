@@ -5,11 +5,12 @@ Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024), 
 of all keys j add up, applied to v, to  mean_v + s phi(q_i) C  with  C = mean(phi(k) v^T) - mean_k mean_v^T.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sightline import backend as backends
-from sightline.ops.checks import Grid, accumulate_dtype
+from sightline.ops.checks import Grid, accumulate_dtype, is_symbolic
 from sightline.ops.feature_maps import Affine, apply_feature_map, hide, key_features
 from sightline.ops.inline.product import matmul, moment
 
@@ -41,21 +42,35 @@ def inline_attention(
     out = mean_v + matmul(fq.transpose(1, 2), covariance).transpose(1, 2)  # B N H E
     if residual is not None:
         assert grid is not None
-        out[:, prefix:] += local_residual(fv[:, prefix:], residual.to(wide), grid)
+        out = add_local(out, local_residual(fv[:, prefix:], residual.to(wide), grid), prefix)
     return out.to(q.dtype)
+
+
+def add_local(out: Tensor, local: Tensor, prefix: int) -> Tensor:
+    """out (B, prefix + N, ...) plus `local` (B, N, ...) after the prefix, in place unless it is exported."""
+    if torch.compiler.is_exporting():
+        return out + F.pad(local, (0, 0) * (local.ndim - 2) + (prefix, 0))
+    out[:, prefix:] += local
+    return out
 
 
 def local_residual(v: Tensor, weight: Tensor, grid: Grid) -> Tensor:
     """Depthwise convolution of the tokens' map, zero padded, with one filter per image and channel.
 
     v (B, h * w, H, D), weight (B, C, k, k) -> (B, h * w, H, D). The images become channels of one
-    channels-last map, so that a single depthwise convolution serves the whole batch.
+    channels-last map, so that a single depthwise convolution serves the whole batch. An exported graph for any batch
+    cannot have that many groups: it adds up shifted maps.
     """
     batch, tokens, heads, dim = v.shape
     height, width = grid
-    if v.numel() == 0:
+    if not is_symbolic(*v.shape) and v.numel() == 0:
         return v
     channels, size = batch * heads * dim, weight.shape[-1]
+    if is_symbolic(batch):
+        maps = F.pad(v.reshape(batch, height, width, heads * dim), (0, 0) + (size // 2,) * 4)
+        taps = weight.flatten(2).unsqueeze(1).unsqueeze(1)  # B 1 1 C k * k
+        windows = (maps[:, y : y + height, x : x + width] for y in range(size) for x in range(size))
+        return sum(part * taps[..., i] for i, part in enumerate(windows)).view(v.shape)  # type: ignore[union-attr]
     if backends.shifted_products(height):  # many times faster than a convolution of one row
         row, taps = F.pad(v.flatten(2), (0, 0, size // 2, size // 2)), weight[:, None, :, size // 2]  # B 1 C k
         return sum(row[:, t : t + tokens] * taps[..., t] for t in range(size)).view(v.shape)  # type: ignore[union-attr]

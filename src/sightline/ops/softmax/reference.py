@@ -1,5 +1,6 @@
 """Softmax attention through torch's scaled_dot_product_attention."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,6 +12,9 @@ def softmax_attention(
     mask = None if key_mask is None else key_mask[:, None, None, :]
     if key_mask is not None:  # a masked score that overflows would make inf - inf
         k, v = (t.masked_fill(~key_mask[:, :, None, None], 0.0) for t in (k, v))
+    dtype = q.dtype
+    if torch.compiler.is_exporting() and q.device.type == "cpu":  # ONNX would take the sums in half precision
+        q, k, v = q.float(), k.float(), v.float()
     if bias is not None:
         bias = bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
@@ -19,4 +23,6 @@ def softmax_attention(
     )
     if key_mask is not None:
         out = out.masked_fill(~key_mask.any(1)[:, None, None, None], 0.0)
-    return out.transpose(1, 2)
+    out = out.transpose(1, 2).to(dtype)
+    # Strides depend on the implementation, which is not yet known in an exported graph.
+    return out.clone(memory_format=torch.contiguous_format) if torch.compiler.is_exporting() else out

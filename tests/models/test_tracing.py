@@ -1,0 +1,66 @@
+"""Models as torch's tracers see them, and images that are none."""
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from sightline.util.errors import InputError
+
+from .tiny import assert_close, every_family, gradients, image, tiny
+
+
+@every_family
+def test_jit_trace(family: str) -> None:
+    model, x = tiny(family), image()
+    traced = torch.jit.trace(model, x)
+    other = image()
+    assert torch.equal(traced(other), model(other))
+
+
+@pytest.mark.parametrize("family", ["deit", "pvt"])
+def test_compiled_training_at_changing_resolutions(family: str) -> None:
+    """The gradient of the resampled position tables, with sizes that the compiler does not know."""
+    depth = {"depths": 1} if family == "deit" else {}
+    model = tiny(family, **depth)
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+    for size in ((96, 80), (112, 144)):
+        x = image(*size)
+        for got, want in zip(gradients(compiled, x), gradients(model, x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * (1 + want.abs().max().item()))
+
+
+@pytest.mark.parametrize(
+    ("images", "shown"),
+    [
+        (None, "NoneType"),
+        ([[1.0]], "list"),
+        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "torch.uint8"),
+        (torch.zeros(1, 3, 64, 64, dtype=torch.complex64), "torch.complex64"),
+        (torch.zeros(1, 3, 0, 64), "(1, 3, 0, 64)"),
+        (torch.zeros(3, 64, 64), "(3, 64, 64)"),
+        (torch.zeros(1, 1, 64, 64), "(1, 1, 64, 64)"),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_batch_of_images_is_rejected(images: Tensor | None, shown: str) -> None:
+    model = tiny("deit", depths=1)
+    for call in (model, model.forward_intermediates):
+        with pytest.raises(InputError, match="images") as caught:
+            call(images)
+        assert shown in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["deit", "swin"])
+def test_quantized_by_torchao(family: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="needs torchao")
+    wide = {"embed_dims": 32} if family == "deit" else {"embed_dims": 32, "depths": (1, 1, 1, 1)}
+    model, x = tiny(family, **wide), image()
+    want = model(x)
+    quantization.quantize_(model, quantization.Int8DynamicActivationInt8WeightConfig())
+    assert_close(model(x), want, 0.1)
+
+
+def test_the_feature_extractor_of_torchvision_names_what_to_use() -> None:
+    with pytest.raises(InputError, match="features_only"):
+        create_feature_extractor(tiny("deit", depths=1), ["blocks.0"])
