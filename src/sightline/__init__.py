@@ -6,8 +6,8 @@ Importing it registers every model with timm:
     model = timm.create_model("inline_swin_tiny", img_size=512, num_classes=10)
 
 Everything that the command line does is a function here: `load`, `train`, `evaluate`, `predict`, `attention_maps`,
-`convert`, `benchmark`, `download`, and `create_model` and `list_models` of timm with our models; `measure_rank`,
-`roll_up` and the other instruments are those of `sightline.analysis`. See docs/python.md.
+`convert`, `export`, `benchmark`, `download`, and `create_model` and `list_models` of timm with our models;
+`measure_rank`, `roll_up` and the other instruments are those of `sightline.analysis`. See docs/python.md.
 """
 
 import os
@@ -29,6 +29,7 @@ _PUBLIC = {
     "create_model": "sightline.models:create_model",
     "download": "sightline.models:download",
     "evaluate": "sightline.engine.evaluate:evaluate",
+    "export": "sightline.hub.exporting:export",
     "layers": "sightline.layers",
     "list_models": "sightline.models:list_models",
     "load": "sightline.hub:load",

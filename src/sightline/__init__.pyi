@@ -21,6 +21,7 @@ from sightline.engine.predict import predict as predict
 from sightline.engine.train import train as train
 from sightline.hub import convert as convert
 from sightline.hub import load as load
+from sightline.hub.exporting import export as export
 from sightline.layers import Attention as Attention
 from sightline.models import create_model as create_model
 from sightline.models import download as download

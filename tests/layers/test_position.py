@@ -39,12 +39,12 @@ def test_any_grid_is_interpolated(grid: tuple[int, int], prefix: int, mode: str)
 @pytest.mark.parametrize("target", [1, 2, 5, 8, 13, 64])
 def test_interpolation_matrix(target: int, mode: str) -> None:
     """What compiled and exported models resample with, against torch's own."""
-    line = torch.randn(1, 4, 8, 1)
-    expected = F.interpolate(line, (target, 1), align_corners=False, **OPTIONS[mode])
-    got = interpolation_matrix(8, target, mode) @ line
+    maps = torch.randn(1, 4, 8, 8)
+    expected = F.interpolate(maps, (target, 8), align_corners=False, **OPTIONS[mode])
+    got = interpolation_matrix(8, target, mode) @ maps
     assert_close(got, expected, 1e-6)
     if target == 8:
-        assert torch.equal(got, line)
+        assert torch.equal(got, maps)
 
 
 def test_own_grid_is_the_table_itself() -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torchvision.models.feature_extraction import create_feature_extractor
 
+from sightline.layers.position import PositionTable
 from sightline.util.errors import InputError
 
 from .tiny import assert_close, every_family, gradients, image, tiny
@@ -18,9 +19,24 @@ def test_jit_trace(family: str) -> None:
     assert torch.equal(traced(other), model(other))
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_compiled_positions_at_changing_grids(mode: str) -> None:
+    """The gradient of resampled position tables, with sizes that the compiler does not know."""
+    table = PositionTable((4, 4), 3, mode=mode)
+
+    def loss(x: Tensor) -> Tensor:
+        return (x.flatten(2).transpose(1, 2) * table((x.shape[2], x.shape[3]))).sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", dynamic=True)
+    for size in ((6, 5), (9, 7)):
+        x = torch.randn(1, 3, *size)
+        (got,), (want,) = (torch.autograd.grad(call(x), [table.weight]) for call in (compiled, loss))
+        assert_close(got, want)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["deit", "pvt"])
 def test_compiled_training_at_changing_resolutions(family: str) -> None:
-    """The gradient of the resampled position tables, with sizes that the compiler does not know."""
     depth = {"depths": 1} if family == "deit" else {}
     model = tiny(family, **depth)
     compiled = torch.compile(model, backend="aot_eager", dynamic=True)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from sightline.cli import analyze, bench, convert, download, eval, info, lra, predict, train
+from sightline.cli import analyze, bench, convert, download, eval, export, info, lra, predict, train
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, name_options, parse
 from sightline.cli.output import quiet
@@ -24,6 +24,7 @@ COMMANDS: "dict[str, Command | Group]" = {
     "info": info.COMMAND,
     "download": download.COMMAND,
     "convert": convert.COMMAND,
+    "export": export.COMMAND,
     "bench": bench.COMMAND,
     "train": train.COMMAND,
     "eval": eval.COMMAND,

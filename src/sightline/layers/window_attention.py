@@ -1,6 +1,7 @@
 """Swin's attention: softmax in shifted windows with a relative position bias; other mechanisms on the whole map."""
 
 import math
+from typing import cast
 
 import torch
 from timm.layers import register_notrace_module, trunc_normal_
@@ -142,7 +143,7 @@ def resample_bias(table: Tensor, window: int) -> Tensor:
 
 def _above(length: int, side: int) -> int:
     """1 if the length, a symbol, is above `side`, else 0."""
-    return torch.sym_min(torch.sym_max(length - side, 0), 1)
+    return cast(int, torch.sym_min(torch.sym_max(length - side, 0), 1))
 
 
 def roll(x: Tensor, by: Grid) -> Tensor:

@@ -132,7 +132,8 @@ class Loaded:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+        known = getattr(self.model, "num_parameters", None)  # of an exported file
+        return sum(p.numel() for p in self.model.parameters()) if known is None else int(known)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ scores = spec.evaluate(loaded, data, section, options)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -43,6 +43,7 @@ class TaskSpec:
         unit: what is trained on, for rates and counts.
         counted: what the confusion matrix counts; by default `unit`.
         pictures: whether a report shows attention maps of `examples`.
+        exports: whether its models are one graph from images to outputs, which `sightline.export` can write.
         module: has the functions of the methods below.
     """
 
@@ -54,6 +55,7 @@ class TaskSpec:
     unit: str = "images"
     counted: str = ""
     pictures: bool = False
+    exports: bool = False
 
     @property
     def module(self) -> ModuleType:
@@ -66,6 +68,10 @@ class TaskSpec:
     def open(self, weights: Weights) -> base.Loaded:
         """The model in a file with a card of this task; the message of a `FileError` does not name the file."""
         return self.module.open(weights)
+
+    def read_card(self, metadata: Mapping[str, str]) -> tuple[base.Card, Callable[[Image.Image], Tensor] | None]:
+        """The card in the metadata of a file, and the transform that goes with it."""
+        return self.module.read_card(metadata)
 
     def evaluate(
         self, loaded: base.Loaded, data: str | None, section: object | None, options: base.EvalOptions
@@ -121,11 +127,11 @@ TASKS: dict[str, TaskSpec] = {
     for spec in (
         TaskSpec(
             "classification", ClassificationConfig, "top1", {"top1": "top-1", "top5": "top-5"}, without=DENSE,
-            pictures=True,
+            pictures=True, exports=True,
         ),
         TaskSpec(
             "segmentation", SegmentationConfig, "miou", _shown("miou", "macc", "aacc"), without=CLASSIFIERS,
-            counted="pixels",
+            counted="pixels", exports=True,
         ),
         TaskSpec(
             "detection", DetectionConfig, "box_ap", _shown("box_ap", "mask_ap"), without=(*CLASSIFIERS, *DENSE)

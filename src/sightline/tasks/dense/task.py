@@ -1,7 +1,7 @@
 """What segmentation and detection share: the task that the engine trains, opening and evaluating a model."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -91,11 +91,16 @@ def eval_loader(
     return ItemLoader(Items(len(split), reader, False), workers, broken.add, list)
 
 
+def read_dense(metadata: Mapping[str, str], head: type[H]) -> tuple[DenseCard[H], InferenceTransform]:
+    """The card in the metadata of a file, and its transform."""
+    card = DenseCard.read(metadata, head)
+    return card, InferenceTransform(card.head.short, card.head.long, card.mean, card.std)
+
+
 def open_dense(weights: Weights, head: type[H], make: Callable[[DenseCard[H]], nn.Module]) -> Loaded:
     """The model in a file with a card."""
-    card = DenseCard.read(weights.metadata, head)
+    card, transform = read_dense(weights.metadata, head)
     model = restore(card, weights.state, lambda: make(card))
-    transform = InferenceTransform(card.head.short, card.head.long, card.mean, card.std)
     return Loaded(model, card, transform, card.classes, weights.path, card.task)
 
 

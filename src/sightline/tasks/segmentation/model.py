@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sightline.ops.checks import padding
 from sightline.tasks.dense.backbone import Backbone, WithBackbone
 from sightline.tasks.dense.card import DenseCard, DenseHead
 from sightline.tasks.segmentation.config import Inference, Model
@@ -53,7 +54,7 @@ class Segmenter(WithBackbone):
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
         height, width = x.shape[-2:]
-        padded = F.pad(x, (0, -width % DIVISOR, 0, -height % DIVISOR))
+        padded = F.pad(x, (0, padding(width, DIVISOR), 0, padding(height, DIVISOR)))
         maps = self.backbone(padded)
         # Decoders of smp also take maps at strides 1 and 2, which they ignore.
         logits = self.classify(self.drop(self.decoder([padded, padded, *maps])))

@@ -1,6 +1,6 @@
 """Segmentation as an entry of `sightline.tasks.registry`: the task that the engine trains, evaluation, prediction."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,8 +17,8 @@ from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictO
 from sightline.tasks.card import CardError
 from sightline.tasks.dense.card import DenseCard
 from sightline.tasks.dense.draw import draw_classes
-from sightline.tasks.dense.task import DenseTask, eval_section, evaluate_split, open_dense
-from sightline.tasks.dense.transforms import normalize, pair
+from sightline.tasks.dense.task import DenseTask, eval_section, evaluate_split, open_dense, read_dense
+from sightline.tasks.dense.transforms import InferenceTransform, normalize, pair
 from sightline.tasks.segmentation.config import Config, Data
 from sightline.tasks.segmentation.data import IGNORE, open_split
 from sightline.tasks.segmentation.infer import probabilities
@@ -79,6 +79,11 @@ class Segmentation(DenseTask[Batch, Tensor, Item, Tensor]):
 
 
 make = Segmentation  # the task of a run
+
+
+def read_card(metadata: Mapping[str, str]) -> tuple[Card, InferenceTransform]:
+    """The card in the metadata of a file, and its transform."""
+    return read_dense(metadata, Head)
 
 
 def open(weights: Weights) -> Loaded:

@@ -14,6 +14,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sightline.data.labels import imagenet_classes
+from sightline.hub.exported import open_exported
+from sightline.hub.formats import SUFFIXES as EXPORTED
 from sightline.models.base import Arguments
 from sightline.models.weights.checkpoint import Checkpoint, Choice, load_model, prefix_errors
 from sightline.models.weights.layouts import IGNORED
@@ -38,13 +40,14 @@ def load(
     model_args: Arguments | None = None,
     device: str | torch.device = "cpu",
 ) -> Loaded:
-    """Open a trained model: a run folder, one of our own files, or a published checkpoint.
+    """Open a trained model: a run folder, one of our own files, an exported file, or a published checkpoint.
 
     The header is read once, shapes are checked on the meta device, and the model is built once. A file is read as data
     only; a published checkpoint is identified by the shapes of its tensors.
 
     Args:
-        path: a run folder (its best weights are loaded), a weight file, or "hf-hub:owner/name" for a repository of the
+        path: a run folder (its best weights are loaded), a weight file, an .onnx or .pt2 file of `sightline.export` (a
+            .pt2 file is a program: open only those that you trust), or "hf-hub:owner/name" for a repository of the
             Hugging Face hub that `sightline.push_to_hf_hub` made.
         model, model_args: the variant and its arguments, if a checkpoint without a card leaves them open.
         device: where to put the model; "auto" for a GPU if there is one.
@@ -66,6 +69,10 @@ def load(
     """
     check_path(path, "checkpoint", "a run folder or a file of weights")
     target = choose_device(device, "device") if isinstance(device, str) else device
+    if Path(path).suffix in EXPORTED and not Path(path).is_dir():
+        if model is not None or model_args:
+            raise InputError(f"{path}: an exported file is a whole model; leave model and model_args out")
+        return open_exported(Path(path))
     weights = read_weights(_from_hub(str(path)) if str(path).startswith(HF_HUB) else path)
     spec = task_of(weights.metadata)
     with prefix_errors(weights.path):

@@ -1,0 +1,98 @@
+"""Write a graph of torch.export as ONNX or as a package that AOTInductor compiles, with metadata inside."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from sightline.hub.trace import AXES
+from sightline.util.errors import InputError
+from sightline.util.files import reason, write_result
+
+SUFFIXES = (".onnx", ".pt2")
+INPUT = "images"
+
+
+def require_onnx() -> None:
+    """Reject an installation without the packages that ONNX files need.
+
+    Raises:
+        InputError: names what to install.
+    """
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"ONNX files need {', '.join(missing)}: pip install 'sightline[export]'")
+
+
+def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, str], outputs: Sequence[str]) -> int:
+    """Write an ONNX file and return its opset.
+
+    Raises:
+        InputError: ONNX has no form for an operation of the model, or the file cannot be written.
+    """
+    import onnx
+
+    try:
+        made = torch.onnx.export(
+            program, (), dynamo=True, input_names=[INPUT], output_names=list(outputs), verbose=False
+        )  # fmt: skip
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise InputError(f"this model cannot be exported to ONNX ({reason(error)}); give a .pt2 file") from error
+    assert made is not None
+    proto = made.model_proto
+    name_axes(proto)
+    onnx.helper.set_model_props(proto, dict(metadata))
+    write_result(path, lambda temporary: onnx.save(proto, str(temporary)), "file")
+    return next(int(item.version) for item in proto.opset_import if not item.domain)
+
+
+def name_axes(proto: Any) -> None:
+    """Call the dynamic axes batch, height and width, also in the sizes of outputs and of what is between."""
+    shape = proto.graph.input[0].type.tensor_type.shape.dim
+    names = {shape[axis].dim_param: name for name, axis in AXES.items() if shape[axis].dim_param}
+    if not names:
+        return
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = pattern.sub(lambda match: names[match[0]], dim.dim_param)
+
+
+def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
+    """Compile the graph for the device that it was traced on, and write code and weights as one .pt2 file.
+
+    Raises:
+        InputError: there is no C++ compiler, or the file cannot be written.
+    """
+    from torch._inductor import aoti_compile_and_package
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    configs = {"aot_inductor.metadata": dict(metadata)}
+
+    def write(temporary: Path) -> None:
+        aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=configs)
+
+    try:
+        write_result(path, write, "file")
+    except (InvalidCxxCompiler, CppCompileError) as error:
+        raise InputError(
+            f"{path}: a compiled package needs a working C++ compiler such as g++ ({reason(error)}); install one, or "
+            f"give an .onnx file"
+        ) from error
+
+
+def check_dynamic(names: Collection[str]) -> tuple[str, ...]:
+    """The names of dynamic axes in the order of `AXES`.
+
+    Raises:
+        InputError: there is no such axis.
+    """
+    for name in names:
+        if name not in AXES:
+            raise InputError(f"dynamic: expected some of {', '.join(AXES)}, or none; got {name!r}")
+    return tuple(name for name in AXES if name in names)

@@ -1,0 +1,209 @@
+"""`sightline.export`, and its files in `load`, `predict` and `evaluate`."""
+
+import doctest
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import sightline
+from sightline.cli.main import main
+from sightline.engine.pictures import check_attention
+from sightline.hub import exporting, formats
+from sightline.hub.exporting import Exported
+from sightline.tasks.segmentation.config import Model
+from sightline.tasks.segmentation.model import Segmenter
+from sightline.util.errors import FileError, InputError, RunError
+from sightline.util.provenance import package_version
+from tests.cli.classifiers import CLASSES, classifier, pictures
+from tests.models.tiny import SWIN, assert_close, image, tiny
+
+onnx = pytest.importorskip("onnx", reason="needs the extra `export`")
+ort = pytest.importorskip("onnxruntime", reason="needs the extra `export`")
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exported]:
+    """A folder with a classifier `model.safetensors` and its `model.onnx`, for any batch and size."""
+    folder = tmp_path_factory.mktemp("made")
+    classifier(folder / "model.safetensors")
+    return folder, sightline.export(folder / "model.safetensors", folder / "model.onnx")
+
+
+def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (example,) = doctest.DocTestFinder(recurse=False).find(sightline.export)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_a_file_is_compared_at_three_sizes_and_two_batches(made: tuple[Path, Exported]) -> None:
+    folder, done = made
+    assert done.inputs == ("batch", 3, "height", "width")
+    assert {(c.batch, c.height, c.width) for c in done.checks} == {
+        (batch, *size) for batch in (1, 3) for size in ((32, 32), (33, 45), (73, 73))
+    }
+    assert max(c.difference for c in done.checks) <= done.tolerance == 1e-4
+    report = json.loads((folder / "model.onnx.json").read_text())
+    assert (report["opset"], len(report["checks"])) == (done.opset, 6)
+    assert {"commit", "versions", "machine", "tolerance"} <= report.keys()
+
+
+def test_the_file_describes_itself(made: tuple[Path, Exported]) -> None:
+    folder, done = made
+    proto = onnx.load(str(folder / "model.onnx"))
+    onnx.checker.check_model(proto)
+    shape = [dim.dim_param or dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    assert shape == list(done.inputs)
+    props = {item.key: item.value for item in proto.metadata_props}
+    assert json.loads(props["classes"]) == list(CLASSES)
+    assert {"mean", "std", "interpolation", "crop_pct"} <= json.loads(props["input"]).keys()
+    assert json.loads(props["exported"])["versions"]["torch"] == package_version("torch")
+
+
+def test_predict_and_evaluate_take_the_file(made: tuple[Path, Exported], tmp_path: Path) -> None:
+    folder, _ = made
+    data = pictures(tmp_path / "data")
+    before, after = (sightline.load(folder / name) for name in ("model.safetensors", "model.onnx"))
+    assert (after.classes, after.task, after.card) == (before.classes, before.task, before.card)
+    assert after.parameters == before.parameters
+    photo = Image.new("RGB", (50, 40), "red")
+    (want,), (got,) = (list(sightline.predict(loaded, photo)) for loaded in (before, after))
+    assert [row["class"] for row in got.found] == [row["class"] for row in want.found]
+    one, other = (sightline.evaluate(loaded, data, workers=0, batch_size=5) for loaded in (before, after))
+    assert one["top1"] == other["top1"]
+    assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
+    with pytest.raises(InputError, match="attention"):
+        check_attention(after, (0.5, 0.5))
+
+
+def test_a_file_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exporting.TOLERANCES, "float32", -1.0)
+    with pytest.raises(RunError, match=r"model\.onnx"):
+        sightline.export(tiny("deit", depths=1), tmp_path / "model.onnx", dynamic=())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fixed_sizes(tmp_path: Path) -> None:
+    """One image at a time inside; any batch outside; other sizes are rejected."""
+    model = classifier(tmp_path / "model.safetensors")
+    done = sightline.export(tmp_path / "model.safetensors", tmp_path / "model.onnx", dynamic=())
+    assert done.inputs == (1, 3, 32, 32)
+    loaded = sightline.load(tmp_path / "model.onnx")
+    x = image(32, batch=3)
+    assert_close(loaded.model(x), model(x), 1e-4)
+    with pytest.raises(InputError, match="33"):
+        loaded.model(image(33, 32))
+
+
+def test_int8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    classifier(tmp_path / "model.safetensors")
+    data = pictures(tmp_path / "data")
+    args = [str(tmp_path / "model.safetensors"), str(tmp_path / "model.onnx"), "--dynamic", "none"]
+    assert main(["export", *args, "--int8", str(data)]) == 0
+    assert "accuracy on the calibration images" in capsys.readouterr().out
+    kinds = {node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node}
+    assert "QuantizeLinear" in kinds
+    report = json.loads((tmp_path / "model.onnx.json").read_text())
+    assert report["precision"] == "int8"
+    assert len(report["accuracy"]) == 2
+    assert sightline.load(tmp_path / "model.onnx").classes == CLASSES
+
+
+def test_half(tmp_path: Path) -> None:
+    done = sightline.export(tiny("deit", depths=1), tmp_path / "model.onnx", dynamic=(), half=True)
+    assert done.precision == "float16"
+    types = {item.data_type for item in onnx.load(str(done.target)).graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in types
+
+
+def test_features(tmp_path: Path) -> None:
+    classifier(tmp_path / "model.safetensors")
+    done = sightline.export(tmp_path / "model.safetensors", tmp_path / "maps.onnx", dynamic=(), features=True)
+    proto = onnx.load(str(done.target))
+    assert [item.name for item in proto.graph.output] == ["map_0", "map_1"]
+    with pytest.raises(FileError, match="backbone"):
+        sightline.load(done.target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"target": "model.tflite"}, ".tflite"),
+        ({"target": "model.onnx", "dynamic": ("depth",)}, "depth"),
+        ({"target": "model.pt2", "int8": "."}, "int8"),
+        ({"target": "model.onnx", "int8": "nowhere"}, "nowhere"),
+        ({"target": "model.onnx", "int8": "empty"}, "empty"),
+        ({"target": "taken.onnx"}, "taken.onnx"),
+        ({"target": "taken.onnx/model.onnx"}, "taken.onnx"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], shown: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("taken.onnx").touch()
+    with pytest.raises(InputError) as caught:
+        sightline.export(tiny("deit", depths=1), **arguments)
+    assert shown in str(caught.value)
+
+
+def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"sightline\[export\]"):
+        sightline.export(tiny("deit", depths=1), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.pt2"])
+def test_foreign_files(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(FileError, match=name):
+        sightline.load(path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(FileError, match=name):
+        sightline.load(path)
+
+
+@pytest.mark.slow
+def test_windows_for_any_batch_and_size(tmp_path: Path) -> None:
+    done = sightline.export(tiny("swin"), tmp_path / "model.onnx")
+    assert max(check.difference for check in done.checks) <= 1e-4
+
+
+@pytest.mark.slow
+def test_a_segmenter_for_any_size(tmp_path: Path) -> None:
+    pytest.importorskip("segmentation_models_pytorch", reason="needs the extra `dense`")
+    model = Segmenter(Model(name="inline_swin_tiny", args=dict(SWIN), head="upernet", channels=16), 4).eval()
+    done = sightline.export(model, tmp_path / "model.onnx", dynamic=("height", "width"))
+    assert max(check.difference for check in done.checks) <= 1e-4
+
+
+@pytest.mark.slow
+def test_a_package_runs_without_sightline(tmp_path: Path) -> None:
+    """Compiled for any batch; a process that cannot import sightline gives the same."""
+    model = tiny("deit", depths=1)
+    done = sightline.export(model, tmp_path / "model.pt2", dynamic=("batch",))
+    x = image(batch=3)
+    torch.save({"x": x, "want": model(x).detach()}, tmp_path / "data.pt")
+    script = (
+        "import sys, torch\n"
+        "sys.modules['sightline'] = None\n"
+        "data = torch.load(sys.argv[1], weights_only=True)\n"
+        "(got,) = torch._inductor.aoti_load_package(sys.argv[2])(data['x'])\n"
+        "print((got - data['want']).abs().max().item())\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "data.pt"), str(done.target)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    assert float(answer.stdout) <= 1e-4

@@ -1,0 +1,49 @@
+"""Graphs of torch.export for any batch and size, and the parts that make them possible."""
+
+import pytest
+import torch
+from torch import nn
+
+from sightline.hub.trace import Graph, MeanPool, Wide, in_half, mean_matrix, trace, traceable
+from tests.models.tiny import assert_close, image, tiny
+
+
+@pytest.mark.parametrize("target", [1, 2, 3, 6])
+@pytest.mark.parametrize("size", [(6, 6), (7, 4), (5, 13)], ids=str)
+def test_pooling_by_matrices(size: tuple[int, int], target: int) -> None:
+    x = torch.randn(2, 3, *size)
+    assert_close(MeanPool(target)(x), nn.AdaptiveAvgPool2d(target)(x), 1e-6)
+    assert_close(mean_matrix(size[0], target).sum(1), torch.ones(target), 1e-6)
+
+
+def test_pooling_is_restored() -> None:
+    pool = nn.AdaptiveAvgPool2d((2, 3))
+    model = nn.Sequential(nn.Identity(), pool)
+    with traceable(model):
+        assert isinstance(model[1], MeanPool)
+    assert model[1] is pool
+
+
+def test_half_keeps_norms_wide() -> None:
+    model = tiny("swin")
+    half = in_half(model)
+    wide = [module for module in half.modules() if isinstance(module, Wide)]
+    assert len(wide) == sum(isinstance(module, nn.LayerNorm) for module in model.modules())
+    norms = {id(p) for module in wide for p in module.parameters()}
+    assert {p.dtype for p in half.parameters() if id(p) in norms} == {torch.float32}
+    assert {p.dtype for p in half.parameters() if id(p) not in norms} == {torch.float16}
+    x = image()
+    assert_close(Graph(model, half=True)(x)[0], model(x), 2e-2)
+    assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "family", ["deit", *(pytest.param(family, marks=pytest.mark.slow) for family in ("pvt", "cswin", "soft"))]
+)
+def test_a_graph_for_any_batch_and_size(family: str) -> None:
+    model = tiny(family)
+    program = trace(Graph(model), (3, 64, 64), ("batch", "height", "width"), torch.device("cpu"))
+    run = program.module()
+    for shape in ((1, 64, 64), (3, 65, 90), (2, 33, 200)):
+        x = image(*shape[1:], batch=shape[0])
+        assert_close(run(x)[0], model(x))
