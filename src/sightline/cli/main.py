@@ -63,14 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         _print_error(str(error))
         return error.status
+    except (ValueError, OSError) as error:
+        _print_error(f"error: {cut_words(_message(error))}")
+        return 2
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
             raise
         _print_error(f"out of memory: {str(error) or 'no room'}; give smaller images, batches or models")
         return 1
-    except (ValueError, OSError) as error:
-        _print_error(f"error: {cut_words(_message(error))}")
-        return 2
 
 
 def _print_error(text: str) -> None:
