@@ -49,7 +49,7 @@ def test_the_first_line_is_the_plan_and_slow_runs_are_estimated(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, *slow = lines(capsys, monkeypatch, 6.0)
-    assert re.findall(r"\d+", plan) == ["8", "3", "4", "2"]
+    assert re.findall(r"\d+", plan) == ["8", "12", "2", "4", "3"]
     assert [line.split(",")[0] for line in slow] == ["about 0:42 for 7 more updates", "epoch 1/3"]
     assert all("3.0 s per image" in line for line in slow)
     assert "0:30 left" in slow[1]

@@ -45,8 +45,10 @@ class ProgressPrinter:
 
     def plan(self) -> None:
         """Say what the whole run takes."""
-        whole = f"{self.epochs:,} epochs of {self.steps:,} updates with {self.batch:,} {self.unit} each"
-        self.line(f"to do: {self.updates:,} updates: {whole}")
+        whole = self.epochs * self.steps
+        updates = f"{self.updates:,}{f' of {whole:,}' if self.updates < whole else ''} updates"
+        epochs = f"{self.steps:,} per epoch, {self.epochs:,} epochs"
+        self.line(f"to do: {updates} with {self.batch:,} {self.unit} each, {epochs}")
 
     def begin(self, epoch: int, batch: int) -> None:
         """Start an epoch at its update `batch`."""
