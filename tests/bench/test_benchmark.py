@@ -39,7 +39,9 @@ def test_models_without_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert report.files == list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "value"), [("dtype", "float8"), ("img_size", "x7"), ("window", [0]), ("shape", "7")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("dtype", "float8"), ("img_size", "x7"), ("window", [0]), ("shape", "7"), ("out", "")]
+)
 def test_errors_begin_with_the_argument(name: str, value: object) -> None:
     what = "ops" if name == "shape" else "models"
     with pytest.raises(InputError, match=f"^{name}: "):

@@ -16,6 +16,7 @@ from sightline.bench.request import (
 )
 from sightline.bench.results import Finding, Report, Row, describe_run, file_stem, result_files
 from sightline.bench.run import ProgressMaker, Silent, compile_ahead, run_all
+from sightline.util.files import check_writable
 
 __all__ = ["Cost", "Finding", "Network", "Report", "Row", "benchmark", "measure_cost"]
 
@@ -103,6 +104,8 @@ def benchmark(
 
         new_figure(1, 1)  # raises if matplotlib is missing
     plans = make_plans(request)
+    if out is not None:
+        check_writable(out, "out")
     report = Report({"preset": request.preset, **describe_run(command_of(given), request.target)})
     if out is not None:
         dtypes = tuple(dict.fromkeys(plan.dtype for plan in plans))

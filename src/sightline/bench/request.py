@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 import timm
 import torch
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from sightline.bench.candidates import Plan
 from sightline.bench.cases import (
@@ -81,6 +81,8 @@ def _listed(value: object) -> tuple[object, ...]:
 def _split(value: object) -> tuple[str, ...]:
     """One value, several, or a text with commas."""
     parts = [part.strip() for each in _listed(value) for part in str(each).split(",")]
+    if parts and not any(parts):
+        raise ValueError("the value is empty; leave it out for the default")
     return tuple(part for part in parts if part)
 
 
@@ -124,8 +126,8 @@ class Request(BaseModel, frozen=True):
     dtype: Split[Literal["float32", "tf32", "bfloat16", "float16"]] = ()
     compile: Split[How] = Field("no", validate_default=True)
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    budget: PositiveInt = 150
-    jobs: PositiveInt = 1
+    budget: Annotated[int, Field(ge=1, le=600_000)] = 150  # milliseconds
+    jobs: Annotated[int, Field(ge=1, le=256)] = 1
 
     @model_validator(mode="after")
     def _check_together(self) -> "Request":
