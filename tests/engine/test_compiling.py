@@ -9,13 +9,18 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from sightline.data.order import Placement
 from sightline.engine.compiling import Choice, CompiledModel, choose
 from sightline.engine.optimize import Average, make_optimizer
 from sightline.engine.settings import configure, load_recipe
 from sightline.engine.signals import Stopped
 from sightline.engine.trainer import Trainer
 from sightline.tasks.classification.loaders import DeviceLoader
+from sightline.tasks.classification.task import Classification
 from sightline.tasks.config import Model
+from sightline.tasks.detection.spec import Detection
+from sightline.tasks.registry import TASKS
+from sightline.tasks.segmentation.spec import Segmentation
 from sightline.util.errors import InputError
 from tests.engine.tiny import RECIPE, make_images, metrics, train, weights
 
@@ -76,6 +81,16 @@ def test_auto_is_the_default() -> None:
     assert configure({"model": {"compile": True}}).model.compile is True
     with pytest.raises(InputError, match=r"model\.compile: expected 'auto', True or False; got 'maybe'"):
         configure({"model": {"compile": "maybe"}})
+
+
+def test_shapes_of_tasks(tmp_path: Path) -> None:
+    assert (Classification.shapes, Segmentation.shapes, Detection.shapes) == ("fixed", "fixed", "any")
+    for name, shapes in (("listops", "lengths"), ("pathfinder", "fixed")):
+        data = {"name": name, "train": 4, "val": 2, "test": 2, "cache": str(tmp_path)}
+        config = configure({"task": "sequences", "data": data, "model": {"name": f"lra_{name}"}, "batch": {"size": 2}})
+        task = TASKS["sequences"].make(config, Placement(torch.device("cpu"), 2))
+        assert task.shapes == shapes
+        assert task.compiled is task.model
 
 
 @pytest.mark.slow
