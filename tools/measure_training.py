@@ -43,7 +43,7 @@ def measure(recipe: str, name: str, data: str, epochs: int, device: str, more: l
         rates = [line.get("images_per_second") for line in read_rows(Path(folder, "run"))]
     found = [rate for rate in rates[1:] or rates if isinstance(rate, int | float)]
     row.images_per_s, row.spread = statistics.median(found), (max(found) - min(found)) / statistics.median(found)
-    row.note = next((line.strip()[:200] for line in lines if "compil" in line), "")
+    row.note = next((line.strip()[:200] for line in lines if "compil" in line or "eager mode" in line), "")
     return row
 
 
