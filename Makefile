@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-fast test-gpu demo lint types pytest tables format clean
+.PHONY: test test-fast test-gpu test-cards demo lint types pytest tables format clean
 
 test: lint types pytest
 
@@ -14,6 +14,10 @@ test-fast: $(STAMP)
 # The whole suite on a machine with a GPU, which runs the kernels instead of the interpreter.
 test-gpu: $(STAMP)
 	$(BIN)/pytest -n 8 --dist loadgroup
+
+# Every kernel with every dtype and width for every GPU, compiled without one; `make test` compiles a selection.
+test-cards: $(STAMP)
+	$(BIN)/python tests/ops/compiling.py --all --jobs $$(nproc) 80 86 89 90 100 120 > /dev/null
 
 demo: $(STAMP)
 	$(BIN)/sightline train

@@ -36,6 +36,13 @@ FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
 
 CAPABILITY = (8, 0)  # of a GPU, at least: tensor cores for bfloat16 and TF32
 
+# Bytes of shared memory that a block may have, by compute capability. Kernels take their tiles by these three sizes.
+SMALL, MEDIUM, LARGE = 101_376, 166_912, 232_448
+SHARED_MEMORY = {
+    (8, 0): MEDIUM, (8, 6): SMALL, (8, 7): MEDIUM, (8, 9): SMALL, (9, 0): LARGE, (10, 0): LARGE, (10, 3): LARGE,
+    (11, 0): LARGE, (12, 0): SMALL, (12, 1): SMALL,
+}  # fmt: skip
+
 
 class Limits(NamedTuple):
     """What a GPU offers a kernel: its compute capability, and bytes of shared memory per block."""
@@ -89,13 +96,12 @@ def obstacle(
         return f"there are {landmarks} landmarks (supported: {LANDMARKS} at most)"
     if filter_size not in FILTERS:
         return f"the filter is {filter_size} wide (supported: {', '.join(map(str, FILTERS))})"
-    kernels = operator if landmarks <= BLOCK else f"{operator} in blocks"
-    return device_obstacle(kernels, q.device, q.dtype, q.shape[-1])
+    return device_obstacle(operator, q.device, q.dtype, q.shape[-1])
 
 
-def device_obstacle(kernels: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why these kernels, an entry of `SHARED_MEMORY`, cannot run on this device for such tokens, or None."""
-    if device.type != "cuda" or head_dim <= widest_head(kernels, device.index, dtype):
+def device_obstacle(operator: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why the kernels of `operator`, a name in `NEEDED`, cannot run on this device for such tokens, or None."""
+    if device.type != "cuda" or head_dim <= widest_head(operator, device.index, dtype):
         return None
     limits = device_limits(device.index)
     if limits is None:
@@ -103,18 +109,18 @@ def device_obstacle(kernels: str, device: torch.device, dtype: torch.dtype, head
     major, minor, available = limits
     if (major, minor) < CAPABILITY:
         return f"the GPU has compute capability {major}.{minor} (supported: {CAPABILITY[0]}.{CAPABILITY[1]} or higher)"
-    needed = shared_memory(kernels, dtype, head_dim)
-    return f"the GPU has {available:,} bytes of shared memory per block ({needed:,} needed)"
+    need = needed(operator, dtype, head_dim)
+    return f"the GPU has {available:,} bytes of shared memory per block ({need:,} needed)"
 
 
 @torch.compiler.assume_constant_result
-def widest_head(kernels: str, index: int | None, dtype: torch.dtype) -> int:
-    """The largest head dim for which the kernels run on a CUDA device, 0 if they do not; cached."""
-    key = (kernels, index, dtype)
+def widest_head(operator: str, index: int | None, dtype: torch.dtype) -> int:
+    """The largest head dim for which the kernels of `operator` run on a CUDA device, 0 if they do not; cached."""
+    key = (operator, index, dtype)
     if key not in _widest:
         limits = device_limits(index)
         capable = limits is not None and limits[:2] >= CAPABILITY
-        table = SHARED_MEMORY[kernels][dtype]
+        table = NEEDED[operator][dtype]
         _widest[key] = max((d for d, need in table.items() if capable and limits and need <= limits[2]), default=0)
     return _widest[key]
 
@@ -128,44 +134,61 @@ def device_limits(index: int | None) -> tuple[int, int, int] | None:
     if index not in _limits:
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
         nvidia = torch.version.hip is None
-        _limits[index] = Limits(gpu.major, gpu.minor, gpu.shared_memory_per_block_optin) if nvidia else None
+        shared = getattr(gpu, "shared_memory_per_block_optin", None) or SHARED_MEMORY.get((gpu.major, gpu.minor), SMALL)
+        _limits[index] = Limits(gpu.major, gpu.minor, shared) if nvidia else None
     return _limits[index]
 
 
 _limits: dict[int | None, Limits | None] = {}
 
 
-# Bytes of shared memory per block that the kernels of an operator need at most, forward and backward, by the largest
-# head dim they hold for. Measured by compiling for compute capability 9.0 with Triton 3.6 and 3.9; where not measured,
-# what an H200 has.
-SHARED_MEMORY: dict[str, dict[torch.dtype, dict[int, int]]] = {
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory per block to choose tiles by: those of a GPU, of the current one for meta tensors.
+
+    Without a GPU, where Triton's interpreter runs, the tiles are those of an H200.
+    """
+    if device.type == "cpu" or not torch.cuda.is_available():
+        return LARGE
+    limits = device_limits(device.index if device.type == "cuda" else None)
+    return LARGE if limits is None else tile_memory(limits)
+
+
+def tile_memory(limits: tuple[int, int, int]) -> int:
+    """Bytes of shared memory per block to choose tiles by on a GPU with these `Limits`.
+
+    GPUs with tensor memory (compute capability 10 and 11) take smaller tiles than their shared memory holds: with those
+    of an H200, Triton 3.6 runs out of tensor memory or fails in its pipeliner.
+    """
+    return min(limits[2], MEDIUM) if limits[0] in (10, 11) else limits[2]
+
+
+# Bytes of shared memory per block that a GPU must have for the kernels of an operator, forward and backward, by the
+# largest head dim they hold for: the smallest size whose tiles fit. `make test-cards` compiles them for every GPU.
+NEEDED: dict[str, dict[torch.dtype, dict[int, int]]] = {
     "inline_attention": {
-        torch.bfloat16: {64: 81920, 128: 147456},
-        torch.float16: {32: 114688, 64: 147456, 128: 180224},
-        torch.float32: {32: 114688, 64: 147456, 128: 180224},
+        torch.bfloat16: {128: SMALL},
+        torch.float16: {128: SMALL},
+        torch.float32: {64: SMALL, 128: MEDIUM},
     },
+    "inline_layer": {  # with the layers that make the weights of the residual
+        torch.bfloat16: {64: SMALL, 128: LARGE},
+        torch.float16: {64: SMALL, 128: LARGE},
+        torch.float32: {64: SMALL, 128: 278_528},  # more than any GPU has
+    },
+    "whole_layer": {torch.bfloat16: {128: LARGE}, torch.float16: {128: LARGE}},  # with both projections
     "linear_attention": {
-        torch.bfloat16: {32: 26624, 64: 81920, 128: 147456},
-        torch.float16: {32: 24576, 128: 147456},
-        torch.float32: {32: 57344, 64: 147456, 128: 393216},  # more than any GPU has: backward of wide heads
+        torch.bfloat16: {128: SMALL},
+        torch.float16: {128: SMALL},
+        torch.float32: {64: SMALL, 128: 393_216},  # more than any GPU has: backward of wide heads
     },
-    "soft_attention": {
-        torch.bfloat16: {32: 71680, 128: 232448},
-        torch.float16: {32: 98304, 128: 232448},
-        torch.float32: {32: 98304, 128: 232448},
-    },
-    "soft_attention in blocks": {dtype: {128: 232448} for dtype in DTYPES},  # more landmarks than BLOCK
-    "headwise_conv": {
-        torch.bfloat16: {32: 118784, 128: 180224},
-        torch.float16: {128: 232448},
-        torch.float32: {128: 232448},
-    },
+    "soft_attention": {dtype: {128: SMALL} for dtype in DTYPES},
+    "headwise_conv": {dtype: {128: SMALL} for dtype in DTYPES},
 }
 
 
-def shared_memory(kernels: str, dtype: torch.dtype, head_dim: int) -> int:
-    """Bytes of shared memory per block that an entry of `SHARED_MEMORY` needs for this dtype and head dim."""
-    return next(need for most, need in SHARED_MEMORY[kernels][dtype].items() if head_dim <= most)
+def needed(operator: str, dtype: torch.dtype, head_dim: int) -> int:
+    """Bytes of shared memory per block that a GPU must have for the kernels of `operator`."""
+    return next(need for most, need in NEEDED[operator][dtype].items() if head_dim <= most)
 
 
 Arguments = ParamSpec("Arguments")
@@ -186,7 +209,7 @@ def fast_path(decide: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
 @fast_path
 def inline_layer(x: Tensor, head_dim: int) -> bool:
     """InLine attention of a layer by one operator that also makes the weights of its residual from the tokens x."""
-    return x.numel() > 0 and _kernels("inline_attention", x.device, compute_dtype(x), head_dim)
+    return x.numel() > 0 and _kernels("inline_layer", x.device, compute_dtype(x), head_dim)
 
 
 @fast_path
@@ -196,7 +219,8 @@ def whole_layer(x: Tensor, weight: Tensor, head_dim: int, prefix: int) -> bool:
     dtype = compute_dtype(x)
     few = prefix <= WHOLE_LAYER_PREFIX and _known(x.shape[0] * x.shape[1] <= WHOLE_LAYER_TOKENS)
     half = dtype in (torch.bfloat16, torch.float16) and (dtype == weight.dtype or _autocast(x.device))
-    return few and half and not torch.is_grad_enabled() and inline_layer(x, head_dim)
+    wanted = few and half and x.numel() > 0 and not torch.is_grad_enabled()
+    return wanted and _kernels("whole_layer", x.device, dtype, head_dim)
 
 
 @fast_path
@@ -255,11 +279,11 @@ def _known(condition: bool) -> bool:
     return statically_known_true(condition)
 
 
-def _kernels(operator: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the kernels of an operator run for such tokens."""
-    if dtype not in DTYPES or not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
+def _kernels(path: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the kernels of InLine attention by a fast path run for such tokens."""
+    if dtype not in NEEDED[path] or not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
         return False
-    return choose(operator, device, None, device_obstacle(operator, device, dtype, head_dim)) == "triton"
+    return choose("inline_attention", device, None, device_obstacle(path, device, dtype, head_dim)) == "triton"
 
 
 def _autocast(device: torch.device) -> bool:

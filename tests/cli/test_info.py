@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 from torch import Tensor
 
+from sightline import backend
 from sightline.bench.info import describe_model
 from sightline.cli.main import main
 from sightline.models.base import VisionModel
@@ -51,6 +53,17 @@ def test_grid_of_a_size_that_does_not_divide_is_the_one_that_runs(capsys: pytest
     stages = facts(capsys, "inline_swin_tiny", "--img-size", "225x224")["stages"]
     assert [stage["grid"] for stage in stages] == [[57, 56], [29, 28], [15, 14], [8, 7]]
     assert [stage["heads"] for stage in stages] == [3, 6, 12, 24]
+
+
+def test_why_this_gpu_runs_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = describe_model("inline_deit_tiny").notes
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(backend, "device_limits", lambda index: (7, 5, 65_536))
+    monkeypatch.setattr(backend, "_widest", {})
+    notes = [note for note in describe_model("inline_deit_tiny").notes if note not in usual]
+    assert [dtype in note for dtype, note in zip(("bfloat16", "float32"), notes, strict=True)] == [True, True]
+    assert all("inline" in note and "7.5" in note for note in notes)
 
 
 @pytest.mark.slow

@@ -1,14 +1,23 @@
-"""Compiles every kernel for a GPU without one: `python compiling.py 90` prints a JSON line per kernel and case.
+"""Compiles kernels for GPUs without one: `python compiling.py 80 90` prints a JSON line per kernel and case.
 
-Operators run on tensors without memory, and what they launch is compiled with the types and specializations that Triton
-would find. Not for Triton's interpreter, hence a script of its own.
+Operators run on tensors without memory, with the tiles of each GPU, and what they launch is compiled with the types and
+specializations that Triton would find. By default every kernel for compute capability 9.0, and for others those that
+need most shared memory; with `--all` every kernel with every dtype and width for all of them. Cases that `backend`
+leaves to the reference are left out. Not for Triton's interpreter, hence a script of its own.
+
+A summary of each GPU goes to standard error. The exit status is 1 if a kernel does not compile or does not fit.
 """
 
+import argparse
 import json
+import re
+import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from inspect import getmembers
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from sightline import backend
 from sightline.ops.common import kernels as common_kernels
 from sightline.ops.common import launching
 from sightline.ops.headwise_conv import kernels as conv_kernels
@@ -42,29 +52,89 @@ TYPES = {
     torch.int32: "*i32",
     torch.bool: "*u1",
 }
+REGISTERS = 65_536  # of a multiprocessor
+SPILLED = 2048  # bytes per thread, at most
+TENSOR_MEMORY = 512  # columns of it, from compute capability 10.0 on
 ALIGNED = [["tt.divisibility", 16]]
 BF16, FP32, FP16 = torch.bfloat16, torch.float32, torch.float16
-DOT = {BF16: "bf16", FP16: "tf32", FP32: "fp32"}
+HEADS = {24: 3, 32: 6, 64: 2, 128: 1}
 
-# dtype, tokens on a side of the grid, heads, head dim, kind of attention
-ATTENTION = [
-    (BF16, 14, 6, 32, "inline"),
-    (BF16, 14, 6, 32, "layer"),
-    (BF16, 64, 6, 32, "layer"),
-    (BF16, 64, 1, 128, "masked"),
-    (FP16, 14, 3, 24, "packed"),
-    (FP32, 64, 2, 64, "linear"),
-]
-PROJECTED = [(BF16, 6, 32), (BF16, 3, 128), (FP16, 6, 64)]  # dtype, heads, head dim
-# dtype, tokens, landmarks, head dim, kind
-SOFT = [(BF16, 196, 49, 32, "packed"), (FP32, 4096, 196, 64, "masked")]
-CONV = [(BF16, 32, 9), (FP32, 64, 5)]  # dtype, head dim, side of the filter
+# The arguments of the functions of these names below: together every kernel.
+CASES: dict[str, list[tuple]] = {
+    "attention": [
+        (BF16, "bf16", 14, 32, "inline"),
+        (BF16, "bf16", 14, 32, "layer"),
+        (BF16, "bf16", 64, 32, "layer"),
+        (BF16, "bf16", 64, 128, "masked"),
+        (FP16, "tf32", 14, 24, "packed"),
+        (FP32, "fp32", 64, 64, "linear"),
+    ],
+    "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128)],
+    "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
+    "convolution": [(BF16, "bf16", 32, 9), (FP32, "fp32", 64, 5)],
+}
+# Cases with the kernels in them that need most shared memory.
+LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
+    "attention": [
+        ((BF16, "bf16", 64, 128, "masked"), {"backward_queries"}),
+        ((FP16, "tf32", 64, 128, "masked"), {"backward_keys"}),
+        ((FP32, "fp32", 14, 64, "layer"), {"layers_back"}),
+        ((FP32, "fp32", 64, 64, "linear"), {"backward_queries"}),
+    ],
+    "projected": [((FP16, "tf32", 4, 64), {"layer_write"}), ((BF16, "bf16", 3, 128), {"layer_sums"})],
+    "soft_attention": [
+        ((BF16, "bf16", 196, 49, 64, "masked"), {"backward_tokens"}),
+        ((FP32, "fp32", 4096, 196, 128, "plain"), {"newton_product", "backward_landmarks"}),
+    ],
+    "convolution": [((BF16, "bf16", 128, 9), {"conv"})],
+}
+TYPED = [(BF16, "bf16"), (FP16, "tf32"), (FP32, "fp32")]
+WIDTHS = [*((*typed, dim) for typed in TYPED for dim in (32, 64, 128)), (FP32, "tf32", 128)]
+ALL: dict[str, list[tuple]] = {
+    "attention": [
+        *((t, dot, side, dim, kind) for t, dot, dim in WIDTHS for side in (14, 64) for kind in ("layer", "linear")),
+        *((t, dot, 14, 64, "packed") for t, dot in TYPED),
+        *((t, dot, 64, 128, "masked") for t, dot in [*TYPED, (FP32, "tf32")]),
+        *((t, dot, 14, 128, "inline") for t, dot in [*TYPED, (FP32, "tf32")]),
+    ],
+    "projected": [
+        (t, dot, heads, dim)
+        for t, dot in TYPED[:2]
+        for heads, dim in ((6, 32), (8, 32), (12, 32), (4, 64), (2, 128), (3, 128))
+    ],
+    "soft_attention": [
+        *((t, dot, 196, 49, dim, "packed" if dim == 32 else "masked") for t, dot, dim in WIDTHS),
+        *((t, dot, 4096, 196, dim, "plain") for t, dot, dim in WIDTHS),
+        *((t, dot, 4096, 49, 64, "plain") for t, dot in TYPED),
+    ],
+    "convolution": [(*wide, size) for wide in WIDTHS for size in ((5, 7) if wide[2] == 64 else (3, 9))],
+}
+
+
+class Case(NamedTuple):
+    """An operator for a dtype and head dim, the function below that runs it, and the function's arguments."""
+
+    operator: str
+    dtype: torch.dtype
+    head_dim: int
+    function: str
+    args: tuple
+
+    @classmethod
+    def of(cls, function: str, args: tuple) -> "Case":
+        operator, position = {
+            "attention": ({"linear": "linear_attention", "layer": "inline_layer"}.get(args[-1], "inline_attention"), 3),
+            "projected": ("whole_layer", 3),
+            "soft_attention": ("soft_attention", 4),
+            "convolution": ("headwise_conv", 2),
+        }[function]
+        return cls(operator, args[0], args[position], function, args)
 
 
 class Launch(NamedTuple):
     kernel: JITFunction
     args: tuple
-    constants: dict[str, object]
+    constants: dict[str, Any]
 
 
 class Collector:
@@ -79,7 +149,7 @@ class Collector:
     def add_view(self, view: Tensor, base: Tensor) -> None:
         pass
 
-    def launch(self, kernel: JITFunction, grid: tuple, args: tuple, constants: dict[str, object]) -> None:
+    def launch(self, kernel: JITFunction, grid: tuple, args: tuple, constants: dict[str, Any]) -> None:
         self.launches.append(Launch(kernel, args, dict(constants)))
 
 
@@ -87,25 +157,37 @@ def meta(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def launches() -> Iterator[tuple[str, torch.dtype, int, Launch]]:
-    """Operator, dtype, head dim, and a launch."""
-    cases = [
-        *(
-            ("linear_attention" if c[4] == "linear" else "inline_attention", c[0], c[3], attention, c)
-            for c in ATTENTION
-        ),
-        *(("inline_attention", c[0], c[2], projected, c) for c in PROJECTED),
-        *(("soft_attention", c[0], c[3], soft_attention, c) for c in SOFT),
-        *(("headwise_conv", c[0], c[1], convolution, c) for c in CONV),
-    ]
-    for operator, dtype, dim, run, case in cases:
+def cases(capability: int, whole: bool) -> list[tuple[Case, set[str] | None]]:
+    """Cases for a GPU, each with the names of the kernels to compile, None for all."""
+    if whole or capability == 90:
+        chosen = ALL if whole else CASES
+        return [(Case.of(function, args), None) for function, rows in chosen.items() for args in rows]
+    return [(Case.of(function, args), names) for function, rows in LARGEST.items() for args, names in rows]
+
+
+def launches(capability: int, whole: bool) -> Iterator[tuple[Case, Launch]]:
+    """What the cases launch on a GPU: each kernel once per dtype, or with `whole` per signature and constants."""
+    shared = backend.SHARED_MEMORY[divmod(capability, 10)]
+    tiles = backend.tile_memory((*divmod(capability, 10), shared))
+    backend.shared_memory = lambda device: tiles
+    seen = set()
+    for case, names in cases(capability, whole):
+        if backend.needed(case.operator, case.dtype, case.head_dim) > shared:
+            continue
         launching._local.recorder = collector = Collector()
-        run(*case)
+        globals()[case.function](*case.args)
         for launch in collector.launches:
-            yield operator, dtype, dim, launch
+            key: tuple = (_name(launch.kernel), case.dtype)
+            if whole:
+                made, options = source(launch)
+                key = (key[0], str(made.signature), str(made.constants), str(options))
+            if key not in seen and (names is None or launch.kernel.fn.__name__ in names):
+                seen.add(key)
+                yield case, launch
 
 
-def attention(dtype: torch.dtype, side: int, heads: int, dim: int, kind: str) -> None:
+def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> None:
+    heads = HEADS[dim]
     tokens, channels = side * side, heads * dim
     layers: list[Tensor | None] = [None] * 5
     weights = mask = cu = grids = None
@@ -125,7 +207,7 @@ def attention(dtype: torch.dtype, side: int, heads: int, dim: int, kind: str) ->
     is_linear = kind == "linear"
     grid = (0, 0) if is_linear else (side, side)
     options = (heads, tokens if cu is not None else 0, *grid, 0, 0.2, 1e-6, "elu1" if is_linear else "identity",
-               is_linear, DOT[dtype])  # fmt: skip
+               is_linear, dot)  # fmt: skip
     tensors = (q, k, v, weights, *layers, mask, cu, grids)
     _, sums, made, mean = linear.attend.function(*tensors, *options, True)
     weights = made if kind == "layer" else weights
@@ -134,7 +216,7 @@ def attention(dtype: torch.dtype, side: int, heads: int, dim: int, kind: str) ->
     )  # fmt: skip
 
 
-def projected(dtype: torch.dtype, heads: int, dim: int) -> None:
+def projected(dtype: torch.dtype, dot: str, heads: int, dim: int) -> None:
     channels = heads * dim
     sizes = (
         (channels, dim, 1),
@@ -146,25 +228,25 @@ def projected(dtype: torch.dtype, heads: int, dim: int) -> None:
     )
     layers = [meta(*shape, dtype=dtype) for shape in sizes]
     x, w, b = (meta(*shape, dtype=dtype) for shape in ((2, 197, channels), (3 * channels, channels), (3 * channels,)))
-    layer_operator.inline_layer.function(x, w, b, *layers, heads, 14, 14, 1, 0.2, "identity", DOT[dtype], dtype)
+    layer_operator.inline_layer.function(x, w, b, *layers, heads, 14, 14, 1, 0.2, "identity", dot, dtype)
 
 
-def soft_attention(dtype: torch.dtype, tokens: int, landmarks: int, dim: int, kind: str) -> None:
+def soft_attention(dtype: torch.dtype, dot: str, tokens: int, landmarks: int, dim: int, kind: str) -> None:
     q, v, grad = (meta(4, tokens, 2, dim, dtype=dtype) for _ in range(3))
     marks = meta(4, landmarks, 2, dim, dtype=dtype)
     mask = meta(4, tokens, dtype=torch.bool) if kind == "masked" else None
     ends = [meta(5, dtype=torch.int32) if kind == "packed" else None for _ in range(2)]
     longest, most = (tokens, landmarks) if kind == "packed" else (0, 0)
-    options = (longest, most, 0.4, dim == 32, 3, DOT[dtype])
+    options = (longest, most, 0.4, dim == 32, 3, dot)
     _, *saved = soft.soft_attend.function(q, v, marks, mask, *ends, *options, True)
     soft.soft_attend_backward.function(q, v, marks, grad, mask, *ends, *saved, *options)
 
 
-def convolution(dtype: torch.dtype, dim: int, size: int) -> None:
+def convolution(dtype: torch.dtype, dot: str, dim: int, size: int) -> None:
     x, other = (meta(4, 784, 2, dim, dtype=dtype) for _ in range(2))
     filters = meta(2, 1, size, size, dtype=dtype)
-    conv._convolve.function(x, filters, other, 28, 28, False, DOT[dtype])
-    conv._convolve_weight.function(x, other, filters, 28, 28, DOT[dtype])
+    conv._convolve.function(x, filters, other, 28, 28, False, dot)
+    conv._convolve_weight.function(x, other, filters, 28, 28, dot)
 
 
 def source(launch: Launch) -> tuple[ASTSource, dict[str, object]]:
@@ -197,21 +279,71 @@ def _name(kernel: JITFunction) -> str:
     return f"{kernel.fn.__module__}.{kernel.fn.__name__}"
 
 
-def main(capability: int) -> None:
+def resources(kernel: Any) -> dict[str, int]:
+    """Bytes of shared memory and columns of tensor memory per block, registers and spilled bytes per thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", report).groups())
+    columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    return {"shared": kernel.metadata.shared, "tensor": columns, "registers": registers, "spilled": stack + local}
+
+
+def compile_launch(capability: int, case: Case, launch: Launch) -> dict[str, Any]:
+    """Compile a launch for a GPU: what it needs, and as `problem` why it does not fit or failed."""
+    made, options = source(launch)
+    dtype = str(case.dtype).removeprefix("torch.")
+    row = {"capability": capability, "kernel": _name(launch.kernel), "operator": case.operator, "dtype": dtype,
+           "dot": case.args[1], "head_dim": case.head_dim}  # fmt: skip
+    try:
+        needs = resources(triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options))
+    except Exception as error:
+        return {**row, "problem": f"{type(error).__name__}: {error}"}
+    threads = 32 * options.get("num_warps", 4)
+    limits = {"shared": backend.SHARED_MEMORY[divmod(capability, 10)], "tensor": TENSOR_MEMORY,
+              "registers": REGISTERS // threads, "spilled": SPILLED}  # fmt: skip
+    over = [f"{name} {needs[name]:,} > {limit:,}" for name, limit in limits.items() if needs[name] > limit]
+    return {**row, **needs, "problem": ", ".join(over) or None}
+
+
+def summary(capability: int, rows: list[dict[str, Any]]) -> str:
+    """The kernels that need most of each resource, and all that do not fit."""
+    lines = [f"{capability / 10}: {len(rows)} kernels, Triton {triton.__version__}"]
+    for name in ("shared", "registers", "spilled"):
+        most = max((row for row in rows if name in row), key=lambda row: row[name], default=None)
+        lines += [f"  {name} {most[name]:,} at most: {_words(most)}"] if most else []
+    lines += [f"  {_words(row)}: {row['problem']}" for row in rows if row["problem"]]
+    return "\n".join(lines)
+
+
+def _words(row: dict[str, Any]) -> str:
+    return f"{row['kernel'].removeprefix('sightline.ops.')} {row['dtype']} ({row['dot']}) {row['head_dim']}"
+
+
+def main(capabilities: Iterable[int], whole: bool, jobs: int) -> bool:
+    """Whether all kernels fit."""
     linear_launch._compile_ahead = soft_launch._compile_ahead = layer_operator._compile_ahead = lambda *args: None
-    compiled = set()
-    for operator, dtype, dim, launch in launches():
-        made, options = source(launch)
-        key = (_name(launch.kernel), str(made.signature), str(made.constants), str(options))
-        if key in compiled:
-            continue
-        compiled.add(key)
-        kernel = triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options)
-        row = {"kernel": key[0], "operator": operator, "dtype": str(dtype), "head_dim": dim}
-        print(json.dumps({**row, "shared": kernel.metadata.shared}))
-    missing = every_kernel() - {key[0] for key in compiled}
-    assert not missing, f"never compiled: {sorted(missing)}"
+    good = True
+    with ThreadPoolExecutor(jobs) as pool:
+        for capability in capabilities:
+            work = list(launches(capability, whole))
+            rows = []
+            for row in pool.map(lambda item: compile_launch(capability, *item), work):  # noqa: B023
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+            print(summary(capability, rows), file=sys.stderr, flush=True)
+            missing = every_kernel() - {row["kernel"] for row in rows}
+            assert not missing or not (whole or capability == 90), f"never compiled: {sorted(missing)}"
+            good &= all(row["problem"] is None for row in rows)
+    return good
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("capabilities", type=int, nargs="+", help="compute capabilities, 90 for 9.0")
+    parser.add_argument("--all", action="store_true", help="every kernel with every dtype and width")
+    parser.add_argument("--jobs", type=int, default=1, help="kernels that are compiled at a time")
+    arguments = parser.parse_args()
+    sys.exit(not main(arguments.capabilities, arguments.all, arguments.jobs))

@@ -1,27 +1,33 @@
-"""Every kernel compiles for a GPU, which the interpreter does not show, within the shared memory it should need."""
+"""Kernels compile for every GPU, which the interpreter does not show, within its shared memory and registers."""
 
 import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 import sightline
-from sightline import backend
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compiling")]  # one run of the compiler for all
+CAPABILITIES = (80, 86, 89, 90, 100, 120)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [90])
-def test_every_kernel_compiles(capability: int) -> None:
+@cache
+def _compiled() -> list[dict[str, Any]]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(Path(sightline.__file__).parents[1])
-    command = [sys.executable, str(Path(__file__).with_name("compiling.py")), str(capability)]
+    command = [sys.executable, str(Path(__file__).with_name("compiling.py")), *map(str, CAPABILITIES)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    for line in run.stdout.splitlines():
-        row = json.loads(line)
-        dtype = getattr(torch, row["dtype"].removeprefix("torch."))
-        assert row["shared"] <= backend.shared_memory(row["operator"], dtype, row["head_dim"]), row
+    assert "Traceback" not in run.stderr, run.stderr[-3000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_fit(capability: int) -> None:
+    rows = [row for row in _compiled() if row["capability"] == capability]
+    assert len(rows) >= 8
+    assert [row for row in rows if row["problem"]] == []

@@ -13,6 +13,7 @@ from sightline.layers.blocks import TanhMlp
 from sightline.layers.patch import ConvBNEmbed, PatchEmbed
 from sightline.ops import headwise_conv, inline_attention, linear_attention, soft_attention
 
+device_limits = backend.device_limits  # the fixture below replaces it
 H200, RTX_4090, T4 = (9, 0, 232448), (8, 9, 101376), (7, 5, 65536)
 
 
@@ -135,13 +136,23 @@ def test_too_small_a_gpu_takes_no_fast_path_with_kernels(
     assert not backend.inline_layer(*TAKEN["inline_layer"]())
 
 
-def test_wide_heads_need_more_shared_memory_than_a_gaming_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_heads_in_float32_need_more_shared_memory_than_a_gaming_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     _device(RTX_4090, monkeypatch)
-    narrow, wide = (on_gpu(2, 196, 2, dim) for dim in (32, 128))
-    assert backend.obstacle("inline_attention", narrow, narrow, narrow) is None
+    for narrow in (on_gpu(2, 196, 2, 128), on_gpu(2, 196, 2, 64, dtype=torch.float32)):
+        assert backend.obstacle("inline_attention", narrow, narrow, narrow) is None
+    wide = on_gpu(2, 196, 2, 128, dtype=torch.float32)
     reason = backend.obstacle("inline_attention", wide, wide, wide)
     assert reason is not None
     assert f"{RTX_4090[2]:,}" in reason
+    assert f"{backend.MEDIUM:,}" in reason
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_older_torch_knows_shared_memory_by_compute_capability(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(major=8, minor=9, **({"shared_memory_per_block_optin": 1234} if known else {}))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(backend, "_limits", {})
+    assert device_limits(0) == (8, 9, 1234 if known else backend.SMALL)
 
 
 @pytest.mark.parametrize("operator", [inline_attention, linear_attention, soft_attention, headwise_conv])

@@ -7,9 +7,10 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import Tensor
 
+from sightline import backend
 from sightline.bench.cost import measure_cost
 from sightline.layers.pattern import format_pattern, parse_pattern
-from sightline.layers.spec import MECHANISMS
+from sightline.layers.spec import MECHANISMS, Spec
 from sightline.models.base import Arguments, Size, VisionModel, to_pair
 from sightline.models.factory import variant_name
 from sightline.models.weights.identify import arguments, build_empty
@@ -22,6 +23,13 @@ NEWTON_NOTE = (
     "The published FLOPs of SOFT leave out the Newton steps that invert the landmark matrix; those measured "
     "here count them."
 )
+# Mechanisms that have kernels, and the operator that has them.
+OPERATORS = {
+    "inline": "inline_attention",
+    "linear": "linear_attention",
+    "soft": "soft_attention",
+    "soft_norm": "soft_attention",
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def describe_model(
             for found, dim, heads, depth, blocks in of_stages
         ),
         input={name: config[name] for name in ("input_size", "interpolation", "crop_pct", "mean", "std")},
-        notes=(*notes, *_table_note(name, given, cost.params), _weights_note(name)),
+        notes=(*notes, *_table_note(name, given, cost.params), _weights_note(name), *_kernel_notes(pattern, own)),
     )
 
 
@@ -123,6 +131,25 @@ def _weights_note(name: str) -> str:
     if name not in PUBLISHED:
         return "No weights are published."
     return f"Weights: `sightline download {name}` or pretrained=True; {PUBLISHED[name].licence}."
+
+
+def _kernel_notes(pattern: list[list[Spec]], own: Arguments) -> list[str]:
+    """Where the GPU of this machine runs the reference instead of kernels, and why; nothing without a GPU."""
+    if not torch.cuda.is_available():
+        return []
+    device = torch.device("cuda", torch.cuda.current_device())
+    stages = zip(pattern, own["embed_dims"], own["num_heads"], strict=True)
+    used = {(block.name, dim // heads) for blocks, dim, heads in stages for block in blocks if block.name in OPERATORS}
+    found = (
+        (name, dtype, head_dim, backend.device_obstacle(OPERATORS[name], device, dtype, head_dim))
+        for name, head_dim in sorted(used)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    return [
+        f"No kernels for {name} in {dtype}, head dim {head_dim}, the reference runs: {reason}."
+        for name, dtype, head_dim, reason in found
+        if reason
+    ]
 
 
 def _table_note(name: str, given: Arguments, params: int) -> list[str]:

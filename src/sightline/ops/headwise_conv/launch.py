@@ -4,6 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
+from sightline import backend
 from sightline.ops.checks import Grid
 from sightline.ops.common.arguments import head_shape, strides
 from sightline.ops.common.kernels import add_parts
@@ -54,6 +55,11 @@ def _constants(x: Tensor, size: int, width: int, dot: str) -> dict[str, Constant
         tokens, stages = 64, 2 if size <= 7 and channels * size <= 64 * 7 else 1
     else:
         tokens, stages = 32 if channels <= 64 else 16, 2 if channels <= 64 else 1
+    shared = backend.shared_memory(x.device)
+    if shared < backend.LARGE and channels * size > 64 * 9:
+        tokens = min(tokens, 32)
+    if shared < backend.MEDIUM and size >= 7:
+        stages = 1
     columns = next((c for c in (16, 32) if c < tokens and width <= c), tokens)
     return {
         "D": dim, "W": channels, "X": columns, "T": tokens, "K": size, "DOT": dot, "num_warps": 4,

@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from sightline import backend
 from sightline.ops.common.arguments import head_shape, strides, sym_max
 from sightline.ops.common.kernels import add_parts
 from sightline.ops.common.launching import Argument, Constant, compile_all, empty, launch, recording
@@ -150,7 +151,7 @@ def backward(
     starts = (heads * dim, 2 * heads * dim) if packed else (0, 0)
     layout = (images.mask, images.cu, images.grids)
     numbers = (*images.grid, images.prefix, options.scale)
-    passes = _key_passes(cut, weights, q.dtype)
+    passes = _key_passes(cut, weights)
     if cut.tiny and len(passes) == 1:
         strips = sym_max(1, triton.cdiv(images.grid[1], cut.back.size))
         taps = None if weights is None else empty((strips, count, 9, heads * dim), torch.float32, device)
@@ -267,15 +268,9 @@ def _meta(t: Tensor | None, *shape: int) -> Tensor | None:
     return None if t is None else torch.empty(shape, dtype=t.dtype, device="meta")
 
 
-def _key_passes(cut: Plan, weights: Tensor | None, dtype: torch.dtype) -> list[tuple[str, Tensor | None]]:
-    """What a pass over the keys makes, and the weights that it takes.
-
-    Float32 with head dims over 64 takes two passes: E and its transpose, each in two halves, do not fit into shared
-    memory.
-    """
-    if dtype == torch.float32 and cut.queries.width > 64:
-        return [("k", None), ("v", weights)]
-    return [("kv", weights)]
+def _key_passes(cut: Plan, weights: Tensor | None) -> list[tuple[str, Tensor | None]]:
+    """What a pass over the keys makes, and the weights that it takes."""
+    return [("k", None), ("v", weights)] if cut.split else [("kv", weights)]
 
 
 def _count(q: Tensor, images: Images) -> int:
@@ -285,7 +280,7 @@ def _count(q: Tensor, images: Images) -> int:
 def _plan(q: Tensor, k: Tensor, images: Images, options: Options) -> Plan:
     heads, dim = head_shape(q)
     tokens = images.longest or sym_max(q.shape[1], k.shape[1])
-    return planning.plan(heads, dim, tokens, images.grid, q.dtype, options.linear)
+    return planning.plan(heads, dim, tokens, images.grid, q.dtype, options.linear, backend.shared_memory(q.device))
 
 
 def _flags(q: Tensor, residual: bool, images: Images, options: Options) -> dict[str, Constant]:

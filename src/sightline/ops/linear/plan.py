@@ -3,11 +3,12 @@
 Numbers of tokens and sides of the grid may be symbols of a graph.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 
+from sightline.backend import LARGE, MEDIUM
 from sightline.ops.common.arguments import sym_max, sym_min
 from sightline.ops.common.launching import Constant
 
@@ -51,6 +52,7 @@ class Plan:
     rows: int  # grid rows of a chunk of dk, dv and dw
     short: bool  # one chunk
     tiny: bool  # one program for the backward pass
+    split: bool  # dk and dv in two passes, as E and its transpose do not fit into shared memory together
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
@@ -67,8 +69,10 @@ class Plan:
         return strips * sym_max(1, triton.cdiv(height, rows)), rows
 
 
-def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.dtype, linear: bool) -> Plan:
-    """The configuration for a shape, as measured on an H200 (docs/performance.md).
+def plan(
+    heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.dtype, linear: bool, shared: int = LARGE
+) -> Plan:
+    """The configuration for a shape, as measured on an H200 (docs/performance.md), and made to fit `shared` bytes.
 
     Tokens are read in segments of 128 bytes or more where the heads allow it. Where the residual walks down the grid, a
     tile of 16 columns x 32 channels per warp is best, 16 x 16 where registers are short. Linear attention keeps to one
@@ -82,7 +86,7 @@ def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.
     warps = 8 if strip == 64 and not small else max(1, strip // 16)
     short = bool(tokens <= SHORT)
     parts = 1 if short else sym_min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
-    return Plan(
+    cut = Plan(
         sums=Tile(wide, flat, size, 4 if flat <= 64 else 8),
         queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
         whole=Tile(wide, flat, 32, max(1, flat // 16), registers=168 if small else None),
@@ -93,6 +97,28 @@ def plan(heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.
         rows=sym_max(1, triton.cdiv(grid[0], sym_max(1, triton.cdiv(grid[0], ROWS)))),
         short=short,
         tiny=short and bool(tokens <= TINY),
+        split=dtype == torch.float32 and flat > 64,
+    )
+    return cut if shared >= LARGE else fit(cut, dtype, shared)
+
+
+def fit(cut: Plan, dtype: torch.dtype, shared: int) -> Plan:
+    """The plan for a GPU with less shared memory than an H200: wide tiles are shorter and their loads not pipelined."""
+    wide = 64 if dtype == torch.float32 and shared < MEDIUM else 128
+
+    def smaller(tile: Tile) -> Tile:
+        if tile.width < wide:
+            return tile
+        stages = tile.stages if dtype == torch.bfloat16 else 1 if tile.width > 64 else 2
+        return replace(tile, size=max(16, tile.size // 2), stages=stages)
+
+    return replace(
+        cut,
+        queries=smaller(cut.queries),
+        write=smaller(cut.write),
+        keys=smaller(cut.keys),
+        tiny=cut.tiny and cut.back.width <= 32,
+        split=dtype != torch.bfloat16 and cut.queries.width > 64,
     )
 
 

@@ -9,7 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from sightline.backend import BLOCK, LANDMARKS
+from sightline import backend
+from sightline.backend import BLOCK, LANDMARKS, LARGE, MEDIUM
 from sightline.ops.common.arguments import head_shape, strides, sym_max, sym_min
 from sightline.ops.common.launching import Constant, compile_all, empty, launch, recording
 from sightline.ops.soft import backward_kernels, forward_kernels, matrix_kernels
@@ -23,7 +24,6 @@ NEWTON = {
     "K": BLOCK,
     "MOST": LANDMARKS,
     "num_warps": 8,
-    "num_stages": 3,
 }  # of products between more than BLOCK landmarks
 
 Constants = Mapping[str, Constant]
@@ -42,6 +42,7 @@ class Plan:
     joint: bool  # dq, dv and dl in one pass over the tokens; else dq and dv in one, dl in another
     warps: int
     stages: int
+    roomy: bool  # as much shared memory as an H200
 
     @property
     def short(self) -> bool:
@@ -57,6 +58,11 @@ class Plan:
         return {"W": self.width, "M": BLOCK, "T": self.size, "num_warps": self.warps, "num_stages": self.stages}
 
     @property
+    def tokens(self) -> Constants:
+        """For dq, dv and dl in one pass."""
+        return self.tile if self.roomy else {**self.tile, "T": 32}
+
+    @property
     def queries(self) -> Constants:
         """For dq and dv in a separate pass."""
         return {**self.tile, "M": 32 if self.width <= 64 else 16}
@@ -65,7 +71,8 @@ class Plan:
     def landmarks(self) -> Constants:
         """For dl in a separate pass."""
         stages = 1 if self.warps == 8 else self.stages
-        return {**self.tile, "M": BLOCK if self.width <= 32 else 32, "T": 32, "num_stages": stages}
+        size = min(32, self.size)
+        return {**self.tile, "M": BLOCK if self.width <= 32 else size, "T": size, "num_stages": stages}
 
     @property
     def pairs(self) -> Constants:
@@ -77,27 +84,37 @@ class Plan:
         """For the kernels without tokens."""
         return {"W": self.width, "M": BLOCK, "num_warps": 4, "num_stages": 2}
 
+    @property
+    def newton(self) -> Constants:
+        """For products between more than BLOCK landmarks."""
+        return {**NEWTON, "num_stages": 3 if self.roomy else 2}
+
 
 def _width(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
 
-def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype) -> Plan:
-    """The configuration for a head dim, tokens and landmarks of an image (the most of a pack)."""
+def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype, shared: int = LARGE) -> Plan:
+    """The configuration for a head dim, tokens and landmarks of an image (the most of a pack).
+
+    As measured on an H200; with fewer `shared` bytes of memory than it has, wide tiles are half as long.
+    """
     width = _width(dim)
     blocks = triton.cdiv(landmarks, BLOCK)
     small = dtype == torch.bfloat16  # other types are multiplied as float32
     parts = 1 if tokens <= SHORT else sym_min(PARTS, triton.cdiv(tokens, CHUNK))
     chunk = sym_max(1, triton.cdiv(triton.cdiv(tokens, parts), 64)) * 64
+    size = 64 if small or width <= 64 else 32
     return Plan(
         width=width,
         blocks=blocks,
-        size=64 if small or width <= 64 else 32,
+        size=size // 2 if shared < MEDIUM and width >= 64 and dtype == torch.float32 else size,
         chunk=chunk,
         parts=sym_max(1, triton.cdiv(tokens, chunk)),
-        joint=small and blocks == 1,
+        joint=small and blocks == 1 and (width <= 64 or shared >= MEDIUM),
         warps=4 if width <= 64 else 8,
         stages=3 if small and width <= 64 else 2,
+        roomy=shared >= LARGE,
     )
 
 
@@ -135,7 +152,8 @@ class Call:
 
     @property
     def cut(self) -> Plan:
-        return plan(head_shape(self.q)[1], self.longest or self.q.shape[1], self.count, self.q.dtype)
+        dim, shared = head_shape(self.q)[1], backend.shared_memory(self.q.device)
+        return plan(dim, self.longest or self.q.shape[1], self.count, self.q.dtype, shared)
 
     @property
     def count(self) -> int:
@@ -194,7 +212,7 @@ def forward(call: Call, v: Tensor, save: bool) -> tuple[Tensor, Saved]:
         forward_kernels.forward_write, (rows, cut.parts),
         (*strides(call.q), *strides(call.landmarks), *strides(out), call.cu, call.cu_landmarks, mixed, *call.sizes,
          cut.chunk, cut.blocks, call.options.scale),
-        {**call.flags, **cut.tile, "ONE": cut.blocks == 1},
+        {**call.flags, **cut.tile, "ONE": cut.blocks == 1 and cut.size > 16},
     )  # fmt: skip
     return out, Saved(sums, mixed, core, degrees)
 
@@ -252,7 +270,7 @@ def _tokens_backward(
         launch(
             backward_kernels.backward_tokens, (call.rows, cut.parts),
             (*shared, *dq, *dv, *dl, dl_parts, *call.sizes, cut.chunk, scale),
-            {**flags, **cut.tile, "WHOLE": cut.together},
+            {**flags, **cut.tokens, "WHOLE": cut.together},
         )  # fmt: skip
         return
     blocks = call.padded // int(cut.queries["M"])
@@ -300,7 +318,7 @@ def _invert(call: Call, core: Tensor, degrees: Tensor) -> None:
         after, kind = (iterates[step % 2], "step") if step < steps - 1 else (core, last)
         for a, b, out, what in ((iterate, matrix, error, "error"), (error, iterate, after, kind)):
             args = (a, b, out, degrees, size // BLOCK, factor, step)
-            launch(matrix_kernels.newton_product, (rows * tiles * tiles,), args, {**NEWTON, "KIND": what})
+            launch(matrix_kernels.newton_product, (rows * tiles * tiles,), args, {**cut.newton, "KIND": what})
         iterate = after
 
 
