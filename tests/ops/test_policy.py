@@ -147,6 +147,12 @@ def test_wide_heads_in_float32_need_more_shared_memory_than_a_gaming_gpu_has(mon
     assert f"{backend.MEDIUM:,}" in reason
 
 
+def test_tiles_follow_shared_memory_and_are_smaller_with_tensor_memory() -> None:
+    found = {gpu: backend.tile_memory((*gpu, shared)) for gpu, shared in backend.SHARED_MEMORY.items()}
+    smaller = {gpu for gpu, shared in backend.SHARED_MEMORY.items() if found[gpu] < shared}
+    assert smaller == {(10, 0), (10, 3), (11, 0)}
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_older_torch_knows_shared_memory_by_compute_capability(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(major=8, minor=9, **({"shared_memory_per_block_optin": 1234} if known else {}))
