@@ -170,11 +170,7 @@ NEEDED: dict[str, dict[torch.dtype, dict[int, int]]] = {
         torch.float16: {128: SMALL},
         torch.float32: {64: SMALL, 128: MEDIUM},
     },
-    "inline_layer": {  # with the layers that make the weights of the residual
-        torch.bfloat16: {64: SMALL, 128: LARGE},
-        torch.float16: {64: SMALL, 128: LARGE},
-        torch.float32: {64: SMALL, 128: 278_528},  # more than any GPU has
-    },
+    "inline_layer": {dtype: {64: SMALL, 128: LARGE} for dtype in DTYPES},  # with the layers of the residual's weights
     "whole_layer": {torch.bfloat16: {128: LARGE}, torch.float16: {128: LARGE}},  # with both projections
     "linear_attention": {
         torch.bfloat16: {128: SMALL},
