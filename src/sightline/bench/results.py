@@ -16,7 +16,7 @@ from typing import TypedDict
 import torch
 
 from sightline.util.errors import FileError
-from sightline.util.files import write_text
+from sightline.util.files import jsonable, write_text
 from sightline.util.provenance import boot_id, machine_name, package_version, source_commit
 
 # As written to files.
@@ -138,7 +138,7 @@ class Report:
 
     def to_json(self) -> str:
         rows, findings = ([_entry(item) for item in items] for items in (self.rows, self.findings))
-        return json.dumps({"about": self.about, "rows": rows, "findings": findings}, indent=1) + "\n"
+        return json.dumps(jsonable({"about": self.about, "rows": rows, "findings": findings}), indent=1) + "\n"
 
     def to_csv(self) -> str:
         """One line per row; the last columns give its origin."""

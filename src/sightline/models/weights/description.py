@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from sightline.models.weights.recorded import read_arguments
 from sightline.util.errors import FileError
 from sightline.util.files import jsonable
 
@@ -45,10 +46,7 @@ def recorded_arguments(notes: object, cls: type[nn.Module]) -> dict[str, Any]:
     given = [note for note in listed if isinstance(note, str) and note.startswith(NOTE)]
     if not given:
         return {}
-    try:
-        args = dict[str, Any](json.loads(given[-1].removeprefix(NOTE)))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise FileError("its description is damaged (no arguments in its notes); save the model again") from error
+    args = read_arguments({"model_args": given[-1].removeprefix(NOTE)})
     known = {name for base in cls.__mro__ for name in inspect.signature(base).parameters} - UNRECORDED
     known -= {"args", "kwargs"}
     for key in args:

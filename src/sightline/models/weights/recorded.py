@@ -13,7 +13,6 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
-from sightline.models.base import Arguments
 from sightline.models.weights.reader import State
 from sightline.models.weights.shapes import MAX_BLOCKS
 from sightline.util.errors import FileError, InputError
@@ -84,7 +83,7 @@ FIELDS: dict[str, Any] = {name: (kind, None) for kind, names in NAMES.items() fo
 Recorded = create_model("Recorded", __config__=ConfigDict(extra="forbid"), **FIELDS)
 
 
-def read_arguments(metadata: Mapping[str, str]) -> Arguments:
+def read_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
     """The entry `model_args` of a file; {} if there is none.
 
     Raises:
