@@ -15,14 +15,11 @@ test-fast: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/pytest -n 8 --dist loadgroup
 
-<<<<<<< HEAD
 # Every kernel with every dtype and width for every GPU, compiled without one; `make test` compiles a selection.
 test-cards: $(STAMP)
 	$(BIN)/python tests/ops/compiling.py --all --jobs $$(nproc) 80 86 89 90 100 120 > /dev/null
 
-=======
 # Threads that wait for each other by spinning would take the time of other programs, and of each other.
->>>>>>> 311c485 (Let the threads of the demo sleep while they wait, which beside other work is twice as fast)
 demo: $(STAMP)
 	GOMP_SPINCOUNT=10000 $(BIN)/sightline train
 
