@@ -57,9 +57,8 @@ class Replayed(nn.Module):
                 return self.model(x)
             try:
                 self.graphs[key] = self.capture(self.model, x)
-            except (
-                Exception
-            ):  # such as an operation that waits for the device; if it is a mistake, eager mode has it too
+            # Such as an operation that waits for the device. If it is a mistake, eager mode makes it too.
+            except Exception:
                 self.failed = True
                 self.graphs.clear()
                 return self.model(x)
