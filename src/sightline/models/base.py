@@ -34,6 +34,12 @@ def to_pair(size: Size) -> tuple[int, int]:
 
 
 @register_notrace_function
+def mean_token(x: Tensor) -> Tensor:
+    """(B, N, C) -> (B, C), summed in float32 or wider."""
+    return x.mean(1, dtype=accumulate_dtype(x.dtype)).to(x.dtype)
+
+
+@register_notrace_function
 def check_images(x: object, channels: int) -> None:
     """Reject what is not a batch of images.
 
@@ -172,7 +178,7 @@ class VisionModel(nn.Module):
         patches = x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x.flatten(1, -2)
         if self.global_pool == "max":
             return patches.amax(1)
-        return patches.mean(1, dtype=accumulate_dtype(x.dtype)).to(x.dtype)
+        return mean_token(patches)
 
     def load_state_dict(
         self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False

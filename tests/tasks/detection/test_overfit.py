@@ -15,7 +15,7 @@ from tests.tasks.detection.tiny import config, make_data
     [
         ("retinanet", 100, 2e-3, 64, {"anchor": 3.4, "channels": 64}),
         ("mask_rcnn", 45, 4e-3, 96, {"anchor": 10, "samples": 64}),
-        ("cascade_mask_rcnn", 44, 4e-3, 96, {"anchor": 10, "samples": 24}),
+        ("cascade_mask_rcnn", 60, 4e-3, 96, {"anchor": 10, "samples": 24}),
     ],
     ids=["retinanet", "mask_rcnn", "cascade_mask_rcnn"],
 )
