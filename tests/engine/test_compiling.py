@@ -1,4 +1,4 @@
-"""How the model of a run is compiled, and that a run goes on from the same state where that fails."""
+"""How the model of a run is compiled, and the fallback to eager mode from the same state if that fails."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -148,7 +148,7 @@ class CompiledModel:
 
     def _give_up(self, reason: str) -> None:
         self.close()
-        self.line(f"compiling failed ({reason}); the run goes on in eager mode, and nothing is lost; {OFF}")
+        self.line(f"compiling failed ({reason}); continuing in eager mode from the same update; {OFF}")
 
 
 def _reason(error: Exception) -> str:

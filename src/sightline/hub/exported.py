@@ -16,7 +16,7 @@ from sightline.tasks.registry import task_of
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import reason
 
-FACTS = "exported"  # the entry of the metadata that makes a file one of ours
+FACTS = "exported"  # the metadata entry that identifies a file exported by sightline
 LARGEST = 1 << 26  # bytes of metadata
 Run = Callable[[Tensor], Sequence[Tensor]]
 
