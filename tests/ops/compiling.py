@@ -63,13 +63,14 @@ HEADS = {24: 3, 32: 6, 64: 2, 128: 1}
 CASES: dict[str, list[tuple]] = {
     "attention": [
         (BF16, "bf16", 14, 32, "inline"),
+        (BF16, "bf16", 14, 32, "bare"),
         (BF16, "bf16", 14, 32, "layer"),
         (BF16, "bf16", 64, 32, "layer"),
         (BF16, "bf16", 64, 128, "masked"),
         (FP16, "tf32", 14, 24, "packed"),
         (FP32, "fp32", 64, 64, "linear"),
     ],
-    "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128)],
+    "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1")],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
     "convolution": [(BF16, "bf16", 32, 9), (FP32, "fp32", 64, 5)],
 }
@@ -96,6 +97,7 @@ ALL: dict[str, list[tuple]] = {
         *((t, dot, 14, 64, "packed") for t, dot in TYPED),
         *((t, dot, 64, 128, "masked") for t, dot in [*TYPED, (FP32, "tf32")]),
         *((t, dot, 14, 128, "inline") for t, dot in [*TYPED, (FP32, "tf32")]),
+        *((t, dot, 14, dim, "bare") for t, dot, dim in WIDTHS),
     ],
     "projected": [
         (t, dot, heads, dim)
@@ -166,7 +168,8 @@ def cases(capability: int, whole: bool) -> list[tuple[Case, set[str] | None]]:
 
 
 def launches(capability: int, whole: bool) -> Iterator[tuple[Case, Launch]]:
-    """What the cases launch on a GPU: each kernel once per dtype, or with `whole` per signature and constants."""
+    """What the cases launch on a GPU: each kernel once per dtype and set of tensors, or with `whole` per signature
+    and constants."""
     shared = backend.SHARED_MEMORY[divmod(capability, 10)]
     tiles = backend.tile_memory((*divmod(capability, 10), shared))
     backend.shared_memory = lambda device: tiles
@@ -177,7 +180,7 @@ def launches(capability: int, whole: bool) -> Iterator[tuple[Case, Launch]]:
         launching._local.recorder = collector = Collector()
         globals()[case.function](*case.args)
         for launch in collector.launches:
-            key: tuple = (_name(launch.kernel), case.dtype)
+            key: tuple = (_name(launch.kernel), case.dtype, *(arg is None for arg in launch.args))
             if whole:
                 made, options = source(launch)
                 key = (key[0], str(made.signature), str(made.constants), str(options))
@@ -189,7 +192,7 @@ def launches(capability: int, whole: bool) -> Iterator[tuple[Case, Launch]]:
 def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> None:
     heads = HEADS[dim]
     tokens, channels = side * side, heads * dim
-    layers: list[Tensor | None] = [None] * 5
+    layers: list[Tensor | None] = [None] * 6
     weights = mask = cu = grids = None
     q, k, v = meta(4, tokens, 3, heads, dim, dtype=dtype).unbind(2)
     grad = meta(4, tokens, heads, dim, dtype=dtype)
@@ -197,15 +200,15 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
         q, k, v = meta(4, tokens, 3 * channels, dtype=dtype), None, None
         grad = meta(4, tokens, channels, dtype=dtype)
         shapes = ((4, tokens, channels), (channels, dim, 1), (channels,), (9 * channels, dim, 1), (9 * channels,))
-        layers = [meta(*shape, dtype=dtype) for shape in shapes]
-    elif kind != "linear":
+        layers = [*(meta(*shape, dtype=dtype) for shape in shapes), meta(3 * channels, dtype=dtype)]
+    elif kind not in ("linear", "bare"):
         weights = meta(4, 9, channels, dtype=dtype)
     if kind == "masked":
         mask = meta(4, tokens, dtype=torch.bool)
     if kind == "packed":
         cu, grids = meta(5, dtype=torch.int32), meta(4, 2, dtype=torch.int32)
     is_linear = kind == "linear"
-    grid = (0, 0) if is_linear else (side, side)
+    grid = (0, 0) if kind in ("linear", "bare") else (side, side)
     options = (heads, tokens if cu is not None else 0, *grid, 0, 0.2, 1e-6, "elu1" if is_linear else "identity",
                is_linear, dot)  # fmt: skip
     tensors = (q, k, v, weights, *layers, mask, cu, grids)
@@ -216,7 +219,7 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     )  # fmt: skip
 
 
-def projected(dtype: torch.dtype, dot: str, heads: int, dim: int) -> None:
+def projected(dtype: torch.dtype, dot: str, heads: int, dim: int, phi: str = "identity") -> None:
     channels = heads * dim
     sizes = (
         (channels, dim, 1),
@@ -228,7 +231,7 @@ def projected(dtype: torch.dtype, dot: str, heads: int, dim: int) -> None:
     )
     layers = [meta(*shape, dtype=dtype) for shape in sizes]
     x, w, b = (meta(*shape, dtype=dtype) for shape in ((2, 197, channels), (3 * channels, channels), (3 * channels,)))
-    layer_operator.inline_layer.function(x, w, b, *layers, heads, 14, 14, 1, 0.2, "identity", dot, dtype)
+    layer_operator.inline_layer.function(x, w, b, *layers, heads, 14, 14, 1, 0.2, phi, dot, dtype)
 
 
 def soft_attention(dtype: torch.dtype, dot: str, tokens: int, landmarks: int, dim: int, kind: str) -> None:

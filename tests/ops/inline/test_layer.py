@@ -56,19 +56,24 @@ def test_output_and_gradients(shape: tuple, dtype: torch.dtype) -> None:
     exact = _layer(heads, dim).cpu().double()
     exact.load_state_dict(layer.state_dict())
     qkv, x = (torch.randn(images, tokens, n * channels, device=DEVICE).to(dtype).requires_grad_() for n in (3, 1))
-    wide = [t.detach().cpu().double().requires_grad_() for t in (qkv, x)]
-    want = _exact(exact, *wide, grid, prefix)
-    got = inline_from_packed(qkv, x, layer.layers, heads, grid, prefix, "identity")
+    bias = torch.zeros(3 * channels, device=DEVICE, dtype=dtype, requires_grad=True)  # contained in qkv already
+    wide = [t.detach().cpu().double().requires_grad_() for t in (qkv, x, bias)]
+    want = _exact(exact, wide[0] + wide[2], wide[1], grid, prefix)
+    got = inline_from_packed(qkv, x, layer.layers, heads, grid, prefix, "identity", bias)
     q, k, v = qkv.unflatten(2, (3, heads, dim)).unbind(2)
     parts = inline_from_parts(q, k, v, x, layer.layers, grid, prefix, "identity")
     grad = torch.randn_like(want)
     wanted = torch.autograd.grad(want, (*wide, *exact.parameters()), grad)
-    names = ("qkv", "tokens", *(name for name, _ in exact.named_parameters()))
+    names = ("qkv", "tokens", "bias", *(name for name, _ in exact.named_parameters()))
     for out in (got, parts.flatten(2)):
         assert out.dtype == dtype
         assert_close("output", out.cpu(), want, TOLERANCE[dtype])
-        grads = torch.autograd.grad(out, (qkv, x, *layer.parameters()), grad.to(DEVICE, dtype))
+        inputs = (qkv, x, bias, *layer.parameters())
+        grads = torch.autograd.grad(out, inputs, grad.to(DEVICE, dtype), allow_unused=True)
+        assert (grads[2] is None) == (out is not got)
         for name, g, w in zip(names, grads, wanted, strict=True):
+            if g is None:
+                continue
             assert g.shape == w.shape
             assert g.dtype == dtype
             assert_close(name, g.cpu(), w, TOLERANCE[dtype])

@@ -23,7 +23,7 @@ def _inputs() -> list[torch.Tensor]:
 
 def _arguments(*tensors: torch.Tensor | None, heads: int = 2, grid: tuple[int, int] = (0, 0)) -> tuple:
     """Arguments of `attend`: tensors up to those of the layers, then the rest; a gradient will be needed."""
-    given = (*tensors, *[None] * (9 - len(tensors)))
+    given = (*tensors, *[None] * (10 - len(tensors)))
     return (*given, None, None, None, heads, 0, *grid, 1, 0.25, 0.0, "identity", False, "fp32", True)
 
 
@@ -34,7 +34,7 @@ def _layers(heads: int, dim: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "residual", "packed", "layer"])
+@pytest.mark.parametrize("kind", ["plain", "residual", "packed", "layer", "layer with bias"])
 def test_opcheck(kind: str) -> None:
     q, k, v, _ = _inputs()
     qkv = torch.randn(2, 13, 96, device=DEVICE, requires_grad=True)
@@ -45,13 +45,14 @@ def test_opcheck(kind: str) -> None:
         "residual": (contiguous_heads(q), contiguous_heads(k), contiguous_heads(v), weights),
         "packed": (qkv,),
         "layer": (qkv, None, None, None, x, *_layers(2, 16)),
+        "layer with bias": (qkv, None, None, None, x, *_layers(2, 16), torch.randn(96, device=DEVICE).requires_grad_()),
     }[kind]
-    arguments = _arguments(*tensors, grid=(3, 4) if kind in ("residual", "layer") else (0, 0))
+    arguments = _arguments(*tensors, grid=(0, 0) if kind in ("plain", "packed") else (3, 4))
     torch.library.opcheck(attend.packet.default, arguments)
     plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in arguments]
     out, sums, made, mean = attend(*plain)
-    weights = made if kind == "layer" else plain[3]
-    rest = (*plain[:3], torch.randn_like(out), weights, *plain[5:12], sums, mean, *plain[12:-1], torch.float32)
+    weights = made if "layer" in kind else plain[3]
+    rest = (*plain[:3], torch.randn_like(out), weights, *plain[5:13], sums, mean, *plain[13:-1], torch.float32)
     torch.library.opcheck(attend_backward.packet.default, rest)
 
 

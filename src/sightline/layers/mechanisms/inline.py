@@ -17,7 +17,13 @@ from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
 from sightline.ops.inline.reference import local_residual
 
 if backend.TRITON_INSTALLED:
-    from sightline.ops.inline.layer import ResidualLayers, inline_from_packed, inline_from_parts, inline_projected
+    from sightline.ops.inline.layer import (
+        ResidualLayers,
+        inline_from_packed,
+        inline_from_parts,
+        inline_projected,
+        project_packed,
+    )
 
 
 class InlineCore(Core):
@@ -46,8 +52,10 @@ class InlineCore(Core):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         residual, whole = self.residual, place.local is None and place.key_mask is None
         if residual is not None and whole and self._by_kernels(q, place.context):
-            layers = residual.layers
-            return inline_from_parts(q, k, v, place.context, layers, place.grid, place.prefix, self.phi)
+            context = place.context
+            if torch.compiler.is_compiling():  # the graph has the tokens in this type already
+                context = context.to(q.dtype)
+            return inline_from_parts(q, k, v, context, residual.layers, place.grid, place.prefix, self.phi)
         # The operator adds the residual itself if the values lie on the grid of the queries.
         same = place.local is None
         out = inline_attention(
@@ -78,10 +86,13 @@ class InlineCore(Core):
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, place: Place) -> Tensor | None:
         if self._by_kernels(x, place.context):
-            residual = self.residual
-            layers = None if residual is None else residual.layers
+            layers = None if self.residual is None else self.residual.layers
+            whole = place.context is x
+            x = x.to(backend.compute_dtype(x))  # once, for the projection and for the mean token
+            packed, bias = project_packed(x, qkv, layers, self.phi)
+            context = x if whole else place.context
             return inline_from_packed(
-                qkv(x), place.context, layers, self.num_heads, place.grid, place.prefix, self.phi
+                packed, context, layers, self.num_heads, place.grid, place.prefix, self.phi, bias
             )  # fmt: skip
         if self.phi == "identity" and prefers_tokens(x, qkv):
             weights = self.local_weights(place)

@@ -23,11 +23,23 @@ class ResidualLayers(NamedTuple):
 
 
 def inline_from_packed(
-    qkv: Tensor, x: Tensor, layers: ResidualLayers | None, heads: int, grid: Grid, prefix: int, phi: str
-) -> Tensor:
-    """The packed projection (B, N, 3 C) of the tokens x (B, N, C) -> (B, N, C), with the usual scale."""
+    qkv: Tensor, x: Tensor, layers: ResidualLayers | None, heads: int, grid: Grid, prefix: int, phi: str,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The packed projection (B, N, 3 C) of the tokens x (B, N, C) -> (B, N, C), with the usual scale.
+
+    `bias` is that of the projection, if its gradient is to come from here.
+    """
     qkv = qkv if qkv.stride(2) == 1 else qkv.contiguous()
-    return _attend(qkv, None, None, x, layers, heads, qkv.shape[2] // 3 // heads, grid, prefix, phi)
+    return _attend(qkv, None, None, x, layers, heads, qkv.shape[2] // 3 // heads, grid, prefix, phi, bias)
+
+
+def project_packed(x: Tensor, qkv: nn.Linear, layers: ResidualLayers | None, phi: str) -> tuple[Tensor, Tensor | None]:
+    """The packed projection of the tokens, and its bias if `inline_from_packed` is to give the bias its gradient."""
+    bias = qkv.bias
+    if type(qkv) is not nn.Linear or layers is None or phi != "identity" or not needs_gradient(bias):
+        return qkv(x), None
+    return F.linear(x, qkv.weight, bias.detach()), bias
 
 
 def inline_from_parts(
@@ -40,13 +52,13 @@ def inline_from_parts(
 
 def _attend(
     q: Tensor, k: Tensor | None, v: Tensor | None, x: Tensor, layers: ResidualLayers | None, heads: int, dim: int,
-    grid: Grid, prefix: int, phi: str,
+    grid: Grid, prefix: int, phi: str, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    made: tuple[Tensor | None, ...] = (None,) * 5
+    made: tuple[Tensor | None, ...] = (None,) * 6
     if layers is None:
         grid = (0, 0)
     else:
-        made = (x if x.stride(2) == 1 else x.contiguous(), *layers)
+        made = (x if x.stride(2) == 1 else x.contiguous(), *layers, bias)
     return attend(
         q, k, v, None, *made, None, None, None, heads, 0, *grid, prefix, dim**-0.5, 0.0, phi, False,
         dot_precision(q.dtype), needs_gradient(q, k, v, *made),

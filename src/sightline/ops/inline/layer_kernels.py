@@ -160,8 +160,8 @@ def _mixed(
         xt = operand(_inputs(x, x_token, token, ok, c0, C, K), DOT)
         if PHI == "identity":
             c = c0 + tl.arange(0, K)
-            at = matrix + c[:, None] * C + channel + col[None, :]
-            side = tl.load(at, mask=(c < C)[:, None] & live, other=0)  # K W
+            cells = matrix + c[:, None] * C + channel + col[None, :]
+            side = tl.load(cells, mask=(c < C)[:, None] & live, other=0)  # K W
         else:
             side = _columns(w, C, channel, live, c0, C, K, W)
         acc = dot(xt, operand(side, DOT), DOT, acc)
@@ -170,15 +170,15 @@ def _mixed(
             acc += tl.load(b + channel + col[None, :], mask=live, other=0).to(tl.float32)
         query = tl.where(live, phi_of(acc, PHI), 0.0)
         _, pair = pairs_of(D, GROUP, W)
-        at = matrix + (col % D)[:, None] * C + channel + col[None, :]
-        acc = dot(operand(query, DOT), operand(tl.load(at, mask=pair, other=0), DOT), DOT)
+        state = tl.load(matrix + (col % D)[:, None] * C + channel + col[None, :], mask=pair, other=0)  # W W
+        acc = dot(operand(query, DOT), operand(state, DOT), DOT)
     acc += offset
     if RESIDUAL:
         for dy in range(-1, 2):
             for dx in tl.static_range(-1, 2):
                 inside = (y + dy >= 0) & (y + dy < height) & (column + dx >= 0) & (column + dx < width)
-                at = v + (token + dy * width + dx)[:, None] * C + channel + col[None, :]
-                value = tl.load(at, mask=(ok & inside)[:, None] & live, other=0).to(tl.float32)  # T W
+                there = v + (token + dy * width + dx)[:, None] * C + channel + col[None, :]
+                value = tl.load(there, mask=(ok & inside)[:, None] & live, other=0).to(tl.float32)  # T W
                 tap = weights + (3 * dy + dx + 4) * C + channel + col[None, :]
                 acc += value * tl.load(tap, mask=live, other=0)
     return acc

@@ -132,9 +132,10 @@ def _pass_keys(
     W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):
-    """Writes dk and dv of the tokens first <= t < last, without a residual."""
+    """Writes dk and dv of the tokens first <= t < last, without a residual; returns the sum of dv, (T, W)."""
     row = tl.arange(0, T)
     nothing = tl.zeros((T, W), tl.float32)
+    total = nothing
     for t0 in range(first, last, T):
         ok = t0 + row < last
         cell = ok[:, None] & live
@@ -152,15 +153,18 @@ def _pass_keys(
             tl.store(rows_of(dk, d_token, t0, T, W), d_key.to(dk.dtype.element_ty), mask=cell)
         if DV:
             tl.store(rows_of(dv, d_token, t0, T, W), d_value.to(dv.dtype.element_ty), mask=cell)
+            total += tl.where(cell, d_value, 0.0)
+    return total
 
 
 @triton.jit
 def _pass_strip(
     k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, C, live, d_moment, u, a, center_k, center_v,
     x0, x1, y0, y1, height, width, prefix, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
-    DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr, DW: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr, DW: tl.constexpr, TOTAL: tl.constexpr,
 ):
     """Writes dk and dv of the columns x0 <= x < x1 and rows y0 <= y < y1 of the grid; with DW their share of dw (9, C).
+    Returns the sum of dv, (X, W), if TOTAL.
 
     Down the grid as in the forward pass: a row of G read three times serves three rows of dv. The filter is turned,
     for G_(j-t) is the neighbor on the other side. dk and the product in dv are made one row ahead, where k and v come
@@ -175,6 +179,7 @@ def _pass_strip(
     d0, d1, d2, d3, d4, d5, d6, d7, d8 = (
         nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing
     )  # fmt: skip
+    total = nothing
     now, after = nothing + u[None, :], nothing + u[None, :]
     none = tl.zeros((X, W), g.dtype.element_ty)
     le_above, he_above, ri_above, v_above = none, none, none, tl.zeros((X, W), v.dtype.element_ty)
@@ -205,6 +210,8 @@ def _pass_strip(
             d_value = tl.where(counted[:, None], d_value, 0.0)
             counted = tl.load(mask + first + width + col, mask=below_ok, other=0) != 0  # X
             d_key = tl.where(counted[:, None], d_key, 0.0)
+        if TOTAL:
+            total += tl.where(here_ok[:, None], d_value, 0.0)
         cells = cells_of(dv, d_token, first, col, W)
         tl.store(cells, d_value.to(dv.dtype.element_ty), mask=here_ok[:, None] & live)
         if DK:
@@ -212,6 +219,17 @@ def _pass_strip(
             tl.store(below, d_key.to(dk.dtype.element_ty), mask=below_ok[:, None] & live)
     if DW:
         _store_taps(dw, C, (d0, d1, d2, d3, d4, d5, d6, d7, d8), live, W)
+    return total
+
+
+@triton.jit
+def _store_columns(columns, part, image, images, state, side, total, scale, C, channel, live, W: tl.constexpr):
+    """Row `image` of columns (1 + parts, images, C): the sum of dv of a part and, by the first part, that of dq."""
+    at = columns + tl.cast(image, tl.int64) * C + channel + tl.arange(0, W)[None, :]
+    if part == 0:
+        sum_q = tl.sum(state * side[None, :], 1) * scale
+        tl.store(at, sum_q[None, :], mask=live)
+    tl.store(at + tl.cast(part + 1, tl.int64) * images * C, total[None, :], mask=live)
 
 
 @triton.jit
@@ -277,13 +295,13 @@ def backward_queries(
 @triton.jit(do_not_specialize=["tokens_q", "tokens", "chunk", "height", "width", "prefix", "H"])
 def backward_keys(
     k, k_batch, k_token, v, v_batch, v_token, g, g_batch, g_token, weights, mask, cu, grids, sums, d_sums, dk,
-    d_batch, d_token, dv, dk_start, dv_start, dw, H, tokens_q, tokens, chunk, height, width, prefix, scale,
+    d_batch, d_token, dv, dk_start, dv_start, dw, columns, H, tokens_q, tokens, chunk, height, width, prefix, scale,
     D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
     LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
     STAGES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):
     """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made, and the
-    chunk's share of dw, (part, image, 9, C).
+    chunk's share of dw, (part, image, 9, C), and of the sums of dq and dv if there are `columns`.
 
     dk and dv lie `dk_start` and `dv_start` channels into their tensors, which are one if `dv` is None.
     """
@@ -300,7 +318,7 @@ def backward_keys(
     dv, _ = image_of(dv, d_batch, d_token, cu, image, tokens, dv_start + channel, VARLEN)
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
-    _, mean_k, mean_v, count = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
+    state, mean_k, mean_v, count = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
     ok, pair = pairs_of(D, GROUP, W)
     d_sums += tl.cast(image, tl.int64) * H * D * (D + 1)
     d_state = tl.load(d_sums + matrix_of(group, D, GROUP, W), mask=pair, other=0)  # W W
@@ -311,20 +329,24 @@ def backward_keys(
     if RESIDUAL:
         g, _ = image_of(g, g_batch, g_token, cu, image, tokens_q, channel, VARLEN)
         height, width = grid_of(grids, image, height, width, VARLEN)
-        if part == 0:
-            _pass_keys(
-                k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, 0, prefix, W,
-                16, PHI, LINEAR, MASKED, DOT, DK, DV,
-            )
+        last = tl.where(part == 0, prefix, 0)
+        ahead = _pass_keys(
+            k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, 0, last, W, 16,
+            PHI, LINEAR, MASKED, DOT, DK, DV,
+        )
         strips = tl.maximum(tl.cdiv(width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
         taps = filter_of(weights, image, H * D, channel, live, W, True)
         dw += tl.cast(part * tl.num_programs(1) + image, tl.int64) * 9 * H * D + channel
-        _pass_strip(  # beyond the grid of an image in a pack it writes zeros to dw and nothing else
+        below = _pass_strip(  # beyond the grid of an image in a pack it writes zeros to dw and nothing else
             k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, H * D, live, d_moment, u, a, center_k,
             center_v, x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, W, X,
-            PHI, MASKED, DOT, STAGES, DK, True,
+            PHI, MASKED, DOT, STAGES, DK, True, columns is not None,
         )
+        if columns is not None:
+            total = tl.sum(ahead, 0) + tl.sum(below, 0)
+            images = tl.num_programs(1)
+            _store_columns(columns, part, image, images, state, side, total, scale, H * D, channel, live, W)
     else:
         _pass_keys(
             k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, part * chunk,
@@ -335,14 +357,14 @@ def backward_keys(
 @triton.jit(do_not_specialize=["tokens_q", "tokens", "height", "width", "prefix", "strips", "H"])
 def backward_short(
     q, q_batch, q_token, k, k_batch, k_token, v, v_batch, v_token, g, g_batch, g_token, weights, mask, cu, grids, sums,
-    dq, dq_batch, d_token, dk, dv, dk_batch, dk_start, dv_start, dw, strips, H, tokens_q, tokens, height, width,
-    prefix, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr,
+    dq, dq_batch, d_token, dk, dv, dk_batch, dk_start, dv_start, dw, columns, strips, H, tokens_q, tokens, height,
+    width, prefix, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr,
     PHI: tl.constexpr, LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
     DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
     """One image and group of heads: dq, dk and dv by one program, and dw (strip, image, 9, C) by another.
 
-    dq, dk and dv are one tensor if `dk` is None.
+    dq, dk and dv are one tensor if `dk` is None. The sums of dq and dv go to `columns`, if there are any.
     """
     group, image = tl.program_id(0), tl.program_id(1)
     SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
@@ -359,13 +381,14 @@ def backward_short(
     if MASKED:
         mask += tl.cast(image, tl.int64) * tokens
     if tl.program_id(2) == 1:
-        dw += tl.cast(image, tl.int64) * 9 * H * D + channel
-        for x0 in range(0, strips * X, X):
-            _pass_taps(
-                v, v_token, g, g_token, mask, dw, H * D, live, x0, tl.minimum(x0 + X, width), height, width, prefix, W,
-                X, MASKED, STAGES,
-            )
-            dw += tl.num_programs(1) * 9 * H * D
+        if RESIDUAL:
+            dw += tl.cast(image, tl.int64) * 9 * H * D + channel
+            for x0 in range(0, strips * X, X):
+                _pass_taps(
+                    v, v_token, g, g_token, mask, dw, H * D, live, x0, tl.minimum(x0 + X, width), height, width, prefix,
+                    W, X, MASKED, STAGES,
+                )
+                dw += tl.num_programs(1) * 9 * H * D
     else:
         q, _ = image_of(q, q_batch, q_token, cu, image, tokens_q, channel, VARLEN)
         k, _ = image_of(k, k_batch, k_token, cu, image, tokens, channel, VARLEN)
@@ -380,15 +403,20 @@ def backward_short(
             d_state, side, mean_k, mean_v, count, scale, D, W, LINEAR, DOT
         )
         last = prefix if RESIDUAL else n
-        _pass_keys(
+        ahead = _pass_keys(
             k, k_token, v, v_token, dk, dv, d_token, mask, d_moment, u, a, center_k, center_v, live, 0, last, W,
             16 if RESIDUAL else T, PHI, LINEAR, MASKED, DOT, True, True,
         )
         if RESIDUAL:
+            total = tl.sum(ahead, 0)
             taps = filter_of(weights, image, H * D, channel, live, W, True)
             for x0 in range(0, width, X):
-                _pass_strip(
+                below = _pass_strip(
                     k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, H * D, live, d_moment, u, a,
                     center_k, center_v, x0, tl.minimum(x0 + X, width), 0, height, height, width, prefix, W, X, PHI,
-                    MASKED, DOT, STAGES, True, False,
+                    MASKED, DOT, STAGES, True, False, columns is not None,
                 )
+                total += tl.sum(below, 0)
+            if columns is not None:
+                images = tl.num_programs(1)
+                _store_columns(columns, 0, image, images, state, side, total, scale, H * D, channel, live, W)

@@ -45,13 +45,28 @@ class Options(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """What the weights of the residual are made from: tokens (B, N, C); layers (C, D), (C,), (9 C, D), (9 C,)."""
+    """What the weights of the residual are made from: tokens (B, N, C); layers (C, D), (C,), (9 C, D), (9 C,).
+
+    `bias` (3 C,) is that of the packed projection if its gradient is wanted as well.
+    """
 
     x: Tensor
     w1: Tensor
     b1: Tensor
     w2: Tensor
     b2: Tensor
+    bias: Tensor | None = None
+
+
+class Sums(NamedTuple):
+    """What is still to be added up after the backward pass, in float32.
+
+    `taps` are dw (parts, images, 9, C), None without weights. `columns` (1 + parts, images, C) are the sums of dq over
+    the tokens and, in parts, of dv.
+    """
+
+    taps: Tensor | None
+    columns: Tensor | None
 
 
 class Forward(NamedTuple):
@@ -77,7 +92,7 @@ def forward(
     Unless `save`, what backward needs may have no rows.
     """
     if recording():
-        _compile_ahead(q, k, v, weights, layers, images, options, save)
+        _compile_ahead(q, k, v, weights, layers, images, options, save, len(shape) == 3)
     (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
     cut = _plan(q, k, images, options)
@@ -93,7 +108,7 @@ def forward(
     x: tuple[Argument, ...] = (None, 0, 0)
     parameters: tuple[Argument, ...] = (None,) * 4
     if layers is not None:
-        x, parameters = strides(layers.x), layers[1:]
+        x, parameters = strides(layers.x), layers[1:5]
     layout = (images.mask, images.cu, images.grids)
     numbers = (*images.grid, images.prefix, options.scale, options.eps)
     if cut.short:
@@ -135,11 +150,11 @@ def forward(
 
 def backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, weights: Tensor | None, sums: Tensor, images: Images,
-    options: Options, gradients: Sequence[Tensor],
-) -> Tensor | None:  # fmt: skip
+    options: Options, gradients: Sequence[Tensor], columns: bool = False,
+) -> Sums:  # fmt: skip
     """Writes `gradients`, dq, dk and dv or the packed (B, N, 3 C) that holds them one after another.
 
-    Returns dw (parts, images, 9, C) in float32, still to be added up; None without weights.
+    `columns` are sums that InLine attention with the identity and with weights can return.
     """
     (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
@@ -155,13 +170,14 @@ def backward(
     if cut.tiny and len(passes) == 1:
         strips = sym_max(1, triton.cdiv(images.grid[1], cut.back.size))
         taps = None if weights is None else empty((strips, count, 9, heads * dim), torch.float32, device)
+        total = empty((1 + strips, count, heads * dim), torch.float32, device) if columns else None
         launch(
             backward_kernels.backward_short, (heads // cut.back.heads, count, 1 if weights is None else 2),
             (*strides(q), *strides(k), *strides(v), *strides(grad), weights, *layout, sums, *strides(dq), dk, dv,
-             base.stride(0), *starts, taps, strips, heads, tokens, keys, *numbers, options.eps),
+             base.stride(0), *starts, taps, total, strips, heads, tokens, keys, *numbers, options.eps),
             {"T": cut.queries.size, "X": cut.back.size, "STAGES": cut.back.stages, **flags, **cut.back.constants},
         )  # fmt: skip
-        return taps
+        return Sums(taps, total)
     parts = triton.cdiv(images.longest or tokens, cut.chunk)
     d_sums = empty((parts, count, heads * dim * (dim + 1)), torch.float32, device)
     launch(
@@ -172,7 +188,7 @@ def backward(
     )  # fmt: skip
     if not cut.short:
         d_sums = sum_parts(d_sums, torch.float32)
-    taps = None
+    taps = total = None
     for wanted, used in passes:
         tile = cut.keys if used is not None else cut.queries
         pieces, chunk = triton.cdiv(images.longest or keys, cut.chunk), cut.chunk
@@ -180,21 +196,24 @@ def backward(
             height, width = images.grid
             pieces = sym_max(1, triton.cdiv(width, tile.size)) * sym_max(1, triton.cdiv(height, cut.rows))
             taps, chunk = empty((pieces, count, 9, heads * dim), torch.float32, device), cut.rows
+            total = empty((1 + pieces, count, heads * dim), torch.float32, device) if columns else None
         launch(
             backward_kernels.backward_keys, (heads // tile.heads, count, pieces),
             (*strides(k), *strides(v), *strides(grad), used, *layout, sums, d_sums, *strides(base), dv, *starts, taps,
-             heads, tokens, keys, chunk, *numbers),
+             total, heads, tokens, keys, chunk, *numbers),
             {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, "DK": "k" in wanted, "DV": "v" in wanted,
              **flags, "RESIDUAL": used is not None, **tile.constants},
         )  # fmt: skip
-    return taps
+    return Sums(taps, total)
 
 
 def layers_backward(
-    taps: Tensor, mean: Tensor, parameters: Sequence[Tensor], tokens: int, dtype: torch.dtype, heads: int, dot: str
-) -> tuple[Tensor, ...]:
-    """From dw (parts, images, 9, C), still to be added up: the gradients of each of an image's `tokens`, (images, C),
-    and of the parameters."""
+    sums: Sums, mean: Tensor, parameters: Sequence[Tensor], bias: Tensor | None, tokens: int, dtype: torch.dtype,
+    heads: int, dot: str,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of each of an image's `tokens`, (images, C), of the parameters, and of the bias (3 C,) of the
+    packed projection, empty if it is None."""
+    assert sums.taps is not None
     count, device = mean.shape[0], mean.device
     channels = int(mean.shape[1])
     dim = channels // heads
@@ -204,11 +223,14 @@ def layers_backward(
     }  # fmt: skip
     d_token = empty(mean.shape, dtype, device)
     gradients = [empty(t.shape, t.dtype, device) for t in parameters]
+    d_bias = None if bias is None else empty(bias.shape, bias.dtype, device)
     launch(
-        weights_kernels.layers_back, (heads, 10 + triton.cdiv(count, together)),
-        (taps, mean, *parameters[:3], d_token, *gradients, taps.shape[0], count, tokens, channels), constants,
+        weights_kernels.layers_back, (heads, 10 + triton.cdiv(count, together) + (0 if bias is None else 2)),
+        (sums.taps, mean, *parameters[:3], sums.columns, d_token, *gradients, d_bias, sums.taps.shape[0], count,
+         tokens, channels),
+        constants,
     )  # fmt: skip
-    return d_token, *gradients
+    return d_token, *gradients, empty((0,), torch.float32, device) if d_bias is None else d_bias
 
 
 def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
@@ -224,14 +246,14 @@ _compiled: set[tuple] = set()
 
 
 def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, layers: Layers | None, images: Images,
-                  options: Options, save: bool) -> None:  # fmt: skip
+                  options: Options, save: bool, packed: bool) -> None:  # fmt: skip
     """Before the first call of a signature, compile the kernels for short and for long images, and those of backward.
 
     They are compiled in parallel, so that no later size has to compile.
     """
     flags = _flags(q, weights is not None or layers is not None, images, options)
     kinds = [None if t is None else t.dtype for t in (q, weights, *(layers or ()))]
-    key = (torch.cuda.current_device(), *flags.values(), *_plan(q, k, images, options).tiles, *kinds, save)
+    key = (torch.cuda.current_device(), *flags.values(), *_plan(q, k, images, options).tiles, *kinds, save, packed)
     if key in _compiled:
         return
     _compiled.add(key)
@@ -246,15 +268,20 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
         )  # fmt: skip
         a, b, c = (_shapeless(t).as_strided((1, tokens, heads, dim), t.stride()) for t in (q, k, v))
         taps = _meta(weights, 1, 9, heads * dim)
-        made = layers and Layers(_shapeless(layers.x).as_strided((1, tokens, heads * dim), layers.x.stride()),
-                                 *(torch.empty_like(t, device="meta") for t in layers[1:]))  # fmt: skip
+        made = layers
+        if layers is not None:
+            x = _shapeless(layers.x).as_strided((1, tokens, heads * dim), layers.x.stride())
+            w1, b1, w2, b2 = (torch.empty_like(t, device="meta") for t in layers[1:5])
+            made = Layers(x, w1, b1, w2, b2, _meta(layers.bias, 3 * heads * dim))
         done = forward(a, b, c, taps, made, size, options, save, a.shape)
         if save:
-            grads = [torch.empty((1, tokens, heads, dim), dtype=q.dtype, device="meta") for _ in range(4)]
-            dw = backward(a, b, c, grads[0], done.weights, done.sums, size, options, grads[1:])
-            if made is not None and dw is not None:
+            grad = torch.empty((1, tokens, heads, dim), dtype=q.dtype, device="meta")
+            grads = [grad.new_empty((1, tokens, 3 * heads * dim))] if packed else [grad] * 3
+            bias = None if made is None else made.bias
+            left = backward(a, b, c, grad, done.weights, done.sums, size, options, grads, bias is not None)
+            if made is not None:
                 assert done.mean is not None
-                layers_backward(dw, done.mean, made[1:], tokens, made.x.dtype, heads, options.dot)
+                layers_backward(left, done.mean, made[1:5], bias, tokens, made.x.dtype, heads, options.dot)
 
     compile_all([lambda: run(1), lambda: run(20), lambda: run(33)])
 

@@ -1,7 +1,8 @@
 """InLine and linear attention as one torch operator, `sightline::attend`.
 
 It takes q, k and v (B, N, H, D), or the packed projection (B, N, 3 C) of a layer, whose gradient is then written once
-and in place. The weights of InLine's residual are given, or made from tokens by two small layers.
+and in place. The weights of InLine's residual are given, or made from tokens by two small layers. `bias` is not used:
+it is that of the packed projection, whose gradient costs nothing here and a pass over d(q, k, v) elsewhere.
 """
 
 from collections.abc import Sequence
@@ -19,9 +20,9 @@ from sightline.ops.linear.launch import Images, Layers, Options
 
 def _forward(
     q: Tensor, k: Tensor | None, v: Tensor | None, weights: Tensor | None, x: Tensor | None, w1: Tensor | None,
-    b1: Tensor | None, w2: Tensor | None, b2: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, heads: int, longest: int, height: int, width: int, prefix: int, scale: float, eps: float,
-    phi: str, linear: bool, dot: str, save: bool,
+    b1: Tensor | None, w2: Tensor | None, b2: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    cu: Tensor | None, grids: Tensor | None, heads: int, longest: int, height: int, width: int, prefix: int,
+    scale: float, eps: float, phi: str, linear: bool, dot: str, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The mixed values; and with `save` the sums, the weights (images, 9, C) if made, and the mean tokens."""
     packed = k is None
@@ -30,7 +31,7 @@ def _forward(
     layers = None
     if x is not None:
         assert None not in (w1, b1, w2, b2)
-        layers = Layers(x, w1, b1, w2, b2)  # type: ignore[arg-type]
+        layers = Layers(x, w1, b1, w2, b2, bias)  # type: ignore[arg-type]
     images = Images(mask, cu, grids, longest, (height, width), prefix)
     done = launch.forward(q, k, v, weights, layers, images, Options(phi, linear, scale, eps, dot), save, shape)
     made = (done.sums, done.weights if x is not None else None, done.mean)
@@ -40,11 +41,11 @@ def _forward(
 
 def _backward(
     q: Tensor, k: Tensor | None, v: Tensor | None, grad: Tensor, weights: Tensor | None, w1: Tensor | None,
-    b1: Tensor | None, w2: Tensor | None, b2: Tensor | None, mask: Tensor | None, cu: Tensor | None,
-    grids: Tensor | None, sums: Tensor, mean: Tensor, heads: int, longest: int, height: int, width: int, prefix: int,
-    scale: float, eps: float, phi: str, linear: bool, dot: str, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """d(q, k, v) or that of their packed projection, d(weights), d(every token of x) and d(w1, b1, w2, b2).
+    b1: Tensor | None, w2: Tensor | None, b2: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    cu: Tensor | None, grids: Tensor | None, sums: Tensor, mean: Tensor, heads: int, longest: int, height: int,
+    width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool, dot: str, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """d(q, k, v) or that of their packed projection, d(weights), d(every token of x) and d(w1, b1, w2, b2, bias).
 
     Those that do not exist are empty.
     """
@@ -56,15 +57,15 @@ def _backward(
     q, k, v = _parts(q, k, v, heads)
     images = Images(mask, cu, grids, longest, (height, width), prefix)
     options = Options(phi, linear, scale, eps, dot)
-    parts = launch.backward(q, k, v, grad, weights, sums, images, options, gradients)
+    left = launch.backward(q, k, v, grad, weights, sums, images, options, gradients, bias is not None)
     d_weights = empty((0,), q.dtype, device)
-    made: Sequence[Tensor] = [empty((0,), q.dtype, device) for _ in range(5)]
-    if w1 is not None and b1 is not None and w2 is not None and b2 is not None and parts is not None:
-        made = launch.layers_backward(parts, mean, (w1, b1, w2, b2), q.shape[1], dtype, heads, dot)
-    elif weights is not None and parts is not None:
-        d_weights = launch.sum_parts(parts, weights.dtype)
+    made: Sequence[Tensor] = [empty((0,), q.dtype, device) for _ in range(6)]
+    if w1 is not None and b1 is not None and w2 is not None and b2 is not None:
+        made = launch.layers_backward(left, mean, (w1, b1, w2, b2), bias, q.shape[1], dtype, heads, dot)
+    elif weights is not None and left.taps is not None:
+        d_weights = launch.sum_parts(left.taps, weights.dtype)
     dq, dk, dv, *_ = *gradients, *(empty((0,), q.dtype, device) for _ in range(2))
-    return dq, dk, dv, d_weights, made[0], made[1], made[2], made[3], made[4]
+    return dq, dk, dv, d_weights, made[0], made[1], made[2], made[3], made[4], made[5]
 
 
 def _parts(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +79,7 @@ def _parts(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int) -> tuple[T
 
 def _setup(ctx: Context, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     q, k, v, weights, x, *rest = inputs
-    layers, images, options = rest[:4], rest[4:7], rest[7:-1]
+    layers, images, options = rest[:5], rest[5:8], rest[8:-1]
     _, sums, made, mean = output
     ctx.save_for_backward(q, k, v, weights if x is None else made, *layers, *images, sums, mean)
     ctx.options = (*options, q.dtype if x is None else x.dtype)
@@ -87,16 +88,19 @@ def _setup(ctx: Context, inputs: Sequence[Any], output: Sequence[Tensor]) -> Non
 
 
 def _gradient(ctx: Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, weights, w1, *rest = ctx.saved_tensors
+    q, k, v, weights, w1, b1, w2, b2, bias, *rest = ctx.saved_tensors
     options: list[None] = [None] * (3 + len(ctx.options))
     if grad is None:
-        return *[None] * 9, *options
+        return *[None] * 10, *options
     grad = grad.contiguous() if k is None else contiguous_heads(grad)
-    dq, dk, dv, d_weights, d_token, *layers = attend_backward(q, k, v, grad, weights, w1, *rest, *ctx.options)
+    dq, dk, dv, d_weights, d_token, *layers, d_bias = attend_backward(
+        q, k, v, grad, weights, w1, b1, w2, b2, bias, *rest, *ctx.options
+    )
     inputs: list[Tensor | None] = [dq, None, None] if k is None else [dq, dk, dv]
     if w1 is not None:
-        return *inputs, None, d_token.unsqueeze(1).expand(-1, q.shape[1], -1), *layers, *options
-    return *inputs, None if weights is None else d_weights, *[None] * 5, *options
+        d_x, last = d_token.unsqueeze(1).expand(-1, q.shape[1], -1), None if bias is None else d_bias
+        return *inputs, None, d_x, *layers, last, *options
+    return *inputs, None if weights is None else d_weights, *[None] * 6, *options
 
 
 def _flops(q: Sequence[int], k: Sequence[int] | None, weights: object, w1: Sequence[int] | None, heads: int) -> int:
@@ -109,11 +113,11 @@ def _flops(q: Sequence[int], k: Sequence[int] | None, weights: object, w1: Seque
     return (queries + keys) * 2 * q[3] + taps + layers
 
 
-def _forward_flops(q, k, v, weights, x, w1, b1, w2, b2, mask, cu, grids, heads, *_):  # type: ignore[no-untyped-def]
+def _forward_flops(q, k, v, weights, x, w1, b1, w2, b2, bias, mask, cu, grids, heads, *_):  # type: ignore[no-untyped-def]
     return _flops(q, k, weights, w1, heads)
 
 
-def _backward_flops(q, k, v, grad, weights, w1, b1, w2, b2, mask, cu, grids, sums, mean, heads, *_):  # type: ignore[no-untyped-def]
+def _backward_flops(q, k, v, grad, weights, w1, b1, w2, b2, bias, mask, cu, grids, sums, mean, heads, *_):  # type: ignore[no-untyped-def]
     return 2 * _flops(q, k, weights, w1, heads)
 
 

@@ -89,10 +89,12 @@ def plan(
     cut = Plan(
         sums=Tile(wide, flat, size, 4 if flat <= 64 else 8),
         queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
-        whole=Tile(wide, flat, 32, max(1, flat // 16), registers=168 if small else None),
+        whole=Tile(narrow, strip, 64 if strip <= 64 else 32, max(1, strip // 16), registers=168)
+        if small
+        else Tile(wide, flat, 32, max(1, flat // 16)),
         write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
         keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, warps, depth),
-        back=Tile(narrow, strip, 16, max(1, strip // 16), depth),
+        back=Tile(narrow, strip, 16, max(1, strip // 16), 4 if small and strip <= 32 else depth),
         chunk=triton.cdiv(triton.cdiv(tokens, parts), size) * size,
         rows=sym_max(1, triton.cdiv(grid[0], sym_max(1, triton.cdiv(grid[0], ROWS)))),
         short=short,

@@ -85,13 +85,10 @@ def _hidden(mean, w1, b1, channel, dim, D: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def _tap(grad, image, tap, channel, cell, parts, images, C, W: tl.constexpr, IMAGES: tl.constexpr):
-    """The gradient of one tap for a tile of images, (IMAGES, W): the sum over the parts of grad."""
-    total = tl.zeros((IMAGES, W), tl.float32)
-    for part in range(0, parts):
-        row = (tl.cast(part, tl.int64) * images + image) * 9 + tap
-        total += tl.load(grad + row[:, None] * C + channel[None, :], mask=cell, other=0)
-    return total
+def _tap(grad, image, tap, part, channel, cell, images, C):
+    """The gradient of one tap in one part, for a tile of images, (IMAGES, W)."""
+    row = (tl.cast(part, tl.int64) * images + image) * 9 + tap
+    return tl.load(grad + row[:, None] * C + channel[None, :], mask=cell, other=0)
 
 
 @triton.jit
@@ -101,26 +98,51 @@ def _hidden_gradient(
 ):
     """From grad (parts, images, 9, C) the gradient of the hidden layer before its activation, (images, W) of a tile."""
     back = tl.zeros((IMAGES, W), tl.float32)
-    for tap in range(9):
-        g = _tap(grad, image, tap, channel, cell, parts, images, C, W, IMAGES)
+    for step in range(0, 9 * parts):  # one loop, whose loads are pipelined
+        tap = step % 9
+        g = _tap(grad, image, tap, step // 9, channel, cell, images, C)
         second = _square(w2, channel * 9 + tap, dim, D, False)
         back = dot(operand(g, DOT), operand(second, DOT), DOT, back)
     slope = _gate(hidden) + hidden * tl.exp(-0.5 * hidden * hidden) * 0.3989422804014327
     return tl.where(cell, back * slope, 0.0)
 
 
+@triton.jit
+def _sum_columns(columns, first, last, channel, dim, C, D: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr):
+    """The sum of the rows first <= r < last of columns (rows, C), (W,)."""
+    total = tl.zeros((ROWS, W), tl.float32)
+    for start in range(first, last, ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)
+        cell = (row < last)[:, None] & (dim < D)[None, :]
+        total += tl.load(columns + row[:, None] * C + channel[None, :], mask=cell, other=0)
+    return tl.sum(total, 0)
+
+
 @triton.jit(do_not_specialize=["parts", "images", "tokens"])
 def layers_back(
-    grad, mean, w1, b1, w2, d_token, d_w1, d_b1, d_w2, d_b2, parts, images, tokens, C, D: tl.constexpr, W: tl.constexpr,
-    IMAGES: tl.constexpr, DOT: tl.constexpr,
+    grad, mean, w1, b1, w2, columns, d_token, d_w1, d_b1, d_w2, d_b2, d_bias, parts, images, tokens, C,
+    D: tl.constexpr, W: tl.constexpr, IMAGES: tl.constexpr, DOT: tl.constexpr,
 ):
     """For a head, from grad (parts, images, 9, C): one tap of the second layer (piece 0 to 8), the first layer
-    (piece 9), or the gradient of each token of a tile of images (from piece 10 on), (images, C)."""
+    (piece 9), or the gradient of each token of a tile of images (from piece 10 on), (images, C).
+
+    With `columns`, the last two pieces make the gradient (3 C,) of the bias of q, k and v, which are the sums over the
+    tokens; that of k is zero, as InLine attention does not change if all keys are shifted.
+    """
     head, piece = tl.program_id(0), tl.program_id(1)
     dim = tl.arange(0, W)
     channel = head * D + dim
     square = (dim < D)[:, None] & (dim < D)[None, :]
-    if piece >= 10:
+    tiles = tl.cdiv(images, IMAGES)
+    if piece >= 10 + tiles:
+        if columns is not None:
+            of_v = piece - 10 - tiles
+            first, last = of_v * images, (1 + of_v * parts) * images
+            total = _sum_columns(columns, first, last, channel, dim, C, D, W, IMAGES)
+            tl.store(d_bias + 2 * of_v * C + channel, total.to(d_bias.dtype.element_ty), mask=dim < D)
+            if of_v == 1:
+                tl.store(d_bias + C + channel, tl.zeros((W,), d_bias.dtype.element_ty), mask=dim < D)
+    elif piece >= 10:
         image = ((piece - 10) * IMAGES + tl.arange(0, IMAGES)).to(tl.int64)
         cell = (image < images)[:, None] & (dim < D)[None, :]
         offset = image[:, None] * C + channel[None, :]
@@ -128,27 +150,29 @@ def layers_back(
         back = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, DOT)
         total = dot(operand(back, DOT), operand(_square(w1, channel, dim, D, False), DOT), DOT) / tokens
         tl.store(d_token + offset, total.to(d_token.dtype.element_ty), mask=cell)
-    else:
+    elif piece == 9:
         weight, bias = tl.zeros((W, W), tl.float32), tl.zeros((IMAGES, W), tl.float32)
-        for start in range(0, images, IMAGES):
-            image = (start + tl.arange(0, IMAGES)).to(tl.int64)
+        for tile in range(0, tiles):
+            image = (tile * IMAGES + tl.arange(0, IMAGES)).to(tl.int64)
             cell = (image < images)[:, None] & (dim < D)[None, :]
             inner = tl.load(mean + image[:, None] * C + channel[None, :], mask=cell, other=0)  # IMAGES W
             hidden = _hidden(inner, w1, b1, channel, dim, D, DOT)
-            if piece < 9:
-                outer = _tap(grad, image, piece, channel, cell, parts, images, C, W, IMAGES)
-                inner = tl.where(cell, hidden * _gate(hidden), 0.0)
-            else:
-                outer = _hidden_gradient(
-                    grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, DOT
-                )
+            back = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, DOT)
+            weight = dot(operand(tl.trans(back), DOT), operand(inner, DOT), DOT, weight)
+            bias += back
+        tl.store(d_w1 + channel[:, None] * D + dim[None, :], weight.to(d_w1.dtype.element_ty), mask=square)
+        tl.store(d_b1 + channel, tl.sum(bias, 0).to(d_b1.dtype.element_ty), mask=dim < D)
+    else:
+        weight, bias = tl.zeros((W, W), tl.float32), tl.zeros((IMAGES, W), tl.float32)
+        for step in range(0, tiles * parts):
+            image = (step // parts * IMAGES + tl.arange(0, IMAGES)).to(tl.int64)
+            cell = (image < images)[:, None] & (dim < D)[None, :]
+            outer = _tap(grad, image, piece, step % parts, channel, cell, images, C)
+            inner = tl.load(mean + image[:, None] * C + channel[None, :], mask=cell, other=0)  # IMAGES W
+            hidden = _hidden(inner, w1, b1, channel, dim, D, DOT)
+            inner = tl.where(cell, hidden * _gate(hidden), 0.0)
             weight = dot(operand(tl.trans(outer), DOT), operand(inner, DOT), DOT, weight)
             bias += outer
-        bias = tl.sum(bias, 0)
-        if piece < 9:
-            row = channel * 9 + piece
-            tl.store(d_w2 + row[:, None] * D + dim[None, :], weight.to(d_w2.dtype.element_ty), mask=square)
-            tl.store(d_b2 + row, bias.to(d_b2.dtype.element_ty), mask=dim < D)
-        else:
-            tl.store(d_w1 + channel[:, None] * D + dim[None, :], weight.to(d_w1.dtype.element_ty), mask=square)
-            tl.store(d_b1 + channel, bias.to(d_b1.dtype.element_ty), mask=dim < D)
+        row = channel * 9 + piece
+        tl.store(d_w2 + row[:, None] * D + dim[None, :], weight.to(d_w2.dtype.element_ty), mask=square)
+        tl.store(d_b2 + row, tl.sum(bias, 0).to(d_b2.dtype.element_ty), mask=dim < D)
