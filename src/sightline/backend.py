@@ -177,7 +177,11 @@ NEEDED: dict[str, dict[torch.dtype, dict[int, int]]] = {
         torch.float16: {128: SMALL},
         torch.float32: {64: SMALL, 128: 393_216},  # more than any GPU has: backward of wide heads
     },
-    "soft_attention": {dtype: {128: SMALL} for dtype in DTYPES},
+    "soft_attention": {
+        torch.bfloat16: {128: SMALL},
+        torch.float16: {128: SMALL},
+        torch.float32: {64: SMALL, 128: MEDIUM},
+    },
     "headwise_conv": {dtype: {128: SMALL} for dtype in DTYPES},
 }
 

@@ -39,7 +39,7 @@ def test_linear(shared: int, dtype: torch.dtype, dim: int, cut: str) -> None:
         compare(linear, tokens(1, 50, 1, dim, dtype), TOLERANCE[dtype], phi="elu1")
 
 
-@pytest.mark.parametrize(("shared", "dtype", "dim"), [*CASES, (backend.SMALL, FP32, 128)])
+@each
 @pytest.mark.parametrize("landmarks", [9, 70])
 def test_soft(shared: int, dtype: torch.dtype, dim: int, landmarks: int) -> None:
     forget()

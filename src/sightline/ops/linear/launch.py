@@ -219,7 +219,8 @@ def layers_backward(
     dim = channels // heads
     together = IMAGES[dim <= 64]
     constants: dict[str, Constant] = {
-        "D": dim, "W": padded(dim), "IMAGES": together, "DOT": dot, "num_warps": max(4, padded(dim) // 16)
+        "D": dim, "W": padded(dim), "IMAGES": together, "DOT": dot, "num_warps": max(4, padded(dim) // 16),
+        "num_stages": 3 if dim <= 32 else 2,
     }  # fmt: skip
     d_token = empty(mean.shape, dtype, device)
     gradients = [empty(t.shape, t.dtype, device) for t in parameters]

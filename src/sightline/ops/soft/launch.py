@@ -71,8 +71,7 @@ class Plan:
     def landmarks(self) -> Constants:
         """For dl in a separate pass."""
         stages = 1 if self.warps == 8 else self.stages
-        size = min(32, self.size)
-        return {**self.tile, "M": BLOCK if self.width <= 32 else size, "T": size, "num_stages": stages}
+        return {**self.tile, "M": BLOCK if self.width <= 32 else 32, "T": 32, "num_stages": stages}
 
     @property
     def pairs(self) -> Constants:
@@ -108,7 +107,7 @@ def plan(dim: int, tokens: int, landmarks: int, dtype: torch.dtype, shared: int 
     return Plan(
         width=width,
         blocks=blocks,
-        size=size // 2 if shared < MEDIUM and width >= 64 and dtype == torch.float32 else size,
+        size=32 if shared < MEDIUM and width == 64 and dtype == torch.float32 else size,
         chunk=chunk,
         parts=sym_max(1, triton.cdiv(tokens, chunk)),
         joint=small and blocks == 1 and (width <= 64 or shared >= MEDIUM),
@@ -212,7 +211,7 @@ def forward(call: Call, v: Tensor, save: bool) -> tuple[Tensor, Saved]:
         forward_kernels.forward_write, (rows, cut.parts),
         (*strides(call.q), *strides(call.landmarks), *strides(out), call.cu, call.cu_landmarks, mixed, *call.sizes,
          cut.chunk, cut.blocks, call.options.scale),
-        {**call.flags, **cut.tile, "ONE": cut.blocks == 1 and cut.size > 16},
+        {**call.flags, **cut.tile, "ONE": cut.blocks == 1},
     )  # fmt: skip
     return out, Saved(sums, mixed, core, degrees)
 
