@@ -34,7 +34,7 @@ def test_download(site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert site.path.is_file()
 
 
-def test_all_goes_on_after_a_failure(
+def test_all_continues_after_a_failure(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in set(PUBLISHED) - set(SMALL):

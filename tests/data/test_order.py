@@ -32,7 +32,7 @@ def test_an_epoch_has_every_image_once_and_other_epochs_another_order() -> None:
     assert first != second
 
 
-def test_going_on_in_the_middle() -> None:
+def test_resuming_in_the_middle() -> None:
     order = order_of(64, 16, 2)
     assert list(order.keys(5, start=2)) == list(order.keys(5))[4:]
 

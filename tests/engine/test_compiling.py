@@ -174,7 +174,7 @@ def compiling(where: str) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("where", ["build", "compiler", "forward", "backward"])
-def test_a_failure_goes_on_in_eager_mode_from_the_same_state(
+def test_after_a_failure_a_run_continues_in_eager_mode_from_the_same_state(
     where: str, run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With batch norm, whose statistics the failed pass has changed, and the second of two micro-batches."""

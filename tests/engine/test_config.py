@@ -37,7 +37,7 @@ def test_another_task_is_another_run(tmp_path: Path) -> None:
     assert differences(tmp_path, resolve({"task": "detection"})) == ["task"]
 
 
-def test_a_run_of_before_tasks_goes_on(tmp_path: Path) -> None:
+def test_a_run_from_before_tasks_resumes(tmp_path: Path) -> None:
     text = to_yaml(resolve({})).replace("task: classification\n", "")
     (tmp_path / "config.yaml").write_text(text)
     assert differences(tmp_path, resolve({})) == []

@@ -182,7 +182,7 @@ def other_classes(tiny: Any, data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_data_do_not_go_on(unfinished: tuple[Any, Path], tmp_path: Path) -> None:
+def test_other_data_do_not_resume(unfinished: tuple[Any, Path], tmp_path: Path) -> None:
     tiny, root = unfinished
     more, classes = tiny.make_data(tmp_path / "more", 4), tiny.make_data(tmp_path / "classes", 3)
     other_classes(tiny, classes)
@@ -196,7 +196,7 @@ def test_other_data_do_not_go_on(unfinished: tuple[Any, Path], tmp_path: Path) -
     assert weights(root / "run") == before
 
 
-def test_another_model_does_not_go_on(unfinished: tuple[Any, Path]) -> None:
+def test_another_model_does_not_resume(unfinished: tuple[Any, Path]) -> None:
     tiny, root = unfinished
     head = "semantic_fpn" if tiny is segmentation else "mask_rcnn"
     for sections, keys in (

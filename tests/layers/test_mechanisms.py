@@ -263,7 +263,6 @@ COMPILED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", COMPILED)
 def test_attention_compiles_and_exports_whole(case: str) -> None:
-    torch.compiler.reset()
     layer, prefix = COMPILED[case](12, 2, case.partition(" ")[0]).eval(), int(" " not in case)
     x = tokens(prefix=prefix)
     parameters = list(layer.parameters())

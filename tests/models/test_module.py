@@ -79,7 +79,6 @@ FEW_STEPS = {"soft": {"attention": "soft(iterations=2),soft(iterations=2),soft(i
 @DISTINCT
 def test_compiled_in_one_graph(family: str) -> None:
     """Captured whole, with the same results; every kind of attention goes through AOTAutograd in tests/layers."""
-    torch.compiler.reset()
     model, x = tiny(family, **FEW_STEPS.get(family, {})), image(97, 64)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for got, want in zip(gradients(compiled, x), gradients(model, x), strict=True):

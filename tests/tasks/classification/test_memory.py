@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("ahead", [8, 24, 40, 1000])
-def test_going_on_anywhere_gives_the_same_batches(
+def test_resuming_anywhere_gives_the_same_batches(
     folder: Path, ahead: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "AHEAD", ahead)

@@ -87,7 +87,7 @@ def test_a_run_ends_and_is_the_same_again(cache: str, tmp_path: Path, task: str)
     assert {"top1", "val_loss"} <= line.keys()
 
 
-def test_an_interrupted_run_goes_on_to_the_same_weights(cache: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_weights(cache: str, tmp_path: Path) -> None:
     train(configure(cache, tmp_path / "whole"))
     train(configure(cache, tmp_path / "parts", run__max_steps="4"))
     (tmp_path / "parts" / "done.json").unlink()
