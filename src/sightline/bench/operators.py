@@ -123,6 +123,15 @@ OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 }
 
 
+# Options that a layer applies to queries and keys before the operator.
+OF_LAYERS = ("key_norm", "temperature", "head_map")
+
+
+def operator_of(spec: Spec) -> tuple[str, Callable[..., Tensor]] | None:
+    """The operator of a mechanism, if it does all of it."""
+    return None if any(dict(spec.options).get(name) for name in OF_LAYERS) else OPERATORS.get(spec.name)
+
+
 @dataclass(frozen=True)
 class Operator:
     """A way to compute a mechanism: `backend` is "triton", "torch" or a peer's name. `move` only moves tensors."""
@@ -155,8 +164,9 @@ class Operator:
         if self.backend in PEERS:
             peer = PEERS[self.backend]()
             plain = lambda x: peer(x.q, x.k, x.v)  # noqa: E731
-        elif self.spec.name in OPERATORS:
-            call, options = OPERATORS[self.spec.name][1], dict(self.spec.options)
+        elif (operator := operator_of(self.spec)) is not None:
+            call = operator[1]
+            options = {name: value for name, value in self.spec.options if name not in OF_LAYERS}
             plain = lambda x: call(x, self.backend, **options)  # noqa: E731
         else:
             core = make_core(self.spec, case, device, dtype, weights)
@@ -221,9 +231,9 @@ def implementations(mechanism: str, device: torch.device, backend: Sequence[str]
     spec = Spec.parse(mechanism)
     if spec.name == "none":
         raise InputError("mechanism: 'none' has no attention to time; it is a baseline of `bench models`")
-    operator = OPERATORS.get(spec.name, (None, None))[0]
+    operator = (operator_of(spec) or (None, None))[0]
     if operator is None and "triton" in backend:
-        raise InputError(f"backend: {spec.name} has no Triton kernel; leave it out, or use torch")
+        raise InputError(f"backend: {spec} has no Triton kernel; leave it out, or use torch")
     has_kernel = operator in backends.TRITON_OPERATORS
     found = list(backend) or (["triton"] if has_kernel and device.type == "cuda" else []) + ["torch"]
     names = {"triton": "triton", "torch": "reference"}

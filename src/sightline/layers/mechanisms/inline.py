@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline import backend
+from sightline.layers.adapt import Adapt
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
@@ -27,11 +28,18 @@ if backend.TRITON_INSTALLED:
 
 
 class InlineCore(Core):
-    """InLine attention; `residual=False` leaves the 3x3 neighborhood out, which has one row in a sequence."""
+    """InLine attention.
+
+    Args:
+        phi: the feature map.
+        residual: add the 3x3 neighborhood, which has one row in a sequence.
+        key_norm, temperature, head_map: learned changes of queries and keys, see `Adapt`. The temperature multiplies
+            the queries.
+    """
 
     feature_map: FeatureMap
     centred = True
-    injective = True
+    injective: bool | None = True
 
     def __init__(
         self,
@@ -42,14 +50,25 @@ class InlineCore(Core):
         *,
         phi: str = "identity",
         residual: bool = True,
+        key_norm: bool = False,
+        temperature: bool = False,
+        head_map: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
         self.phi = phi
         self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
         self.residual = ResidualWeights(dim, num_heads, 3 if length is None else 1) if residual else None
         self.by_one_operator = phi != AFFINE_MAP and (length is None or not residual)
+        self.adapt: Adapt | None = None
+        if key_norm or temperature or head_map:
+            shift = phi != "identity" or head_map
+            self.adapt = Adapt(
+                num_heads, self.head_dim, key_norm=key_norm, temperature=temperature, head_map=head_map, shift=shift
+            )
+            self.injective = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        q, k = self._adapted(q, k, place)
         residual, whole = self.residual, place.local is None and place.key_mask is None
         if residual is not None and whole and self._by_kernels(q, place.context):
             context = place.context
@@ -65,6 +84,7 @@ class InlineCore(Core):
         return out if same else self.add_local(out, v, place)
 
     def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
+        q, k = self._adapted(q, k, place)
         phi, counts = self.feature_map, place.counts(k)[:, None, :, None]  # B 1 M 1
         number = counts.sum(2, keepdim=True).clamp(min=1)
         fq = phi(q).transpose(1, 2)
@@ -85,6 +105,8 @@ class InlineCore(Core):
         return F.pad(local_residual(place.local_values(v), weights, place.grid), (0, 0, 0, 0, place.prefix, 0))
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, place: Place) -> Tensor | None:
+        if self.adapt is not None:
+            return None
         if self._by_kernels(x, place.context):
             layers = None if self.residual is None else self.residual.layers
             whole = place.context is x
@@ -101,10 +123,17 @@ class InlineCore(Core):
 
     def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
         plain = type(qkv) is nn.Linear and type(proj) is nn.Linear and place.context is x and self.by_one_operator
-        if not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):
+        if self.adapt is not None or not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):
             return None
         layers = None if self.residual is None else self.residual.layers
         return inline_projected(x, qkv, proj, layers, self.num_heads, place.grid, place.prefix, self.phi)
+
+    def _adapted(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """Queries and keys as the operator takes them."""
+        if self.adapt is None:
+            return q, k
+        (q, k), scale = self.adapt(q, k, place), self.adapt.scale
+        return q if scale is None else q * scale.to(q.dtype), k
 
     def _by_kernels(self, x: Tensor, context: Tensor) -> bool:
         """Whether one operator makes the weights of the residual and mixes, for tokens x or a projection of them."""

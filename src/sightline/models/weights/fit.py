@@ -123,7 +123,7 @@ def fit_mechanism(state: State, model: Target | nn.Module) -> State:
 
     Tensors of the model's mechanism keep their initial values and those of the checkpoint's are left out; a warning
     names both. If anything else differs, or a block has only some tensors of its mechanism, the state is returned
-    unchanged and does not fit.
+    unchanged and does not fit. Those of `layers/adapt.py` may be missing alone, since they start as the identity.
     """
     given, state = state, _fit_branches(state, model)
     own, mismatch = model.state_dict(), compare(state, model)
@@ -133,7 +133,7 @@ def fit_mechanism(state: State, model: Target | nn.Module) -> State:
     blocks = {key: match[1] for key in (*own, *state) if (match := MECHANISM_KEY.match(key))}
     if mismatch.misshapen or not blocks.keys() >= {*missing, *unexpected}:
         return given
-    changed = {blocks[key] for key in missing}
+    changed = {blocks[key] for key in missing if ".core.adapt." not in key}
     if any(blocks[key] in changed for key in own if key in blocks and key in state):
         return given
     parts = [f"{len(missing)} of its tensors keep their initial values ({some(missing)})"] if missing else []
