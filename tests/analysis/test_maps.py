@@ -28,7 +28,7 @@ from sightline.util.errors import InputError
 from ..models.tiny import TINY, WITH_CLASS_TOKEN, every_family, image, tiny
 
 MECHANISMS = (
-    *(name for name in TABLE if not TABLE[name].core.shared_qk),
+    *(name for name, row in TABLE.items() if row.core.has_rows and not row.core.shared_qk),
     "inline(phi=relu)",
     "linear(phi=relu_affine)",
 )

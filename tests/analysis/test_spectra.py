@@ -142,7 +142,7 @@ def test_even_attention_has_rank_one() -> None:
 @torch.no_grad()
 def test_ranks_keep_to_their_bounds() -> None:
     pictures = [image(64, 80, batch=1)[0]]
-    for name in MECHANISMS:
+    for name in (name for name, row in MECHANISMS.items() if row.core.has_rows):
         for found in measure_rank(capture(tiny("deit", attention=name), pictures[0])):
             assert all(0 < rank <= found.bound + 1e-6 for rank in found.effective), name
     windows = tiny("swin", attention="softmax")  # block diagonal: at least one for every window

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sightline.layers import MECHANISMS, Core, Place, Spec
 from sightline.layers.windows import Windows
+from sightline.util.errors import InputError
 
 from ..ops.brute_force import assert_close, tokens
 
@@ -23,6 +24,13 @@ TEXTS = (
     "linformer(rank=5,share=true)",
     "enhanced(scales=2,kernel=3)",
     "focused(kernel=0)",
+    "mala(kernel=3)",
+    "rala(gate=true,kernel=3)",
+    "hedgehog(share=true,kernel=3)",
+    "ttt(project=true,key_norm=true,kernel=3)",
+    "inline(key_norm=true,temperature=true,head_map=true)",
+    "inline(phi=elu1,residual=false,key_norm=true)",
+    "linear(key_norm=true,temperature=true,head_map=true)",
 )
 CROSS = [text for text in TEXTS if not MECHANISMS[Spec.parse(text).name].core.shared_qk]
 every_mechanism = pytest.mark.parametrize("text", TEXTS)
@@ -45,6 +53,10 @@ def check(core: Core, q: Tensor, k: Tensor, v: Tensor, place: Place) -> None:
     if place.key_mask is not None and place.local is None:
         counts = place.key_mask  # the output of masked queries is undefined
     assert_close(core.by_rows(q, k, v, every, place)[counts], out[counts], 1e-9)
+    if not core.has_rows:
+        with pytest.raises(InputError, match="no attention matrix"):
+            core.rows(q, k, every, place)
+        return
     rows = core.rows(q, k, every, place)
     assert rows.shape[2:] == (q.shape[1], k.shape[1])
     few = torch.tensor([3, 0])

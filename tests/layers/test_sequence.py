@@ -29,6 +29,10 @@ TEXTS = (
     "linformer(rank=6,share=true)",
     "enhanced(scales=2,kernel=3)",
     "focused(kernel=0)",
+    "rala(gate=true,kernel=3)",
+    "ttt(project=true,key_norm=true,kernel=3)",
+    "inline(key_norm=true,temperature=true,head_map=true)",
+    "linear(phi=elu1,key_norm=true,temperature=true,head_map=true)",
 )
 
 

@@ -106,6 +106,11 @@ class BlockCall:
     parts: tuple[CoreCall, ...]
 
     @property
+    def has_rows(self) -> bool:
+        """Whether its mechanism has a matrix of weights."""
+        return all(part.core.has_rows for part in self.parts)
+
+    @property
     def tokens(self) -> int:
         return self.prefix + self.grid[0] * self.grid[1]
 
@@ -247,6 +252,18 @@ def capture(model: nn.Module, image: Tensor, blocks: Sequence[str] | None = None
         key_grid, mechanism = parts[0].place.key_grid or tokens.grid, str(modules[name].mechanism)
         captured.append(BlockCall(name, mechanism, tokens.grid, tokens.prefix, key_grid, parts))
     return captured
+
+
+def with_rows(blocks: Sequence[BlockCall]) -> list[BlockCall]:
+    """The blocks whose mechanism has a matrix of weights.
+
+    Raises:
+        InputError: none of them has.
+    """
+    found = [block for block in blocks if block.has_rows]
+    if blocks and not found:
+        raise InputError(f"{blocks[0].mechanism} has no attention matrix to show; choose another mechanism")
+    return found
 
 
 def spread(items: Sequence[T], limit: int) -> list[T]:

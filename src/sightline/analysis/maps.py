@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sightline.analysis.capture import BlockCall, capture
+from sightline.analysis.capture import BlockCall, capture, with_rows
 from sightline.data.images import load_image, resize_transform
 from sightline.layers.core import Grid
 from sightline.util.errors import InputError
@@ -70,10 +70,11 @@ def attention_maps(
             cropped and normalized as the model expects.
         query: a position in the image, from (0, 0) at the top left to (1, 1) at the bottom right; a `Patch` of the
             finest map; or None for the class token, which gives maps of the blocks that have one.
-        blocks: names of attention modules, as `attention_blocks(model)` lists them; all by default.
+        blocks: names of attention modules, as `attention_blocks(model)` lists them; by default all whose mechanism has
+            a matrix of weights.
 
     Raises:
-        InputError: the model has no such block, or the query lies outside the image.
+        InputError: the model has no such block, the query lies outside the image, or there is no matrix of weights.
 
     Example:
         >>> model = timm.create_model("inline_deit_tiny").eval()
@@ -86,7 +87,7 @@ def attention_maps(
     where = in_shares(query, model, x)
     if where is not None and not all(0 <= share <= 1 for share in where):
         raise InputError(f"query={query}: give fractions of height and width from 0 to 1")
-    return maps_of(capture(model, x, blocks), where)
+    return maps_of(with_rows(capture(model, x)) if blocks is None else capture(model, x, blocks), where)
 
 
 def to_input(model: nn.Module, image: Picture) -> Tensor:

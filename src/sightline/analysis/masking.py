@@ -77,7 +77,9 @@ def _without_hidden(mask: Mask, core: Core, args: Arguments, out: Tensor, tokens
             hidden = mask.hidden(on_grid[chunk], grid, keys, place.key_grid or grid, len(which))
             hidden = hidden & (window[chunk] > prefix)[:, None]
             change = left_over(core, weights, hidden, own.key_mask) - weights
-            out[which[:, None], chunk] += apply_weights(change, v[which]).to(out.dtype)
+            mixed = apply_weights(change, v[which])
+            gate = core.gate(own)
+            out[which[:, None], chunk] += (mixed if gate is None else mixed * gate[:, chunk]).to(out.dtype)
     return out
 
 

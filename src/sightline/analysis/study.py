@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
-from sightline.analysis.capture import BlockCall, capture
+from sightline.analysis.capture import BlockCall, capture, with_rows
 from sightline.util.files import write_atomic, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -83,8 +83,12 @@ def write_studies(folder: Path, head: Mapping[str, object], studies: Sequence[St
 
 
 def telling_blocks(model: nn.Module, image: Tensor) -> list[BlockCall]:
-    """The calls of all blocks with more than one key."""
-    return [block for block in capture(model, image) if block.keys > 1]
+    """The calls of all blocks with more than one key whose mechanism has a matrix of weights.
+
+    Raises:
+        InputError: no mechanism has.
+    """
+    return with_rows([block for block in capture(model, image) if block.keys > 1])
 
 
 def by_layer(

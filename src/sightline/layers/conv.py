@@ -40,6 +40,19 @@ class SharedConv(nn.Module):
         return depthwise_conv(v, self.conv.weight.repeat(heads, 1, 1, 1), self.conv.bias.repeat(heads), grid)
 
 
+class ChannelConv(nn.Module):
+    """Depthwise convolution with weights for every channel, zero at first: it adds nothing until it is trained."""
+
+    def __init__(self, dim: int, size: int, sequence: bool = False) -> None:
+        super().__init__()
+        self.conv = depthwise(dim, size, bias=False, sequence=sequence)
+        nn.init.zeros_(self.conv.weight)
+
+    def forward(self, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h * w, H, D) -> the same."""
+        return depthwise_conv(v, self.conv.weight.to(v.dtype), None, grid)
+
+
 def depthwise(channels: int, size: int, *, bias: bool, sequence: bool) -> nn.Conv2d:
     """Weights (channels, 1, size, size), or (channels, 1, 1, size) for sequences."""
     shape = (1 if sequence else size, size)

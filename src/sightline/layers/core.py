@@ -82,7 +82,8 @@ class Core(nn.Module):
     """Base of all mechanisms.
 
     A mechanism defines `forward`, the fast way, and its weights: `factors` if they are a product of thin matrices, else
-    `rows`. If it adds a local term to the values that the weights mix, `local_term` gives it.
+    `rows`. If it adds a local term to the values that the weights mix, `local_term` gives it; `gate` gives the factors
+    of the sum, if there are any. A mechanism without weights says so by `has_rows` and defines `by_rows` itself.
 
     Args:
         dim: channels C.
@@ -96,6 +97,7 @@ class Core(nn.Module):
     centred = False  # rows sum to one because the mean score is subtracted, not by division
     injective: bool | None = None  # whether keys of full rank tell any two queries apart; None if not known
     inverts = False  # has a `newton_matrix`
+    has_rows = True  # is a matrix of weights that the values are mixed by
 
     def __init__(self, dim: int, num_heads: int, stride: int = 16, length: int | None = None) -> None:
         super().__init__()
@@ -126,7 +128,13 @@ class Core(nn.Module):
 
         Returns:
             (B, H, Q, M), in the dtype of q or wider; signed if the weights are, zero for masked keys.
+
+        Raises:
+            InputError: the mechanism has no weights, see `has_rows`.
         """
+        if not self.has_rows:
+            name = type(self).__name__.removesuffix("Core").lower()
+            raise InputError(f"{name} has no attention matrix, and so no rows of it; choose another mechanism or block")
         factors = self.factors(q, k, place)
         if factors is None:
             raise NotImplementedError(f"{type(self).__name__} defines neither factors nor rows")
@@ -136,6 +144,10 @@ class Core(nn.Module):
         """What `forward` adds to the values that the weights mix, (B, N, H, D), zero for the prefix; or None."""
         return None if self.neighbours is None else convolve(self.neighbours, v, place)
 
+    def gate(self, place: Place) -> Tensor | None:
+        """Factors (B, N, H, D) of the mixed values and the local term together, or None."""
+        return None
+
     def by_rows(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, place: Place) -> Tensor:
         """`forward` by its definition: rows of weights times the values, plus the local term. (B, Q, H, D).
 
@@ -144,8 +156,9 @@ class Core(nn.Module):
         rows = self.rows(q, k, queries, place)
         values = hide(v, place.hidden(k)).reshape(*v.shape[:2], rows.shape[1], -1)
         out = torch.einsum("bhqm,bmhd->bqhd", rows, values).reshape(q.shape[0], -1, *q.shape[2:])
-        term = self.local_term(v, place)
-        return out if term is None else out + term[:, queries]
+        term, gate = self.local_term(v, place), self.gate(place)
+        out = out if term is None else out + term[:, queries]
+        return out if gate is None else out * gate[:, queries]
 
     def add_local(self, out: Tensor, v: Tensor, place: Place) -> Tensor:
         """out (B, N, H, D) plus the local term."""

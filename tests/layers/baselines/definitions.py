@@ -26,6 +26,10 @@ BASELINES = {
     "linear_angular": "linear_angular",
     "enhanced": "enhanced(scales=2,kernel=3)",
     "focused": "focused",
+    "hedgehog": "hedgehog(kernel=3)",
+    "rala": "rala(gate=true,kernel=3)",
+    "mala": "mala(kernel=3)",
+    "ttt": "ttt(project=true,key_norm=true,kernel=3)",
 }
 GRID = (4, 4)
 
@@ -117,6 +121,64 @@ def focused(core: Any, q: Tensor, k: Tensor, grid: Grid, prefix: int, mask: Tens
     return over_sum(products(phi(q), phi(k)), mask, k)
 
 
+def elu1(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x + 1, torch.exp(x.clamp(max=0)))
+
+
+def hedgehog(core: Any, q: Tensor, k: Tensor, grid: Grid, prefix: int, mask: Tensor | None) -> Tensor:
+    def phi(x: Tensor, matrices: Tensor) -> Tensor:
+        heads = [x[:, :, h] @ matrix.T for h, matrix in enumerate(matrices)]
+        powers = torch.stack([torch.cat([y.exp(), (-y).exp()], -1) for y in heads], 2)
+        return powers / powers.sum(-1, keepdim=True)
+
+    scores = products(phi(q, core.query_map), phi(k, core.key_map)) * keep_and_count(mask, k)[0]
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def rala(core: Any, q: Tensor, k: Tensor, grid: Grid, prefix: int, mask: Tensor | None) -> Tensor:
+    keep, count = keep_and_count(mask, k)
+    fq, fk = elu1(q), elu1(k)
+    asking = fq if mask is None else fq * mask[:, :, None, None]
+    mean = asking.sum(1, keepdim=True) / count  # as many queries as keys
+    shares = (products(mean, fk) / q.shape[-1] ** 0.5).exp() * keep
+    return over_sum(products(fq, fk) * shares / shares.sum(-1, keepdim=True) * count, mask, k)
+
+
+def mala(core: Any, q: Tensor, k: Tensor, grid: Grid, prefix: int, mask: Tensor | None) -> Tensor:
+    keep, count = keep_and_count(mask, k)
+    scores = products(elu1(q), elu1(k)) / q.shape[-1] ** 0.5 * keep
+    z = scores.sum(-1, keepdim=True) / count
+    return ((1 + 1 / z) * scores - z) * keep / count
+
+
+def ttt(core: Any, q: Tensor, k: Tensor, v: Tensor, grid: Grid, prefix: int, mask: Tensor | None) -> Tensor:
+    """One step of the network of every image and head on the keys that count, by autograd; (B, N, H, D)."""
+    if core.near_keys is not None:
+        seen = q if mask is None else torch.where(mask[:, :, None, None], q, 0.0)
+        parts = ((q, seen, core.near_queries), (k, k, core.near_keys))
+        near = [convolve(x, conv.conv.weight, None, grid, prefix) for _, x, conv in parts]
+        q, k = (torch.cat([x[:, :prefix], (x + y)[:, prefix:]], 1) for (x, _, _), y in zip(parts, near, strict=True))
+    matrices = [m for m in (core.inner_value, core.inner_gate, core.inner_project) if m is not None]
+    out = torch.zeros_like(q)
+    for b in range(len(q)):
+        keep = torch.ones(k.shape[1], dtype=torch.bool) if mask is None else mask[b]
+        for h in range(q.shape[2]):
+            keys, values = k[b, keep, h], v[b, keep, h]
+            if core.key_norm:
+                keys = (keys - keys.mean(0)) / (keys.var(0, unbiased=False) + 1).sqrt()
+            own = [m[h].detach().requires_grad_() for m in matrices]
+            loss = -(inner(keys, *own) * values).sum(-1).mean() / q.shape[-1] ** 0.5
+            steps = torch.autograd.grad(loss, own)
+            new = [m - g / (g.norm(dim=0) + 1) for m, g in zip(own, steps, strict=True)]
+            out[b, :, h] = inner(q[b, :, h], *new)
+    return out.detach()
+
+
+def inner(x: Tensor, value: Tensor, gate: Tensor, project: Tensor | None = None) -> Tensor:
+    out = (x @ value) * (x @ gate) * torch.sigmoid(x @ gate)
+    return out if project is None else out @ project
+
+
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, prefix: int) -> Tensor:
     """Depthwise, weight (C, 1, k, k): x (B, p + h * w, H, D); each prefix token is a map of one place."""
 
@@ -154,6 +216,9 @@ WEIGHTS: dict[str, Callable[..., Tensor]] = {
     "linear_angular": linear_angular,
     "enhanced": enhanced,
     "focused": focused,
+    "hedgehog": hedgehog,
+    "rala": rala,
+    "mala": mala,
     "softmax": lambda core, q, k, grid, prefix, mask: softmax_weights(q, k, mask=mask),
 }
 
@@ -166,15 +231,27 @@ def local_weight(core: Any) -> tuple[Tensor, Tensor | None] | None:
         return torch.cat([conv.weight] * heads), torch.cat([conv.bias] * heads)
     if core.neighbours is None:
         return None
+    if len(core.neighbours.conv.weight) == heads * dim:
+        return core.neighbours.conv.weight, None
     return torch.stack([core.neighbours.conv.weight[c // dim] for c in range(heads * dim)]), None
 
 
 def output(
-    name: str, core: Any, q: Tensor, k: Tensor, v: Tensor, grid: Grid, prefix: int = 0, mask: Tensor | None = None
+    name: str,
+    core: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    prefix: int = 0,
+    mask: Tensor | None = None,
+    context: Tensor | None = None,
 ) -> Tensor:
     """What the mechanism gives for tokens of one grid: (B, N, H, D)."""
     if mask is not None:
         k, v = (torch.where(mask[:, :, None, None], t, 0.0) for t in (k, v))
+    if name == "ttt":
+        return ttt(core, q, k, v, grid, prefix, mask)
     weights = WEIGHTS[name](core, q, k, grid, prefix, mask)
     if name == "enhanced":
         first, *others = weights.chunk(1 + len(core.scales), 1)
@@ -187,6 +264,8 @@ def output(
     if (local := local_weight(core)) is not None:
         near = convolve(v, *local, grid, prefix)
         out = torch.cat([out[:, :prefix], out[:, prefix:] + near[:, prefix:]], 1)
+    if getattr(core, "gate_weight", None) is not None and context is not None:
+        out = out * (context @ core.gate_weight.T + core.gate_bias).view_as(out)
     return out
 
 

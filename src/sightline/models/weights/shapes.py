@@ -1,8 +1,9 @@
 """The architecture behind a state dict, from the names and shapes of its tensors.
 
 Shapes do not show everything. Mechanisms without tensors of their own (softmax, linear, none, efficient, hydra,
-nystromformer) look alike, and so do pairs with the same tensors: SOFT and SOFT++, or linear_angular and nystromformer
-with its convolution. Softmax is assumed if it fits, and SOFT for both SOFT and SOFT++.
+nystromformer, mala, rala) look alike, and so do pairs with the same tensors: SOFT and SOFT++, linear_angular and
+nystromformer with its convolution, or mala and rala with theirs. Softmax is assumed if it fits, SOFT for both SOFT and
+SOFT++, and mala for both mala and rala. Nothing shows whether a TTT network normalizes its keys.
 """
 
 import math
@@ -30,7 +31,14 @@ HEAD_DIMS = (
     ("core.feature_map.bias", 1),
     ("core.projection", 1),
     ("core.neighbours.conv.bias", 0),
+    ("core.query_map", 1),
+    ("core.inner_gate", 1),
+    ("core.adapt.query_map.inner", 1),
 )
+# Tensors that show the number of heads, and on which axis; those in the branches of a block show a part of it.
+HEAD_COUNTS = {"attn.position_bias.table": 1, "attn.core.adapt.key_power": 0, "attn.core.adapt.log_scale": 0}
+# Tensors that show options of linear and inline.
+ADAPTED = {"key_norm": "adapt.key_power", "temperature": "adapt.log_scale", "head_map": "adapt.query_map.inner"}
 
 
 class Target(Protocol):
@@ -103,19 +111,28 @@ def mechanism_of(block: Mapping[str, Shape], family: str, stride: int) -> Spec:
     core = {key.rpartition("core.")[2]: shape for key, shape in block.items() if "core." in key}
     if any(key.startswith("landmarks.") for key in core):
         return Spec("soft")
-    if (baseline := _baseline(core, stride)) is not None:
+    if (baseline := _baseline(core, stride, block.get("norm1.weight", (0,)))) is not None:
         return baseline
-    options: tuple[tuple[str, Option], ...] = ()
+    options: tuple[tuple[str, Option], ...] = tuple((name, True) for name, key in ADAPTED.items() if key in core)
     if any(key.startswith("feature_map.") for key in core):
-        options = (("phi", "relu_affine"),)
+        options = (("phi", "relu_affine"), *options)
     if any(key.startswith("residual.") for key in core):
         return Spec("inline", options)
     windowed = any("position_bias." in key for key in block)
     return Spec("linear", options) if options or (family == "swin" and not windowed) else Spec("softmax")
 
 
-def _baseline(core: Mapping[str, Shape], stride: int) -> Spec | None:
-    """One of `layers/mechanisms/baselines` by the tensors of its core."""
+def _baseline(core: Mapping[str, Shape], stride: int, dims: Shape) -> Spec | None:
+    """One of `layers/mechanisms/baselines` by the tensors of its core, in a block of dims[0] channels."""
+    conv = core.get("neighbours.conv.weight", ())
+    kernel = conv[-1] if len(conv) == 4 else 0
+    if "query_map" in core:
+        return _spec("hedgehog", share="key_map" not in core, kernel=kernel)
+    if "gate_weight" in core:
+        return _spec("rala", gate=True, kernel=kernel)
+    if "inner_gate" in core:
+        near = core.get("near_keys.conv.weight", ())
+        return _spec("ttt", project="inner_project" in core, kernel=near[-1] if len(near) == 4 else 0)
     if len(shape := core.get("projection", ())) == 2:
         return _spec("performer", features=0 if shape[0] == usual_features(shape[1]) else shape[0])
     if len(shape := core.get("key_table", ())) == 3:
@@ -124,8 +141,10 @@ def _baseline(core: Mapping[str, Shape], stride: int) -> Spec | None:
     if len(shape := core.get("scales.0.parts.0.depthwise.weight", ())) == 4:
         scales = sum(key.endswith(".fuse.weight") for key in core)
         return _spec("enhanced", scales=scales, kernel=shape[-1])
-    if len(shape := core.get("neighbours.conv.weight", ())) == 4:
-        return _spec("focused" if "neighbours.conv.bias" in core else "linear_angular", kernel=shape[-1])
+    if kernel and conv[:1] == dims[:1]:
+        return _spec("mala", kernel=kernel)
+    if kernel:
+        return _spec("focused" if "neighbours.conv.bias" in core else "linear_angular", kernel=kernel)
     return None
 
 
@@ -189,8 +208,8 @@ def _heads(blocks: Sequence[Block], dim: int) -> int | None:
     """The heads of blocks of `dim` channels, if a tensor shows their number or width."""
     for block in blocks:
         for key, shape in block.items():
-            if key.endswith("position_bias.table"):
-                return _axis(block, key, 1)
+            if key in HEAD_COUNTS:
+                return _axis(block, key, HEAD_COUNTS[key])
             for name, axis in HEAD_DIMS:
                 if key.endswith(name) and len(shape) > axis and shape[axis] > 0:
                     return max(1, dim // shape[axis])

@@ -3,6 +3,7 @@
 out_i = phi(q_i) S / (phi(q_i) . z),   S = sum_j psi(k_j) v_j^T,   z = sum_j psi(k_j)
 """
 
+import torch
 from torch import Tensor
 
 from sightline.layers.core import Core, Factors, Place
@@ -38,3 +39,19 @@ class KernelCore(Core):
         wide = accumulate_dtype(q.dtype)
         with full_precision(q.device):
             return self.features(q.to(wide), hide(k.to(wide), place.hidden(k)), place.counts(k))
+
+
+def from_exponents(log_q: Tensor, log_k: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Positive features (B, N, H, F) and (B, M, H, F) from their logarithms, up to factors that cancel in a row.
+
+    Factors of a query or of all keys cancel in the quotient. The largest exponent of a feature goes from the keys to
+    the queries: both stay below one, and the best feature of a query alone makes its row sum at least one.
+
+    Args:
+        counts: (B, M); keys that do not count have no part in it.
+    """
+    log_k = log_k.masked_fill(~counts[:, :, None, None], -torch.inf)
+    top = log_k.detach().amax(1, keepdim=True)
+    top = torch.where(top.isfinite(), top, 0.0)
+    log_q = log_q + top
+    return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - top).exp()

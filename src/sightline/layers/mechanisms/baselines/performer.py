@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from sightline.layers.mechanisms.baselines.kernel import KernelCore
+from sightline.layers.mechanisms.baselines.kernel import KernelCore, from_exponents
 
 
 class PerformerCore(KernelCore):
@@ -22,7 +22,7 @@ class PerformerCore(KernelCore):
     """
 
     projection: Tensor
-    eps = 1e-30  # no row sum is below one, see `features`
+    eps = 1e-30  # no row sum is below one, see `from_exponents`
 
     def __init__(
         self,
@@ -46,14 +46,7 @@ class PerformerCore(KernelCore):
             self.projection.copy_(orthogonal_gaussians(count, dim, seed))
 
     def features(self, q: Tensor, k: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        log_q, log_k = self.exponents(q), self.exponents(k)
-        log_k = log_k.masked_fill(~counts[:, :, None, None], -torch.inf)
-        # Factors of a query or of all keys cancel in the quotient. The largest exponent of a feature goes from the keys
-        # to the queries: both stay below one, and the best feature of a query alone makes its row sum at least one.
-        top = log_k.detach().amax(1, keepdim=True)
-        top = torch.where(top.isfinite(), top, 0.0)
-        log_q = log_q + top
-        return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - top).exp()
+        return from_exponents(self.exponents(q), self.exponents(k), counts)
 
     def exponents(self, x: Tensor) -> Tensor:
         """w_a . x' - |x'|^2 / 2 of x (B, N, H, D): (B, N, H, m)."""
