@@ -1,10 +1,18 @@
 """Captured calls: rows of chosen tokens are rows of the whole matrix, in every family and under every mechanism."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from sightline.analysis.capture import attention_blocks, capture
+from sightline.analysis.figures import telling_maps
+from sightline.analysis.maps import attention_maps
+from sightline.analysis.masking import Mask, masked
+from sightline.analysis.study import telling_blocks
+from sightline.engine.pictures import check_attention
 from sightline.layers.spec import MECHANISMS
+from sightline.util.errors import InputError
 
 from ..models.tiny import every_family, image, tiny
 
@@ -30,6 +38,26 @@ def test_every_mechanism_has_rows(mechanism: str) -> None:
         matrix = block.rows(torch.arange(block.tokens))
         assert matrix.isfinite().all()
         torch.testing.assert_close(block.rows([5])[:, 0], matrix[:, 5], rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_blocks_without_rows_are_left_out() -> None:
+    picture = image(64, 80, batch=1)[0]
+    mixed = tiny("deit", attention="ttt*1+inline*2")
+    assert [block.name for block in telling_blocks(mixed, picture)] == ["blocks.1.attn", "blocks.2.attn"]
+    assert [found.mechanism for found in attention_maps(mixed, picture)] == ["inline", "inline"]
+    assert [found.mechanism for found in telling_maps(mixed, picture, (0.5, 0.5))] == ["inline", "inline"]
+    whole = tiny("deit", attention="ttt(project=true)")
+    for look in (telling_blocks, attention_maps, lambda *args: telling_maps(*args, (0.5, 0.5))):
+        with pytest.raises(InputError, match="ttt"):
+            look(whole, picture)
+    loaded = SimpleNamespace(model=whole, card=SimpleNamespace(title="a model"))
+    with pytest.raises(InputError, match="a model"):  # before any image is read
+        check_attention(loaded, (0.5, 0.5))
+    with pytest.raises(InputError, match="ttt"), masked(mixed, Mask(3)):
+        mixed(picture[None])
+    with pytest.raises(InputError, match="ttt"):
+        attention_maps(mixed, picture, blocks=["blocks.0.attn"])
 
 
 @pytest.mark.parametrize(("family", "options"), [("swin", {"attention": "softmax"}), ("cswin", {}), ("deit", {})])

@@ -54,7 +54,7 @@ def check(core: Core, q: Tensor, k: Tensor, v: Tensor, place: Place) -> None:
         counts = place.key_mask  # the output of masked queries is undefined
     assert_close(core.by_rows(q, k, v, every, place)[counts], out[counts], 1e-9)
     if not core.has_rows:
-        with pytest.raises(InputError, match="no attention matrix"):
+        with pytest.raises(InputError, match=r"^\w+ has no"):
             core.rows(q, k, every, place)
         return
     rows = core.rows(q, k, every, place)

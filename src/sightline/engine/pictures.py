@@ -10,6 +10,7 @@ from sightline.analysis.capture import attention_blocks
 from sightline.analysis.figures import attention_figure, new_figure, telling_maps
 from sightline.analysis.maps import Patch, Query, in_shares
 from sightline.engine.report.figures import write_figure
+from sightline.layers.core import Core
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import shown
@@ -58,11 +59,14 @@ def check_attention(loaded: Loaded, query: Query | Patch) -> None:
     """Reject a model or query without attention maps, before any image is read.
 
     Raises:
-        InputError: no attention blocks of sightline, or no class token.
+        InputError: no attention blocks of sightline, none with a matrix of weights, or no class token.
     """
     new_figure(1, 1)  # raises if matplotlib is missing
     if not attention_blocks(loaded.model):
         raise InputError(f"attention: {loaded.card.title} has no attention blocks of sightline")
+    cores = [module for module in loaded.model.modules() if isinstance(module, Core)]
+    if not any(core.has_rows for core in cores):
+        raise InputError(f"attention: the mechanism of {loaded.card.title} has no attention matrix to draw")
     if query is None and not getattr(loaded.model, "num_prefix_tokens", 0):
         raise InputError(f"query: {loaded.card.title} has no class token; give a point such as 0.5,0.5")
 

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline import backend
 from sightline.layers import Place, Spec
 from sightline.layers.mechanisms.baselines.focused import focus
 from sightline.layers.mechanisms.baselines.nystromformer import pseudo_inverse
 from sightline.layers.mechanisms.baselines.performer import orthogonal_gaussians
+from sightline.layers.mechanisms.baselines.ttt import clipped
 from sightline.layers.mechanisms.landmarks import segment_means
 
 from ...ops.brute_force import assert_close, attend, products, softmax_weights, tokens
@@ -241,6 +243,83 @@ def test_focused_attention_is_sharper_than_relu_attention() -> None:
     assert (sharp.amax(-1) > plain.amax(-1)).double().mean() > 0.9
 
 
+def test_mala_sharpens_with_the_length_of_the_query() -> None:
+    q, k, v = qkv()
+    q, k = 2 * q, 2 * k
+    core = build("mala")
+    sizes = []
+    for length in (0.5, 1.0, 2.0, 4.0):
+        rows = core.rows(length * q.abs(), k, torch.arange(16), place(q))
+        assert_close(rows.sum(-1), torch.ones(2, HEADS, 16), 1e-12)
+        sizes.append(float(rows.var(-1).mean()))
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > 4 * sizes[0]
+    tiny_scores = core(q - 60, k - 60, v, place(q))  # z at its least value: rows still sum to one
+    assert_close(tiny_scores, v.mean(1, keepdim=True).expand_as(v), 1e-9)
+
+
+def test_mala_runs_by_the_kernels_of_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through Triton's interpreter on a CPU, where `triton` never falls back."""
+    core, leaves, found = Spec.parse("mala").build(16, 2, 16), [torch.randn(2, 13, 2, 8) for _ in range(3)], []
+    leaves = [t.requires_grad_() for t in leaves]
+    monkeypatch.setattr(backend, "requested", lambda: "triton" if found else "torch")
+    for _ in range(2):
+        out = core(*leaves, place(leaves[0], (3, 4), 1))
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for one, other in zip(*found, strict=True):
+        assert_close(other, one, 1e-4)
+
+
+def test_mala_in_float16_bears_keys_far_below_zero() -> None:
+    q, k, v = (t.half() for t in qkv())
+    got, want = (build("mala").to(t)(q.to(t), (k - 12).to(t), v.to(t), place(q)) for t in (torch.half, torch.double))
+    assert_close(got, want, 5e-3)
+
+
+def test_rala_weighs_keys_by_the_mean_query() -> None:
+    q, k, v = qkv()
+    q = q + 3  # all queries ask for large keys
+    k[:, 5] += 4
+    rala, plain = (build(text).rows(q, k, torch.arange(16), place(q)) for text in ("rala", "linear(phi=elu1)"))
+    assert_close(rala.sum(-1), torch.ones(2, HEADS, 16), 1e-12)
+    assert (rala[..., 5] > 2 * plain[..., 5]).all()
+    even = torch.zeros_like(k)  # keys that are all the same: no shares to give
+    assert_close(build("rala")(q, even, v, place(q)), v.mean(1, keepdim=True).expand_as(v), 1e-12)
+    gated = build("rala(gate=true)")
+    assert torch.equal(gated(q, k, v, place(q)), build("rala")(q, k, v, place(q)))  # one at first
+    gated.gate_bias.data.fill_(2)
+    assert_close(gated(q, k, v, place(q)), 2 * build("rala")(q, k, v, place(q)), 1e-12)
+
+
+def test_hedgehog_is_spiky_and_bears_large_tokens() -> None:
+    q, k, v = qkv()
+    core = build("hedgehog")
+    assert torch.equal(core.query_map, torch.eye(6, dtype=q.dtype).repeat(HEADS, 1, 1))
+    sharp, blunt = (core.rows(t * q, t * q, torch.arange(16), place(q)).diagonal(dim1=2, dim2=3) for t in (4, 0.5))
+    assert sharp.mean() > 1.5 * blunt.mean()  # a token finds itself
+    large = [30 * t.float() for t in (q, k, v)]
+    rows = core.float().rows(*large[:2], torch.arange(16), place(q))
+    assert core(*large, place(q)).isfinite().all()
+    assert_close(rows.sum(-1), torch.ones(2, HEADS, 16), 1e-5)
+
+
+@pytest.mark.parametrize("text", ["ttt", "ttt(project=true)", "ttt(project=true,key_norm=true,kernel=3)"])
+def test_ttt_starts_from_the_values_of_the_image_and_learns_them(text: str) -> None:
+    q, k, v = qkv()
+    core = build(text)
+    assert (core(q, k, 0 * v, place(q)) == 0).all()
+    assert core(q, k, v, place(q)).abs().max() > 1e-3
+    mixed = core(q, k, 2 * v, place(q)) / core(q, k, v, place(q))
+    assert not torch.allclose(mixed, torch.full_like(mixed, 2.0))  # not linear in the values: no matrix of weights
+    before, after = ((core(k, k, t * v, place(q)) * v).sum() for t in (0, 1))
+    assert after > before  # one step down the loss
+    for parameter in core.parameters():
+        assert torch.autograd.grad(core(q, k, v, place(q)).square().sum(), parameter)[0].abs().max() > 0
+    gradient = tokens(2, 3, 4, 4) * 100
+    assert (clipped(gradient).norm(dim=-2) < 1).all()
+    assert (clipped(0 * gradient) == 0).all()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -253,6 +332,10 @@ def test_focused_attention_is_sharper_than_relu_attention() -> None:
         ("enhanced(scales=-1)", "scales=-1"),
         ("focused(power=0)", "power=0"),
         ("focused(kernel=2)", "kernel=2"),
+        ("hedgehog(kernel=2)", "kernel=2"),
+        ("rala(gate=1)", "gate=1"),
+        ("mala(power=2)", "'power'"),
+        ("ttt(kernel=-1)", "kernel=-1"),
         ("focussed", "did you mean 'focused'?"),
     ],
 )
