@@ -22,7 +22,7 @@ from sightline.tasks.segmentation.model import Segmenter
 from sightline.util.errors import FileError, InputError, RunError
 from sightline.util.provenance import package_version
 from tests.cli.classifiers import CLASSES, classifier, pictures
-from tests.models.tiny import SWIN, assert_close, image, tiny
+from tests.models.tiny import PYRAMID, assert_close, image, tiny
 
 onnx = pytest.importorskip("onnx", reason="needs the extra `export`")
 ort = pytest.importorskip("onnxruntime", reason="needs the extra `export`")
@@ -184,7 +184,7 @@ def test_windows_for_any_batch_and_size(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_segmenter_for_any_size(tmp_path: Path) -> None:
     pytest.importorskip("segmentation_models_pytorch", reason="needs the extra `dense`")
-    model = Segmenter(Model(name="inline_swin_tiny", args=dict(SWIN), head="upernet", channels=16), 4).eval()
+    model = Segmenter(Model(name="inline_pvt_tiny", args=dict(PYRAMID), head="upernet", channels=8), 4).eval()
     done = sightline.export(model, tmp_path / "model.onnx", dynamic=("height", "width"))
     assert max(check.difference for check in done.checks) <= 1e-4
 

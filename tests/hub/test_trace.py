@@ -38,10 +38,12 @@ def test_half_keeps_norms_wide() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["deit", *(pytest.param(family, marks=pytest.mark.slow) for family in ("pvt", "cswin", "soft"))]
+    "family", ["deit", *(pytest.param(family, marks=pytest.mark.slow) for family in ("cswin", "soft"))]
 )
 def test_a_graph_for_any_batch_and_size(family: str) -> None:
-    model = tiny(family)
+    """Of swin and pvt, test_exporting.py makes files for any size."""
+    few_steps = {"attention": "soft(iterations=2),soft(iterations=2),soft(iterations=2),softmax"}
+    model = tiny(family, **(few_steps if family == "soft" else {}))
     program = trace(Graph(model), (3, 64, 64), ("batch", "height", "width"), torch.device("cpu"))
     run = program.module()
     for shape in ((1, 64, 64), (3, 65, 90), (2, 33, 200)):
