@@ -16,7 +16,15 @@ from pathlib import Path
 
 from tests.engine.tiny import ENVIRONMENT
 
-PRELOAD = ["sightline.cli.main", "sightline.engine.train", "sightline.engine.report", "tests.engine.warm"]
+PRELOAD = [
+    "accelerate",
+    "sightline.cli.main",
+    "sightline.engine.train",
+    "sightline.engine.report",
+    "sightline.tasks.classification.spec",
+    "sightline.tasks.classification.task",
+    "tests.engine.warm",
+]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOAD)
 
@@ -89,6 +97,7 @@ def _command(
         os.close(opened)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     os.environ.update(environment)
+    os.fsync = lambda file: None  # as in conftest.py
     if before is not None:
         before()
     sys.exit(main(arguments))
