@@ -31,6 +31,7 @@ _PUBLIC = {
     "evaluate": "sightline.engine.evaluate:evaluate",
     "export": "sightline.hub.exporting:export",
     "layers": "sightline.layers",
+    "linearize": "sightline.models.linearize:linearize",
     "list_models": "sightline.models:list_models",
     "load": "sightline.hub:load",
     "masked": "sightline.analysis:masked",

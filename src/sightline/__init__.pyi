@@ -26,5 +26,6 @@ from sightline.layers import Attention as Attention
 from sightline.models import create_model as create_model
 from sightline.models import download as download
 from sightline.models import list_models as list_models
+from sightline.models.linearize import linearize as linearize
 
 __version__: str

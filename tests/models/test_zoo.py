@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 import timm
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, resolve_model_data_config
+from timm.data import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    IMAGENET_INCEPTION_MEAN,
+    IMAGENET_INCEPTION_STD,
+    resolve_model_data_config,
+)
 from torch import nn
 
 from sightline.bench import Cost, measure_cost
@@ -45,7 +51,7 @@ def newton_steps(name: str) -> int:
 
 
 def test_the_zoo_is_complete() -> None:
-    assert len(NAMES) == 25
+    assert len(NAMES) == 26
     assert set(timm.list_models("inline_*") + timm.list_models("soft_*")) == set(NAMES)
 
 
@@ -95,8 +101,9 @@ def test_default_cfg(name: str) -> None:
     assert cfg["input_size"] == (3, size, size)
     assert cfg["num_classes"] == model.num_classes == 1000
     assert cfg["interpolation"] == "bicubic"
-    assert cfg["mean"] == IMAGENET_DEFAULT_MEAN
-    assert cfg["std"] == IMAGENET_DEFAULT_STD
+    vit = name == "inline_vit_tiny"
+    assert cfg["mean"] == (IMAGENET_INCEPTION_MEAN if vit else IMAGENET_DEFAULT_MEAN)
+    assert cfg["std"] == (IMAGENET_INCEPTION_STD if vit else IMAGENET_DEFAULT_STD)
     assert not cfg.get("fixed_input_size")
     for layer in (cfg["classifier"], cfg["first_conv"]):
         assert f"{layer}.weight" in model.state_dict()

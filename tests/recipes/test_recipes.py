@@ -130,12 +130,15 @@ def opening(name: str) -> str:
 CLASSIFIERS = [name for name in recipe_names() if config_of(name).task == "classification"]
 
 
+PUBLISHED = [name for name in VARIANTS if name != "inline_vit_tiny"]  # which is made by `sightline.linearize`
+
+
 def test_every_published_model_has_a_recipe() -> None:
-    assert set(VARIANTS) <= set(recipe_names())
+    assert set(PUBLISHED) <= set(recipe_names())
     assert set(recipe_names()) >= {*SMALL, "imagenet"}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_numbers_are_the_published_ones(name: str) -> None:
     values = to_dict(config_of(name))
     expected = published(name)
@@ -145,7 +148,7 @@ def test_numbers_are_the_published_ones(name: str) -> None:
     assert values["model"]["args"] == {}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_opens_with_accuracy_hardware_and_command(name: str) -> None:
     text, variant = opening(name), VARIANTS[name]
     assert f"{variant.top1} % top-1" in text if variant.top1 else "not published" in text

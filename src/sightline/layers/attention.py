@@ -1,5 +1,7 @@
 """Projections around a core: tokens in, tokens out."""
 
+from collections.abc import Callable
+
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
@@ -28,6 +30,8 @@ class Attention(nn.Module):
         qkv_bias: biases on the input projection.
         proj_drop: dropout on the output.
         sr_ratio: keys and values come from a map reduced by this factor (PVT).
+        proj_bias: a bias on the output projection.
+        qk_norm: makes the norms of queries and of keys, over the channels of a head; none by default.
 
     Example:
         >>> attention = Attention(192, 6, "inline")
@@ -46,12 +50,16 @@ class Attention(nn.Module):
         proj_drop: float = 0.0,
         sr_ratio: int = 1,
         length: int | None = None,
+        proj_bias: bool = True,
+        qk_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.mechanism = Spec.parse(mechanism)
         self.core = self.mechanism.build(dim, num_heads, stride, length)
         self.qkv = nn.Linear(dim, self.mechanism.projections * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.q_norm = None if qk_norm is None else qk_norm(dim // num_heads)
+        self.k_norm = None if qk_norm is None or self.core.shared_qk else qk_norm(dim // num_heads)
+        self.proj = nn.Linear(dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
         self.sr: nn.Conv2d | None = None
         if sr_ratio > 1:
@@ -79,20 +87,28 @@ class Attention(nn.Module):
         core, qkv, proj, out = self.core, self.qkv, self.proj, None
         if self.sr is not None:
             out = self._reduced(x, place, self.sr).flatten(2)
-        elif key_mask is None and not hooked(core) and not hooked(qkv):
+        elif key_mask is None and self.q_norm is None and not hooked(core) and not hooked(qkv):
             done = None if hooked(proj) else core.projected(x, qkv, proj, place)
             if done is not None:
                 return self.proj_drop(done)
             out = core.from_tokens(x, qkv, place)
         if out is None:
-            out = core(*project(qkv, core.num_heads, x), place).flatten(2)
+            out = core(*self._project(x), place).flatten(2)
         return self.proj_drop(proj(out))
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v with the norms that the module has."""
+        q, k, v = project(self.qkv, self.core.num_heads, x)
+        if self.q_norm is None:
+            return q, k, v
+        q = self.q_norm(q).to(v.dtype)  # autocast norms in float32
+        return q, q if self.k_norm is None else self.k_norm(k).to(v.dtype), v
 
     def _reduced(self, x: Tensor, place: Place, sr: nn.Conv2d) -> Tensor:
         """q on the full map, k and v on the reduced one, and v on the full one for local terms."""
         if place.prefix or place.key_mask is not None:
             raise InputError("spatial reduction takes no prefix tokens and no key_mask; leave sr_ratios at 1")
         reduced, key_grid = to_tokens(sr(pad_to_multiple(to_map(x, place.grid), sr.stride)))
-        _, k, v = project(self.qkv, self.core.num_heads, self.sr_norm(reduced))
-        q, _, local = project(self.qkv, self.core.num_heads, x)
+        _, k, v = self._project(self.sr_norm(reduced))
+        q, _, local = self._project(x)
         return self.core(q, k, v, Place(place.grid, place.context, local=local, key_grid=key_grid))

@@ -1,8 +1,9 @@
 """Transformer blocks: attention and MLP with residual connections, norms before or after."""
 
+from collections.abc import Callable
 from functools import partial
 
-from timm.layers import DropPath, Mlp, register_notrace_function
+from timm.layers import DropPath, LayerScale, Mlp, register_notrace_function
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid, hooked
@@ -22,6 +23,9 @@ class PreNormBlock(nn.Module):
         drop: dropout in the MLP.
         drop_path: stochastic depth of both branches.
         raw_context: data-dependent weights of the attention are made from the block's input before the norm.
+        norm: makes the norm of `dim` channels, instead of a layer norm.
+        mlp: instead of one of `mlp_ratio` with GELU.
+        init_values: of layer scale on both branches; none by default.
     """
 
     def __init__(
@@ -33,21 +37,27 @@ class PreNormBlock(nn.Module):
         drop: float = 0.0,
         drop_path: float = 0.0,
         raw_context: bool = False,
+        norm: Callable[[int], nn.Module] | None = None,
+        mlp: nn.Module | None = None,
+        init_values: float | None = None,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps)
+        norm = norm or partial(nn.LayerNorm, eps=eps)
+        self.norm1 = norm(dim)
         self.attn = attn
+        self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.norm2 = nn.LayerNorm(dim, eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=drop)
+        self.norm2 = norm(dim)
+        self.mlp = mlp or Mlp(dim, int(dim * mlp_ratio), drop=drop)
+        self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         self.raw_context = raw_context
 
     def forward(self, x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None) -> Tensor:
         context = x if self.raw_context else None
         mask = {} if key_mask is None else {"key_mask": key_mask}  # attention in windows takes none
-        x = x + self.drop_path1(self.attn(self.norm1(x), grid, prefix, context=context, **mask))
-        return x + self.drop_path2(self.mlp(self.norm2(x)))
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), grid, prefix, context=context, **mask)))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 class TanhMlp(Mlp):

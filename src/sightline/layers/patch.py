@@ -37,13 +37,15 @@ class PatchEmbed(nn.Module):
     Args:
         stride: pixels from patch to patch.
         kernel: pixels along a patch; by default `stride`, for patches that do not overlap.
+        bias: of the convolution.
     """
 
     def __init__(
-        self, in_chans: int, dim: int, stride: int, kernel: int | None = None, padding: int = 0, norm: bool = False
-    ) -> None:
+        self, in_chans: int, dim: int, stride: int, kernel: int | None = None, padding: int = 0, norm: bool = False,
+        bias: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, kernel or stride, stride, padding)
+        self.proj = nn.Conv2d(in_chans, dim, kernel or stride, stride, padding, bias=bias)
         self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:

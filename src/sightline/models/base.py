@@ -71,6 +71,7 @@ class VisionModel(nn.Module):
     body = "stages"  # the list that forward_intermediates counts in
     default_features: int | tuple[int, ...] = (0, 1, 2, 3)  # of features_only: the last n, or these
     norm: nn.Module
+    pooled_tokens = 1  # that the classifier takes
     num_prefix_tokens = 0  # leading tokens of the last features that are not on the grid
     pools: tuple[str, ...] = ("avg", "max", "")
     formats: tuple[str, ...] = ("NCHW", "NHWC")  # of forward_intermediates
@@ -89,7 +90,8 @@ class VisionModel(nn.Module):
             if not isinstance(value, int) or value < least:
                 raise InputError(f"{what}={value!r}: expected a whole number of at least {least}")
         self.num_classes = num_classes
-        self.num_features = self.head_hidden_size = num_features
+        self.num_features = num_features
+        self.head_hidden_size = num_features * self.pooled_tokens
         self.in_chans = in_chans
         self.img_size = to_pair(img_size)
         self.feature_dim = -1  # forward_features returns channels last
@@ -97,7 +99,7 @@ class VisionModel(nn.Module):
         self.grad_checkpointing = False
         self.global_pool = check_choice("global_pool", global_pool, self.pools)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head: nn.Module = nn.Linear(num_features, num_classes) if num_classes else nn.Identity()
+        self.head: nn.Module = nn.Linear(self.head_hidden_size, num_classes) if num_classes else nn.Identity()
         self.register_load_state_dict_pre_hook(_adapt_hook)
 
     def init_weights(self) -> None:
@@ -207,7 +209,7 @@ class VisionModel(nn.Module):
         self.num_classes = num_classes
         head: nn.Module = nn.Identity()
         if num_classes:
-            head = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+            head = nn.Linear(self.head_hidden_size, num_classes, device=like.device, dtype=like.dtype)
             trunc_normal_(head.weight, std=0.02)
             nn.init.zeros_(head.bias)
         self.head = head.train(self.training)
@@ -239,9 +241,8 @@ class VisionModel(nn.Module):
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Parameters without weight decay besides biases and norms: tokens and position tables."""
-        return {
-            n for n, _ in self.named_parameters() if any(w in n for w in ("pos_embed", "cls_token", "position_bias"))
-        }
+        tables = ("pos_embed", "cls_token", "dist_token", "reg_token", "position_bias")
+        return {name for name, _ in self.named_parameters() if any(table in name for table in tables)}
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -298,4 +299,4 @@ class FeatureNet(FeatureGetterNet):
         part, _, rest = key.partition(".")
         if part in ("stages", "blocks"):
             return int(rest.partition(".")[0]) >= len(getattr(self.model, part))
-        return part == "head" or (part == "norm" and isinstance(self.model.norm, nn.Identity))
+        return part in ("head", "fc_norm", "attn_pool") or (part == "norm" and isinstance(self.model.norm, nn.Identity))

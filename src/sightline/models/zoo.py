@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.data import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    IMAGENET_INCEPTION_MEAN,
+    IMAGENET_INCEPTION_STD,
+)
 from timm.models import (
     build_model_with_cfg,
     generate_default_cfgs,
@@ -44,6 +49,8 @@ class Variant:
     size: int = 224
     crop_pct: float = 0.9
     args: Arguments = field(default_factory=dict)
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD
 
     def cfg(self, url: str) -> Arguments:
         """timm's description of weights and input."""
@@ -56,8 +63,8 @@ class Variant:
             "fixed_input_size": False,
             "crop_pct": self.crop_pct,
             "interpolation": "bicubic",
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
+            "mean": self.mean,
+            "std": self.std,
             "first_conv": self.cls.first_conv,
             "classifier": "head",
         }
@@ -82,6 +89,9 @@ VARIANTS: dict[str, Variant] = {
     "inline_deit_tiny": Variant(DeiT, 6.48, 1.1, 74.5),
     "inline_deit_small": Variant(DeiT, 16.73, 5.0, 80.2, 288, args=_deit(320, 10)),
     "inline_deit_base": Variant(DeiT, 23.80, 17.2, 82.3, 448, args=_deit(384, 12)),
+    "inline_vit_tiny": Variant(  # timm's vit_tiny_patch16_224 with another attention
+        DeiT, 7.22, 1.14, None, args=_deit(192, 3), mean=IMAGENET_INCEPTION_MEAN, std=IMAGENET_INCEPTION_STD
+    ),
     "inline_pvt_tiny": Variant(PVT, 12.03, 2.0, 78.2),
     "inline_pvt_small": Variant(PVT, 21.56, 3.9, 82.0, args={"depths": (3, 4, 6, 3)}),
     "inline_pvt_medium": Variant(PVT, 37.62, 6.9, 83.2, args={"depths": (3, 4, 18, 3)}),
