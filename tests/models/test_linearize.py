@@ -72,7 +72,7 @@ def test_the_interface_of_timm(tmp_path: Path) -> None:
     save_for_hf(student, tmp_path / "model", safe_serialization=True)
     back = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
     assert torch.equal(back(x), want)
-    assert back.pretrained_cfg["mean"] == source.pretrained_cfg["mean"]
+    assert tuple(back.pretrained_cfg["mean"]) == source.pretrained_cfg["mean"]
     args = {"img_size": 56, "patch_size": 14, "embed_dims": 32, "num_heads": 2, "depths": 3, "reg_tokens": 4}
     features = timm.create_model(
         "inline_vit_tiny", features_only=True, out_indices=(2,), attention="inline*2+softmax*1", no_embed_class=True,

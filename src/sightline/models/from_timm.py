@@ -151,14 +151,10 @@ def _problem(model: VisionTransformer) -> str:
 
 
 def _plain_pool(pool: nn.Module, heads: int) -> bool:
-    return (
-        type(pool) is AttentionPoolLatent
-        and pool.latent_len == 1
-        and pool.pos_embed is None
-        and pool.num_heads == heads
-        and isinstance(pool.q, nn.Linear)
-        and isinstance(pool.q_norm, nn.Identity)
-    )
+    if type(pool) is not AttentionPoolLatent or not isinstance(pool.q, nn.Linear):
+        return False
+    same = pool.latent_len == 1 and pool.num_heads == heads and pool.pos_embed is None
+    return bool(same) and isinstance(pool.q_norm, nn.Identity)
 
 
 def _norms(model: nn.Module) -> set[tuple[str, float]]:

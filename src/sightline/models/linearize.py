@@ -173,14 +173,14 @@ def _read(model: nn.Module) -> Source:
 
 
 def _inherit(model: nn.Module, source: Source, flat: Sequence[Spec], kept: tuple[int, ...]) -> VisionModel:
-    blocks = iter(flat)
+    blocks, like = iter(flat), next(model.parameters())
     pattern = format_pattern([[next(blocks) for _ in range(depth)] for depth in source.depths])
     own, given = arguments(source.variant), {**source.args, "attention": pattern}
     args = {key: value for key, value in given.items() if key in own and value != own[key]}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(0)
         warnings.simplefilter("ignore", WeightsWarning)
-        student = create(source.variant, **args)
+        student = create(source.variant, device="meta" if like.is_meta else None, **args)
         assert isinstance(student, VisionModel)
         neutralize(student)
         state = fit_mechanism(_without_keys(source.state, student), student)
@@ -199,7 +199,6 @@ def _inherit(model: nn.Module, source: Source, flat: Sequence[Spec], kept: tuple
         new,
         tuple(key for key in source.state if key not in initial),
     )
-    like = next(model.parameters())
     return student.to(like.device, like.dtype).train(model.training)
 
 
