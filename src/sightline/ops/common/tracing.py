@@ -1,0 +1,55 @@
+"""Kernels in the graphs of torch's compiler: what torch finds out about one is found out once.
+
+torch reads the code of a kernel at every launch that it traces, several times, to see which tensors the kernel writes,
+which takes up to half a second each time. The answer depends on types and constants alone, so it is kept. The function
+is private to torch; where it has another name or form, torch works as it always does.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch._higher_order_ops.triton_kernel_wrap as wrap
+
+NAMES = ("identify_accessed_tensors", "identify_mutated_tensors")  # in torch 2.12 and later, and before
+PACKAGE = __name__.partition(".")[0]
+
+
+def remember_accesses() -> None:
+    """Let torch analyze every kernel of this package once per signature."""
+    for name in NAMES:
+        analyze = getattr(wrap, name, None)
+        if callable(analyze) and not hasattr(analyze, "forget"):
+            setattr(wrap, name, remembering(analyze))
+
+
+def remembering(analyze: Callable[..., Any]) -> Callable[..., Any]:
+    """`analyze(kernel, kwargs, ...)`, called once for kernels of this package with arguments of the same kinds."""
+    known: dict[Hashable, Any] = {}
+
+    def run(kernel: Any, kwargs: Mapping[str, object], *rest: Any, **options: Any) -> Any:
+        inner: Any = kernel.fn if hasattr(kernel, "configs") else kernel  # torch adds warps and stages
+        module = getattr(getattr(inner, "fn", None), "__module__", "")
+        if module.partition(".")[0] != PACKAGE or any(rest) or options:
+            return analyze(kernel, kwargs, *rest, **options)
+        constants = {inner.arg_names[index] for index in inner.constexprs}
+        key = (inner, *((name, _kind(value, name in constants)) for name, value in kwargs.items()))
+        if key not in known:
+            known[key] = analyze(kernel, kwargs, *rest)
+        return deepcopy(known[key])
+
+    run.forget = known.clear  # type: ignore[attr-defined]
+    return run
+
+
+def _kind(value: object, constant: bool) -> Hashable:
+    """What the code of a kernel depends on: the value of a constant, the dtype of a tensor, the type of a number."""
+    if constant or value is None:
+        return type(value), value if isinstance(value, Hashable) else repr(value)
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    if isinstance(value, int | float):
+        return type(value).__name__
+    get_dtype = getattr(value, "get_dtype", None)  # of Inductor's tensors; the rest are symbolic numbers
+    return "number" if get_dtype is None else get_dtype()
