@@ -15,6 +15,7 @@ from sightline.util.errors import InputError
 
 from ..models.tiny import fresh, image, tiny
 from ..ops.brute_force import assert_close, some_keys, tokens
+from ..ops.cases import DEVICE
 
 DIM, HEADS, GRID = 12, 2, (3, 4)
 OPTIONS = ("key_norm", "temperature", "head_map")
@@ -158,7 +159,8 @@ def test_masked_tokens_are_not_read(mechanism: str, garbage: float) -> None:
 @pytest.mark.parametrize("mechanism", ["inline", "linear"])
 def test_kernels_run_with_every_option(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through Triton's interpreter on a CPU, where `triton` never falls back: the output and gradients of torch."""
-    layer, x = lively(Attention(16, 2, with_options(mechanism, ALL))), torch.randn(2, 13, 16, requires_grad=True)
+    layer = lively(Attention(16, 2, with_options(mechanism, ALL))).to(DEVICE)
+    x = torch.randn(2, 13, 16, device=DEVICE, requires_grad=True)
     leaves, found = [x, *layer.parameters()], []
     monkeypatch.setattr(backend, "requested", lambda: "triton" if found else "torch")
     for _ in range(2):

@@ -17,6 +17,7 @@ from sightline.layers.mechanisms.baselines.ttt import clipped
 from sightline.layers.mechanisms.landmarks import segment_means
 
 from ...ops.brute_force import assert_close, attend, products, softmax_weights, tokens
+from ...ops.cases import DEVICE
 from .definitions import segments
 
 DIM, HEADS, GRID = 12, 2, (4, 4)
@@ -260,8 +261,9 @@ def test_mala_sharpens_with_the_length_of_the_query() -> None:
 
 def test_mala_runs_by_the_kernels_of_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through Triton's interpreter on a CPU, where `triton` never falls back."""
-    core, leaves, found = Spec.parse("mala").build(16, 2, 16), [torch.randn(2, 13, 2, 8) for _ in range(3)], []
-    leaves = [t.requires_grad_() for t in leaves]
+    core = Spec.parse("mala").build(16, 2, 16)
+    leaves = [torch.randn(2, 13, 2, 8, device=DEVICE, requires_grad=True) for _ in range(3)]
+    found: list[list[Tensor]] = []
     monkeypatch.setattr(backend, "requested", lambda: "triton" if found else "torch")
     for _ in range(2):
         out = core(*leaves, place(leaves[0], (3, 4), 1))
