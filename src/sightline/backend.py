@@ -18,7 +18,7 @@ from typing import NamedTuple, ParamSpec
 import torch
 from torch import Tensor
 
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, shown
 
 BACKENDS = ("auto", "triton", "torch")
 VARIABLE = "SIGHTLINE_BACKEND"
@@ -62,7 +62,7 @@ def choose(operator: str, device: torch.device, backend: str | None = None, obst
     source = "backend" if backend is not None else VARIABLE
     wanted = backend if backend is not None else requested()
     if wanted not in BACKENDS:
-        raise InputError(f"{operator}: {source}={wanted!r} is not a backend; use one of {', '.join(BACKENDS)}")
+        raise InputError(f"{operator}: {source}={shown(wanted)} is not a backend; use one of {', '.join(BACKENDS)}")
     if wanted == "torch" or (backend is None and operator not in TRITON_OPERATORS):
         return "torch"
     obstacle = _no_kernel(operator) or (_no_device(device) if wanted == "triton" else None) or obstacle

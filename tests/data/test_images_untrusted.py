@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
-from sightline.data.images import FORMATS, MAX_PIXELS, ImageError, find_images, load_image, resize_transform
+from sightline.data.image_memory import decoding_bytes
+from sightline.data.images import FORMATS, MAX_PIXELS, ORIGINAL, ImageError, find_images, load_image, resize_transform
 from sightline.data.readers.folder import FolderReader
 from sightline.data.splits import Split
 
@@ -87,6 +88,59 @@ def test_a_size_that_no_image_can_cover() -> None:
     transform = resize_transform(input_size=(3, 1, 65536), crop_pct=1.0)
     with pytest.raises(ImageError, match="65536"):
         transform(Image.new("RGB", (40, 50)))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "P", "RGBA", "LA", "I;16", "1"])
+def test_a_large_image_is_loaded_at_half_its_size(kind: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (kind, mode) == ("PNG", "CMYK") or (kind == "JPEG" and mode not in ("RGB", "L", "CMYK")):
+        return
+    image = Image.linear_gradient("L").resize((60, 41)).convert("RGB").convert(mode if mode != "I;16" else "L")
+    image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257) if mode == "I;16" else image
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    buffer = io.BytesIO()
+    image.save(buffer, kind, exif=exif)
+    whole = load_image(buffer.getvalue())
+    monkeypatch.setattr("sightline.data.images.MAX_LOADED", 1000)
+    monkeypatch.setattr("sightline.data.images.TILE", 16)
+    half = load_image(buffer.getvalue())
+    assert (whole.size, half.size, half.info[ORIGINAL]) == ((41, 60), (21, 30), (41, 60))
+    expected = np.asarray(whole.reduce(2), dtype=int)
+    assert abs(np.asarray(half, dtype=int) - expected)[:-1, 1:].max() <= (2 if kind == "PNG" else 20)
+
+
+def progressive(size: tuple[int, int], **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, "JPEG", progressive=True, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "bytes_per_pixel"),
+    [
+        (encode("PNG", (400, 300)), 4),
+        (encode("PNG", (400, 300), "L"), 1),
+        (encode("JPEG", (400, 300)), 4),
+        (encode("WEBP", (400, 300)), 16),
+        (encode("TIFF", (400, 300)), 4),
+        (progressive((400, 300)), 4 + 3),
+        (progressive((400, 300), subsampling=0), 4 + 6),
+    ],
+)
+def test_memory_is_known_before_decoding(data: bytes, bytes_per_pixel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Image.open(io.BytesIO(data)) as image:
+        assert decoding_bytes(image, 400 * 300) / (400 * 300) == pytest.approx(bytes_per_pixel, abs=0.1)
+    monkeypatch.setattr("sightline.data.images.MAX_BYTES", (bytes_per_pixel + 4) * 400 * 300)  # with the result
+    with pytest.raises(ImageError, match=r"^x: .*300x400"):
+        load_image(data, "x")
+    monkeypatch.setattr("sightline.data.images.MAX_BYTES", int((bytes_per_pixel + 4.2) * 400 * 300))
+    assert load_image(data).size == (400, 300)
+
+
+def test_what_must_keep_its_size_has_a_lower_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImageError, match=r"^x: 30x40 "):
+        load_image(encode("PNG"), "x", most=1000)
 
 
 def test_too_many_pixels() -> None:

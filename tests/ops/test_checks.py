@@ -220,7 +220,10 @@ ROWS: list[tuple[tuple[str, ...], tuple[object, ...], dict[str, Any]]] = [
         ((LINEAR, INLINE), ("affine", shapes), {"phi": "relu_affine", "affine": tuple(tensor(*s) for s in shapes)})
         for shapes in [((8, 7), (8,)), ((3, 8, 8), (6, 3, 8)), ((2, 8, 8), (8,))]
     ),
-    *(((LINEAR,), ("eps", repr(eps)), {"eps": eps}) for eps in (0.0, -1e-6, float("nan"), True, "a", None)),
+    *(
+        ((LINEAR,), ("eps", repr(eps)), {"eps": eps})
+        for eps in (0.0, -1e-6, float("nan"), float("inf"), 1e60, True, "a", None)
+    ),
     *(((LINEAR,), ("eps", value), {"eps": eps}) for eps, value in [(10**400, "1000"), (Fraction(-1, 2), -0.5)]),
     ((SOFT,), ("landmarks", (2, 0, 3, 8)), {"landmarks": tensor(2, 0, 3, 8)}),
     *(

@@ -66,7 +66,7 @@ def test_gradients_lists_and_training_are_eager() -> None:
 
 
 @torch.no_grad()
-def test_a_failed_capture_is_eager() -> None:
+def test_a_failed_capture_is_eager_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
     tried = []
 
     def failing(model: object, x: Tensor) -> Any:
@@ -77,6 +77,22 @@ def test_a_failed_capture_is_eager() -> None:
     for _ in range(EAGER + 3):
         assert model(torch.ones(2)).tolist() == [2, 2]
     assert len(tried) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert "not permitted" in err
+
+
+@torch.no_grad()
+def test_a_mistake_is_no_failed_capture() -> None:
+    def mistaken(model: object, x: Tensor) -> Any:
+        raise AttributeError("no such thing")
+
+    model = Replayed(Doubling().eval(), mistaken)
+    for _ in range(EAGER):
+        model(torch.ones(2))
+    with pytest.raises(AttributeError, match="no such thing"):
+        model(torch.ones(2))
 
 
 def test_everything_else_is_that_of_the_model() -> None:

@@ -1,7 +1,7 @@
 """Open and decode image files to what models take: upright, 8-bit, opaque RGB.
 
-Images come from anywhere: only regular files of the formats below are opened, and none that has, or is resized to, more
-than MAX_PIXELS.
+Images come from anywhere: only regular files of the formats below are opened, and none that has more than MAX_PIXELS or
+takes more than MAX_BYTES to decode. What has more than MAX_LOADED pixels is decoded to half the height and width.
 """
 
 import io
@@ -16,16 +16,31 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
+from sightline.data.image_memory import decoding_bytes, stored
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import open_regular, reason
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # of Pillow; others run programs, such as Ghostscript
-MAX_PIXELS = 1 << 27  # 134 million; phones take 108
+MAX_PIXELS = 1 << 27  # of a file: 134 million; phones take 108
+MAX_LOADED = 1 << 25  # of an image in memory: 34 million
+MAX_BYTES = 600_000_000  # to decode an image, at most
 MAX_RESIZED = 1 << 24  # pixels of a resized image, most of which the center crop discards
+TILE = 512  # pixels; side of the parts that a large image is converted in
 MODES = {1: "L", 3: "RGB"}
+ORIGINAL = "original_size"  # key of `Image.info`: (width, height) of an image that was made smaller to be loaded
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # by EXIF orientation
+SIDEWAYS = (5, 6, 7, 8)
 Source = str | Path | bytes | IO[bytes]
 
 
@@ -34,23 +49,24 @@ class ImageError(FileError):
 
 
 @contextmanager
-def open_image(source: Source, name: str | None = None) -> Iterator[Image.Image]:
+def open_image(source: Source, name: str | None = None, most: int = MAX_LOADED) -> Iterator[Image.Image]:
     """Open an image; its pixels are decoded on first use. Every image file is opened here.
 
     Args:
         source: a path, the bytes of a file, or an open file.
         name: what to call the image in an error; by default its path.
+        most: pixels that it may have.
 
     Raises:
-        ImageError: there is no such file, it is no regular file, has another format than FORMATS or more pixels than
-            MAX_PIXELS; or the body of the `with` statement cannot decode it.
+        ImageError: there is no such file, it is no regular file, has another format than FORMATS or too many pixels; or
+            the body of the `with` statement cannot decode it.
     """
     title = name or (str(source) if isinstance(source, str | Path) else str(getattr(source, "name", "image")))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about odd metadata, and large images below the limit
             with _opened(source) as file, Image.open(file, formats=FORMATS) as image:
-                check_pixels(image.height, image.width, title)
+                check_pixels(image.height, image.width, title, most)
                 yield image
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ImageError(f"{title}: there is no such image file") from error
@@ -70,36 +86,76 @@ def _opened(source: Source) -> IO[bytes]:
     return open_regular(source) if isinstance(source, str | Path) else source
 
 
-def check_pixels(height: int, width: int, name: str = "image") -> None:
+def check_pixels(height: int, width: int, name: str = "image", most: int = MAX_LOADED) -> None:
     """Reject a size that takes too much memory, of a file or of what it is resized to.
 
     Raises:
-        ImageError: more than MAX_PIXELS.
+        ImageError: more than `most` pixels.
     """
-    if height * width > MAX_PIXELS:
-        raise ImageError(f"{name}: {height}x{width} is more than {MAX_PIXELS:,} pixels; make it smaller")
+    if height * width > most:
+        raise ImageError(f"{name}: {height}x{width} is more than {most:,} pixels; make it smaller")
 
 
-def load_image(source: Source, name: str | None = None, channels: int = 3) -> Image.Image:
+def load_image(source: Source, name: str | None = None, channels: int = 3, most: int | None = None) -> Image.Image:
     """Read and decode an image.
 
     EXIF orientation is applied, 16-bit grayscale is scaled to eight bits, transparent pixels become white, and
-    every color space (palette, CMYK, gray) becomes RGB. An animation gives its first frame.
+    every color space (palette, CMYK, gray) becomes RGB. An animation gives its first frame. More than MAX_LOADED
+    pixels are averaged two by two, and `info[ORIGINAL]` says how many there were.
 
     Args:
         source: a path, the bytes of a file, or an open file.
         name: what to call the image in an error; by default its path.
         channels: 3 for RGB, 1 for gray.
+        most: pixels that it may have; MAX_LOADED for those that must keep their size, by default MAX_PIXELS.
 
     Raises:
-        ImageError: as `open_image`, or it is truncated or unreadable.
+        ImageError: as `open_image`, or it is truncated or unreadable, or would take more than MAX_BYTES.
     """
-    with open_image(source, name) as image:
+    loaded, orientation = _load(source, name, channels, most or MAX_PIXELS)
+    return loaded.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else loaded
+
+
+def _load(source: Source, name: str | None, channels: int, most: int) -> tuple[Image.Image, object]:
+    """The pixels as they are stored, and their EXIF orientation. What was decoded is freed before they are turned."""
+    with open_image(source, name, most) as image:
         if channels not in MODES:
             raise ValueError(f"images are read with 1 or 3 channels, not {channels}")
+        mode = MODES[channels]
+        size, factor = image.size, ceil((image.width * image.height / MAX_LOADED) ** 0.5)
+        if factor > 1:
+            image.draft(None, (size[0] // factor, size[1] // factor))  # JPEG decodes to a smaller size by itself
+        step = factor if image.size == size else 1
+        _check_memory(image, size, step, mode)
         image.load()
-        ImageOps.exif_transpose(image, in_place=True)
-        return _flatten(image).convert(MODES[channels])
+        loaded, orientation = _convert(image, mode, step), image.getexif().get(ExifTags.Base.Orientation)
+        if factor > 1:
+            loaded.info[ORIGINAL] = size[::-1] if orientation in SIDEWAYS else size
+        return loaded, orientation
+
+
+def _check_memory(image: Image.Image, size: tuple[int, int], step: int, mode: str) -> None:
+    """Reject a file that takes too much memory with what becomes of it."""
+    made = stored(mode) * ceil(image.width / step) * ceil(image.height / step)
+    if (needed := decoding_bytes(image, size[0] * size[1]) + made) > MAX_BYTES:
+        raise ValueError(
+            f"{size[1]}x{size[0]} pixels of this kind take {needed / 1e6:,.0f} MB, more than {MAX_BYTES / 1e6:.0f}; "
+            f"make it smaller or save it as a plain JPEG"
+        )
+
+
+def _convert(image: Image.Image, mode: str, step: int) -> Image.Image:
+    """Opaque pixels in `mode`, averages of `step` x `step`, made in tiles: all at once would take several copies."""
+    width, height = image.size
+    if step == 1 and width * height <= TILE**2:
+        return _flatten(image).convert(mode)
+    made = Image.new(mode, (ceil(width / step), ceil(height / step)))
+    side = TILE * step
+    for top in range(0, height, side):
+        for left in range(0, width, side):
+            tile = image.crop((left, top, min(left + side, width), min(top + side, height)))
+            made.paste(_flatten(tile).convert(mode).reduce(step), (left // step, top // step))
+    return made
 
 
 def resize_transform(**options: Any) -> Any:

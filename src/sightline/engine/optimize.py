@@ -1,6 +1,7 @@
 """Optimizer, schedule and averaged weights, all from timm."""
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -34,7 +35,13 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
     if optim.name not in list_optimizers():
         remedy = nearest(optim.name, list_optimizers(), "timm.optim.list_optimizers() shows all")
         raise InputError(f"optim.name: no optimizer {optim.name!r}; {remedy}")
-    if get_optimizer_info(optim.name).opt_class in FUSED and not options.keys() & set(VARIANTS):
+    info = get_optimizer_info(optim.name)
+    if optim.betas is not None and callable(info.opt_class):  # a text if it needs a package that is not installed
+        usual = signature(info.opt_class).parameters.get("betas")
+        if usual is None or len(optim.betas) != len(usual.default):
+            expected = "has none; leave them out" if usual is None else f"takes as many as in {list(usual.default)}"
+            raise InputError(f"optim.betas: got {list(optim.betas)}, but {optim.name} {expected}")
+    if info.opt_class in FUSED and not options.keys() & set(VARIANTS):
         options["fused"] = True
     options |= {"lr": scaled_lr(config), "weight_decay": optim.weight_decay, "momentum": optim.momentum}
     if twice := [key for key in optim.args if key in (*given, "lr", "weight_decay", "momentum")]:
@@ -45,7 +52,9 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
     except Exception as error:
         values = {"args": optim.args, "betas": optim.betas, "name": optim.name}
         key, value = next((key, value) for key, value in values.items() if value)
-        raise InputError(f"optim.{key}: {optim.name} cannot work with {shown(value)} ({reason(error)})") from error
+        raise InputError(
+            f"optim.{key}: {optim.name} cannot work with {shown(value)} ({reason(error)}); change it or leave it out"
+        ) from error
 
 
 def _try_out(name: str, options: Mapping[str, Any], device: torch.device) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Json, TypeAdapter, ValidationError, model_validator
 from pydantic import Field as Limit
 
-from sightline.data.images import MAX_PIXELS
+from sightline.data.images import MAX_LOADED
 from sightline.models.weights.recorded import CardError as CardError
 from sightline.models.weights.recorded import read_arguments
 from sightline.util.names import MAX_SIDE
@@ -114,7 +114,7 @@ class _Input(BaseModel):
     @model_validator(mode="after")
     def _limit(self) -> "_Input":
         _, height, width = self.input_size
-        if height * width > MAX_INPUT or height * width > MAX_PIXELS * self.crop_pct**2:
+        if height * width > MAX_INPUT or height * width > MAX_LOADED * self.crop_pct**2:
             raise ValueError(f"{height}x{width} with crop_pct={self.crop_pct} is too large")
         return self
 

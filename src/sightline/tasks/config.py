@@ -7,12 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from sightline.util.errors import InputError
+from sightline.util.errors import InputError, shown
 from sightline.util.schema import Amount, Count, Dropout, Name, Natural, Number, Positive, Seed, Share, Workers, entry
 
 BelowOne = Annotated[Amount, Field(lt=1)]
+
+
+def _two_or_three(betas: tuple[float, ...]) -> tuple[float, ...]:
+    if len(betas) not in (2, 3):
+        raise ValueError(
+            f"expected two numbers, or three for some optimizers, e.g. [0.9, 0.999]; got {shown(list(betas))}"
+        )
+    return betas
+
+
+Betas = Annotated[tuple[BelowOne, ...], AfterValidator(_two_or_three)]
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Optim:
     lr: Amount = entry(5e-4, "learning rate; for batch size optim.lr_batch if given")
     lr_batch: Count | None = entry(None, "scale the rate linearly: lr x batch.size / lr_batch")
     weight_decay: Amount = entry(0.05, "weight decay; not applied to 1-d parameters, biases and position tables")
-    betas: tuple[BelowOne, ...] | None = entry(None, "betas of the optimizer; by default its own")
+    betas: Betas | None = entry(None, "betas of the optimizer; by default its own")
     eps: Amount | None = entry(None, "epsilon of the optimizer; by default its own")
     momentum: Share = entry(0.9, "momentum, for the optimizers that have it")
     args: Mapping[str, object] = entry({}, "additional arguments of the optimizer")

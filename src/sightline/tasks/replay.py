@@ -2,16 +2,19 @@
 
 The rule, in one place: a batch shape runs eagerly `EAGER` times; then it is captured, which takes as long as a few
 passes, and replayed. So a few images run eagerly, and so do shapes beyond the first `SHAPES`, inputs that are not one
-tensor (detection), and everything if a capture fails. Compiling is left to training: it takes longer than most
-evaluations.
+tensor (detection), and everything, with one line about it, if a capture fails. Compiling is left to training: it takes
+longer than most evaluations.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sightline.util.text import one_line, say
 
 EAGER = 8  # passes of a shape before it is captured
 SHAPES = 4  # that are captured; each keeps its memory
@@ -57,10 +60,11 @@ class Replayed(nn.Module):
                 return self.model(x)
             try:
                 self.graphs[key] = self.capture(self.model, x)
-            # Such as an operation that waits for the device. If it is a mistake, eager mode makes it too.
-            except Exception:
+            # torch's error of an operation that waits for the device, or of memory. A model's own mistakes are others.
+            except RuntimeError as error:
                 self.failed = True
                 self.graphs.clear()
+                say(f"no CUDA graph ({one_line(error, 160)}); predicting in eager mode", file=sys.stderr)
                 return self.model(x)
         return self.graphs[key](x)
 
@@ -80,7 +84,7 @@ def capture_graph(model: Pass, x: Tensor) -> Pass:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # loaders pin memory meanwhile
             out = model(fixed)
     if not isinstance(out, Tensor):
-        raise TypeError(f"expected a tensor from the model; got {type(out).__name__}")
+        raise RuntimeError(f"the model returns no tensor but {type(out).__name__}")
 
     def replay(given: Tensor) -> Tensor:
         fixed.copy_(given)

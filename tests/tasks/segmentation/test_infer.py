@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.tasks.segmentation.config import Inference, Model
-from sightline.tasks.segmentation.infer import probabilities, slide, windows
+from sightline.tasks.segmentation.infer import likeliest, probabilities, slide, windows
 from sightline.tasks.segmentation.model import Segmenter
 from tests.tasks.segmentation.tiny import BACKBONE
 
@@ -56,6 +56,15 @@ def test_a_mirrored_answer_is_turned_back() -> None:
 
     found = probabilities(Left(), torch.zeros(1, 3, 8, 8), Inference(flip=True), 8)
     assert torch.allclose(found, torch.full_like(found, 0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize("out", [(50, 70), (7, 9), (1, 5)])
+def test_classes_of_a_large_image_are_found_in_bands(out: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (Pointwise(), torch.randn(2, 3, 20, 30), Inference(scales=(0.5, 1.0), flip=True), 16, out)
+    expected = probabilities(*given).argmax(1)
+    assert likeliest(*given).equal(expected)
+    monkeypatch.setattr("sightline.tasks.segmentation.infer.MAX_VALUES", 2 * 6 * 3 * out[1])
+    assert (likeliest(*given) == expected).float().mean() > 0.99  # but for ties
 
 
 def test_answers_at_the_size_of_the_mask() -> None:

@@ -65,8 +65,8 @@ def linear_attention(
     check_key_mask(NAME, key_mask, k)
     check_feature_map(NAME, phi, affine, q.shape[2], q.shape[3], q.device)
     eps = as_number(NAME, "eps", eps)
-    if not eps > 0:
-        reject(NAME, f"eps={eps!r}; give a positive number")
+    if not 0 < eps <= 1e30:
+        reject(NAME, f"eps={eps!r}; give a positive number, e.g. 1e-6")
     chosen = backends.choose(NAME, q.device, backend, backends.obstacle(NAME, q, k, v))
     run = IMPLEMENTATIONS[chosen]
 

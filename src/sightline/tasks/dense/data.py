@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from PIL import ExifTags, Image
 
-from sightline.data.images import ImageError, load_image, open_image
+from sightline.data.images import MAX_LOADED, ImageError, load_image, open_image
 from sightline.tasks.dense.config import DenseData
 from sightline.util.errors import FileError, InputError
 
@@ -57,7 +57,7 @@ def load_annotated(path: Path, height: int, width: int, annotations: object) -> 
     Raises:
         ImageError: it cannot be read, or has another size.
     """
-    image = load_image(path)
+    image = load_image(path, most=MAX_LOADED)
     if height != width and (image.width, image.height) == (height, width):
         with open_image(path) as file:
             turn = file.getexif().get(ExifTags.Base.Orientation)

@@ -28,11 +28,13 @@ def draw_classes(image: Image.Image, classes: np.ndarray, names: Sequence[str]) 
     """An image with its pixels colored by class (H, W), and a legend of the classes that occur, largest first."""
     colours = palette(len(names))
     table = np.array(colours, dtype=np.float32)
-    mixed = np.asarray(image.convert("RGB"), dtype=np.float32) * (1 - ALPHA) + table[classes] * ALPHA
+    mixed = np.array(image.convert("RGB"))
+    for row, kinds in zip(mixed, classes, strict=True):  # row by row: all of it in float would take gigabytes
+        row[:] = (row * np.float32(1 - ALPHA) + table[kinds] * ALPHA).round()
     counts = np.bincount(classes.reshape(-1), minlength=len(names))
     present = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
     rows = [(colours[i], f"{printable(names[i], NAME)} {100 * counts[i] / classes.size:.1f} %") for i in present]
-    return with_legend(Image.fromarray(mixed.round().astype(np.uint8)), rows)
+    return with_legend(Image.fromarray(mixed), rows)
 
 
 def with_legend(picture: Image.Image, rows: Sequence[tuple[Colour, str]]) -> Image.Image:
@@ -57,14 +59,14 @@ def with_legend(picture: Image.Image, rows: Sequence[tuple[Colour, str]]) -> Ima
 
 def draw_objects(image: Image.Image, objects: Mapping[str, Tensor], names: Sequence[str]) -> Image.Image:
     """An image with masks, boxes, names and scores, the most certain on top; labels count from 1."""
-    pixels = np.asarray(image.convert("RGB"), dtype=np.float32).copy()
+    pixels = np.array(image.convert("RGB"))
     labels, scores = objects["labels"].tolist(), objects["scores"].tolist()
     colours = [palette(len(names))[label - 1] for label in labels]
     order = sorted(range(len(scores)), key=lambda i: scores[i])
     for i in order if "masks" in objects else ():
         mask = objects["masks"][i].numpy()
-        pixels[mask] = pixels[mask] * (1 - ALPHA) + np.array(colours[i]) * ALPHA
-    picture = Image.fromarray(pixels.round().astype(np.uint8))
+        pixels[mask] = (pixels[mask] * (1 - ALPHA) + np.array(colours[i]) * ALPHA).round()
+    picture = Image.fromarray(pixels)
     draw = ImageDraw.Draw(picture)
     size = max(11, min(18, picture.height // 30))
     font = ImageFont.load_default(size)

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from sightline.data.images import ORIGINAL
 from sightline.data.loader import to_device
 from sightline.data.order import Placement
 from sightline.models.weights.reader import Weights
@@ -93,7 +94,7 @@ class Detected(Prediction):
     """The objects in an image.
 
     Args:
-        image: the image.
+        image: the image; a very large one at half its size, while the boxes in `found` are of the file.
         objects: `boxes`, `labels`, `scores` and, of a detector that has them, `masks`.
         names: of all classes; label 1 is the first.
     """
@@ -119,9 +120,15 @@ def predictor(loaded: Loaded, options: PredictOptions) -> Predictor:
         objects = in_original(kept, pixels.shape[-2:], (image.height, image.width))
         columns = zip(*(objects[key].tolist() for key in ("labels", "scores", "boxes")), strict=True)
         rows: list[Row] = [
-            {"class": names[label - 1], "score": round(score, 4), "box": [round(v, 1) for v in box]}
+            {"class": names[label - 1], "score": round(score, 4), "box": _of_file(box, image)}
             for label, score, box in sorted(columns, key=lambda column: -column[1])
         ]
         return Detected(file, rows, image=image, objects=objects, names=names)
 
     return detect
+
+
+def _of_file(box: list[float], image: Image.Image) -> list[float]:
+    """A box in the pixels of the file, which may have more than the image that was made of it."""
+    across, down = (full / side for full, side in zip(image.info.get(ORIGINAL, image.size), image.size, strict=True))
+    return [round(value * scale, 1) for value, scale in zip(box, (across, down) * 2, strict=True)]

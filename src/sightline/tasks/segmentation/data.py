@@ -59,7 +59,7 @@ class Labels:
             raise AnnotationError(str(error)) from error
         if mode not in MASK_MODES:
             raise AnnotationError(f"{path}: an image of mode {mode}; masks hold one class number per pixel")
-        mask = values.astype(np.int64) - self.first
+        mask = values.astype(np.int32) - self.first
         mask[(values == self.ignore) | (mask < 0)] = IGNORE
         if (unknown := mask[mask >= len(self.classes)]).size:
             raise AnnotationError(

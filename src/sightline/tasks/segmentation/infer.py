@@ -1,6 +1,6 @@
 """From a normalized image to the probabilities of its pixels: whole or by windows, at several scales, flipped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from sightline.tasks.dense.transforms import pair, scaled
 from sightline.tasks.segmentation.config import Inference
+
+MAX_VALUES = 1 << 24  # of all classes of the pixels that are classified at once
 
 
 def windows(size: int, window: int, stride: int) -> Iterator[int]:
@@ -48,10 +50,30 @@ def probabilities(
         size: of a window.
         out: (H, W) of the result; by default that of the images.
     """
+    target = list(out or images.shape[-2:])
+    return _mean(F.interpolate(logits, size=target, mode="bilinear") for logits in _passes(model, images, test, size))
+
+
+def likeliest(
+    model: nn.Module, images: Tensor, test: Inference, size: int | tuple[int, int], out: Sequence[int]
+) -> Tensor:
+    """The class of every pixel, (B, H, W), of the largest of the `probabilities`.
+
+    Of large images they are made for some rows at a time: 12 million pixels of 150 classes would take 7 GB.
+    """
+    passes = list(_passes(model, images, test, size))
+    (height, width), (batch, classes) = out, passes[0].shape[:2]
+    rows = max(1, MAX_VALUES // (batch * classes * width))
+    if rows >= height:
+        return _mean(F.interpolate(logits, size=[height, width], mode="bilinear") for logits in passes).argmax(1)
+    bands = (range(top, min(top + rows, height)) for top in range(0, height, rows))
+    return torch.cat([_mean(_band(logits, height, width, band) for logits in passes).argmax(1) for band in bands], 1)
+
+
+def _passes(model: nn.Module, images: Tensor, test: Inference, size: int | tuple[int, int]) -> Iterator[Tensor]:
+    """The logits of every scale and flip, at the size of its images."""
     window = pair(size)
     stride = pair(test.stride) if test.stride is not None else (max(window[0] * 2 // 3, 1), max(window[1] * 2 // 3, 1))
-    target = tuple(out or images.shape[-2:])
-    total = images.new_zeros((), dtype=torch.float32)
     for factor in test.scales:
         resized = images
         if factor != 1:
@@ -59,7 +81,23 @@ def probabilities(
             resized = F.interpolate(images, size=sides, mode="bilinear", align_corners=False, antialias=factor < 1)
         for given in (resized, resized.flip(-1)) if test.flip else (resized,):
             logits = slide(model, given, window, stride) if test.mode == "slide" else model(given)
-            logits = logits if given is resized else logits.flip(-1)
-            logits = F.interpolate(logits.float(), size=target, mode="bilinear", align_corners=False)
-            total = total + logits.softmax(1)
-    return total / (len(test.scales) * (2 if test.flip else 1))
+            yield (logits if given is resized else logits.flip(-1)).float()
+
+
+def _mean(logits: Iterable[Tensor]) -> Tensor:
+    """The mean of the probabilities."""
+    total, count = torch.zeros(()), 0
+    for each in logits:
+        total, count = each.softmax(1) + total.to(each.device), count + 1
+    return total / count
+
+
+def _band(logits: Tensor, height: int, width: int, rows: range) -> Tensor:
+    """Some rows of logits (B, classes, h, w) resized to height x width: (B, classes, rows, width)."""
+    last = logits.shape[-2] - 1
+    centre = torch.arange(rows.start, rows.stop, device=logits.device, dtype=torch.float64) + 0.5
+    place = (centre * (last + 1) / height - 0.5).clamp(0, last)
+    above = place.long()
+    share = (place - above).to(logits.dtype)[:, None]
+    mixed = logits[:, :, above] * (1 - share) + logits[:, :, (above + 1).clamp(max=last)] * share
+    return F.interpolate(mixed, size=[len(rows), width], mode="bilinear")

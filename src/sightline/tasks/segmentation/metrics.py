@@ -12,7 +12,7 @@ from sightline.tasks.dense.transforms import normalize
 from sightline.tasks.evaluation import Gather, Reduce, class_rows
 from sightline.tasks.segmentation.config import Inference
 from sightline.tasks.segmentation.data import IGNORE
-from sightline.tasks.segmentation.infer import probabilities
+from sightline.tasks.segmentation.infer import likeliest
 from sightline.tasks.segmentation.model import Card, Head
 
 Item = tuple[Tensor, Tensor]  # uint8 image (3, h, w), mask (H, W)
@@ -58,8 +58,8 @@ class PixelScorer(DenseScorer[Head, Item]):
         for _, group in groupby(items, lambda item: [part.shape for part in item]):
             images, masks = (torch.stack(parts).to(self.device) for parts in zip(*group, strict=True))
             pixels = normalize(images, self.card.mean, self.card.std)
-            scores = probabilities(model, pixels, self.test, self.card.input_size[1:], masks.shape[-2:])
-            self.counts += confusion(scores.argmax(1), masks, len(self.card.classes))
+            predicted = likeliest(model, pixels, self.test, self.card.input_size[1:], masks.shape[-2:])
+            self.counts += confusion(predicted, masks, len(self.card.classes))
             self.images += len(images)
         return len(items)
 

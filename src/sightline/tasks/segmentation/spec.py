@@ -21,7 +21,7 @@ from sightline.tasks.dense.task import DenseTask, eval_section, evaluate_split, 
 from sightline.tasks.dense.transforms import InferenceTransform, normalize, pair
 from sightline.tasks.segmentation.config import Config, Data
 from sightline.tasks.segmentation.data import IGNORE, open_split
-from sightline.tasks.segmentation.infer import probabilities
+from sightline.tasks.segmentation.infer import likeliest
 from sightline.tasks.segmentation.metrics import Item, PixelScorer
 from sightline.tasks.segmentation.model import Card, Head, Segmenter, from_card
 from sightline.tasks.segmentation.transforms import TrainTransform
@@ -135,8 +135,7 @@ def predictor(loaded: Loaded, options: PredictOptions) -> Predictor:
 
     def segment(file: str, image: Image.Image) -> Segmented:
         pixels, size = transform(image).to(options.device), (image.height, image.width)
-        scores = probabilities(loaded.model, pixels[None], card.head.test, card.input_size[1:], size)
-        classes = scores[0].argmax(0).cpu().numpy()
+        classes = likeliest(loaded.model, pixels[None], card.head.test, card.input_size[1:], size)[0].cpu().numpy()
         shares = np.bincount(classes.reshape(-1), minlength=len(names)) / classes.size
         rows: list[Row] = [
             {"class": names[i], "share": round(float(shares[i]), 6)} for i in np.argsort(-shares) if shares[i]
