@@ -14,9 +14,9 @@ from .tiny import assert_close, every_family, gradients, image, tiny
 @every_family
 def test_jit_trace(family: str) -> None:
     model, x = tiny(family), image()
-    traced = torch.jit.trace(model, x, check_trace=False)  # checked here, on another image
-    other = image()
-    assert torch.equal(traced(other), model(other))
+    traced = torch.jit.trace(model, x, check_trace=False)  # checked here, on other images
+    for other in (image(), torch.randn(1, *x.shape[1:]), torch.randn(3, 3, x.shape[2] + 32, x.shape[3])):
+        assert_close(traced(other), model(other))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
@@ -52,6 +52,7 @@ def test_compiled_training_at_changing_resolutions() -> None:
         ([[1.0]], "list"),
         (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "torch.uint8"),
         (torch.zeros(1, 3, 64, 64, dtype=torch.complex64), "torch.complex64"),
+        (torch.zeros(1, 3, 64, 64).to_sparse(), "sparse"),
         (torch.zeros(1, 3, 0, 64), "(1, 3, 0, 64)"),
         (torch.zeros(3, 64, 64), "(3, 64, 64)"),
         (torch.zeros(1, 1, 64, 64), "(1, 1, 64, 64)"),

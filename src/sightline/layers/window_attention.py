@@ -143,6 +143,8 @@ def resample_bias(table: Tensor, window: int) -> Tensor:
 
 def _above(length: int, side: int) -> int:
     """1 if the length, a symbol, is above `side`, else 0."""
+    if isinstance(length, Tensor):  # as torch.jit.trace has them
+        return cast(int, (length - side).clamp(0, 1))
     return cast(int, torch.sym_min(torch.sym_max(length - side, 0), 1))
 
 

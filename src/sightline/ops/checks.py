@@ -42,8 +42,9 @@ def is_whole(value: object) -> bool:
 
 
 def is_symbolic(*sizes: int) -> bool:
-    """Whether a size is a symbol of torch.export: the graph is for any value, so no branch may depend on it."""
-    return any(isinstance(size, SymInt) for size in sizes)
+    """Whether a size is a symbol of torch.export or torch.jit.trace: the graph is for any value, so no branch may
+    depend on it."""
+    return any(isinstance(size, SymInt) or _is_traced_size(size) for size in sizes)
 
 
 def ceil_div(size: int, by: int) -> int:
