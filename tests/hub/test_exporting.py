@@ -175,6 +175,28 @@ def test_foreign_files(tmp_path: Path, name: str) -> None:
         sightline.load(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("exported", "3, 32, 32", "3, 1e400, 32"),
+        ("exported", '"dynamic": [', '"dynamic": [7, '),
+        ("exported", '"classes": 3', '"classes": 2'),
+        ("classes", '"', '"more", "', ),
+        ("classes", "[", "[" * 9999),
+        ("input", "3, 32, 32", "5, 32, 32"),
+    ],
+)  # fmt: skip
+def test_forged_facts(made: tuple[Path, Exported], tmp_path: Path, key: str, old: str, new: str) -> None:
+    proto, path = onnx.load(str(made[0] / "model.onnx")), tmp_path / "model.onnx"
+    (item,) = (item for item in proto.metadata_props if item.key == key)
+    assert old in item.value
+    item.value = item.value.replace(old, new, 1)
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises((FileError, InputError)) as caught:
+        list(sightline.predict(sightline.load(path), Image.new("RGB", (50, 40)), device="cpu"))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.slow
 def test_windows_for_any_batch_and_size(tmp_path: Path) -> None:
     done = sightline.export(tiny("swin"), tmp_path / "model.onnx")

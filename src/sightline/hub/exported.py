@@ -3,22 +3,40 @@
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
 from sightline.hub.formats import INPUT, require_onnx
 from sightline.hub.trace import AXES
 from sightline.tasks.base import Loaded
 from sightline.tasks.registry import task_of
-from sightline.util.errors import FileError, InputError
+from sightline.util.errors import FileError, InputError, shown
 from sightline.util.files import reason
+from sightline.util.schema import Side
 
 FACTS = "exported"  # the metadata entry that identifies a file exported by sightline
 LARGEST = 1 << 26  # bytes of metadata
 Run = Callable[[Tensor], Sequence[Tensor]]
+Natural = Annotated[int, Field(ge=0, le=2**53)]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a file records about itself."""
+
+    size: tuple[Side, Side, Side]  # channels, height, width
+    dynamic: tuple[Literal["batch", "height", "width"], ...]
+    device: Literal["cpu", "cuda"]
+    classes: Natural
+    parameters: Natural
+
+
+FACTS_OF = TypeAdapter(Facts)
 
 
 class ExportedModel(nn.Module):
@@ -30,11 +48,11 @@ class ExportedModel(nn.Module):
         device: that `run` takes its images on.
     """
 
-    def __init__(self, run: Run, facts: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(self, run: Run, facts: Facts, device: torch.device) -> None:
         super().__init__()
         self.run, self.device = run, device
-        self.size, self.dynamic = tuple(facts["size"]), tuple(facts["dynamic"])
-        self.num_classes, self.num_parameters = int(facts["classes"]), int(facts["parameters"])
+        self.size, self.dynamic = facts.size, facts.dynamic
+        self.num_classes, self.num_parameters = facts.classes, facts.parameters
 
     def forward(self, images: Tensor) -> Tensor | list[Tensor]:
         for name, wanted in zip(("height", "width"), self.size[1:], strict=True):
@@ -44,6 +62,11 @@ class ExportedModel(nn.Module):
         parts = (images,) if "batch" in self.dynamic else images.split(1)
         found = [self.run(part.detach().to(self.device, torch.float32).contiguous()) for part in parts]
         outputs = [torch.cat(items).to(images.device) for items in zip(*found, strict=True)]
+        if self.num_classes and any(out.shape[:2] != (len(images), self.num_classes) for out in outputs):
+            shapes = [tuple(out.shape) for out in outputs]
+            raise FileError(
+                f"the file gives outputs of shape {shown(shapes)} for {self.num_classes} classes; export it again"
+            )
         return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -60,6 +83,8 @@ def open_exported(path: Path) -> Loaded:
     if spec is None or not spec.exports:
         raise FileError(f"{path}: a backbone without a head, which gives maps; give the export of a whole model")
     card, transform = spec.read_card(metadata)
+    if card.classes and len(card.classes) != model.num_classes:
+        raise FileError(f"{path}: {len(card.classes)} names for {model.num_classes} classes; export it again")
     return Loaded(model, card, transform, card.classes, path, spec.name)
 
 
@@ -73,7 +98,7 @@ def _open_onnx(path: Path) -> tuple[dict[str, str], ExportedModel]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 4  # errors are raised, and would be printed raw with names of the file
     wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
     providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
     try:
@@ -83,7 +108,11 @@ def _open_onnx(path: Path) -> tuple[dict[str, str], ExportedModel]:
         raise FileError(f"{path}: onnxruntime cannot read it ({reason(error)}); export it again") from error
 
     def run(images: Tensor) -> list[Tensor]:
-        return [torch.from_numpy(out) for out in session.run(None, {INPUT: images.numpy()})]
+        try:
+            return [torch.from_numpy(out) for out in session.run(None, {INPUT: images.numpy()})]
+        except Exception as error:
+            shape = tuple(images.shape)
+            raise FileError(f"{path}: failed on images of shape {shape} ({reason(error)}); export it again") from error
 
     return metadata, ExportedModel(run, _facts(path, metadata), torch.device("cpu"))
 
@@ -91,7 +120,7 @@ def _open_onnx(path: Path) -> tuple[dict[str, str], ExportedModel]:
 def _open_package(path: Path) -> tuple[dict[str, str], ExportedModel]:
     metadata = _package_metadata(path)
     facts = _facts(path, metadata)
-    device = torch.device(facts["device"])
+    device = torch.device(facts.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise FileError(f"{path}: compiled for a GPU, and there is none; export it on the machine that runs it")
     try:
@@ -119,13 +148,8 @@ def _package_metadata(path: Path) -> dict[str, str]:
     }
 
 
-def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _facts(path: Path, metadata: Mapping[str, str]) -> Facts:
     try:
-        facts = json.loads(metadata[FACTS])
-        sides = [int(side) for side in facts["size"]]
-        valid = len(sides) == 3 and set(facts["dynamic"]) <= AXES.keys() and facts["device"] in ("cpu", "cuda")
-        if not valid or int(facts["classes"]) < 0 or int(facts["parameters"]) < 0:
-            raise ValueError(FACTS)
-        return dict(facts)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return FACTS_OF.validate_json(metadata[FACTS])
+    except (KeyError, ValueError) as error:
         raise FileError(f"{path}: not exported by sightline; give a file that `sightline export` wrote") from error
