@@ -210,7 +210,7 @@ def test_pages_say_what_is_missing(tmp_path: Path, capsys: CAPTURE, monkeypatch:
     shown = analyze(capsys, tmp_path / "soft", "paper", "soft", *tiny, "--longest", "1")
     assert "the weights are RANDOM" in shown
     assert "made     Fig. 1b: memory" in shown
-    assert re.search(r"^missing  Fig. 5: Newton convergence: --data: no images", shown, re.MULTILINE)
+    assert re.search(r"^missing  Fig. 5: Newton convergence: data: no images", shown, re.MULTILINE)
     assert "RANDOM" in (tmp_path / "soft" / "soft.html").read_text()
 
 
@@ -279,7 +279,7 @@ def test_every_family(
         (["locality", "--data", "DATA", "--checkpoint", "MODEL", "--img-size", "0"], ["--img-size", "'0'"]),
         (["masking", "--data", "FLAT", "--checkpoint", "MODEL"], ["--data", "labels", "flat"]),
         (["masking", "--data", "DATA", "--checkpoint", "MODEL", "--sizes", "2"], ["--sizes", "2"]),
-        (["newton", "--data", "DATA", "--checkpoint", "MODEL"], ["SOFT", "--model soft_tiny"]),
+        (["newton", "--data", "DATA", "--checkpoint", "MODEL"], ["SOFT", "soft_tiny"]),
         (["injectivity", "--query-distance", "-1"], ["--query-distance", "-1"]),
         (["memory", "--attention", "inlin"], ["inlin", "did you mean 'inline'?"]),
         (["memory", "--longest", "0"], ["--longest", "got '0'"]),

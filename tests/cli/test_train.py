@@ -95,7 +95,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model.compile_mode", "max-autotun"], ["did you mean 'max-autotune'?"]),
         (["--model.checkpoint", "."], [".: no weights in it; give a file, or a run folder"]),
         (["--distill.teacher", "resnet19"], ["distill.teacher: no model 'resnet19'; did you mean 'resnet18'?"]),
-        (["--distill.checkpoint", "x.pth"], ["there is no teacher for it; name one with --distill.teacher"]),
+        (["--distill.checkpoint", "x.pth"], ["there is no teacher for it; name one in distill.teacher"]),
         (["--out", ""], ["run.folder: the path is empty"]),
         (["--out", "/proc/run"], ["run.folder: nothing can be written to /proc/run"]),
         (["--data", ""], ["data.path: the path is empty"]),

@@ -46,7 +46,7 @@ def test_by_place() -> None:
     ("found", "known", "way", "message"),
     [
         (["dgo"], ["cat", "dog"], "names", "nearest is 'dog'"),
-        (["zebra"], ["cat", "dog"], "names", "--labels order"),
+        (["zebra"], ["cat", "dog"], "names", "labels=order"),
         (["2"], ["a", "b"], "v2", "0 to 1"),
         (["x"], ["a", "b"], "v2", "'x'"),
         (["a", "b", "c"], ["a", "b"], "order", "3 classes"),

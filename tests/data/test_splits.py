@@ -177,7 +177,7 @@ def test_class_map(folder: Path, tmp_path: Path) -> None:
 def test_wrong_columns(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     path = f"hfds/{as_parquet(folder, tmp_path / 'rows')}"
-    rejects("no column 'img' among image, label; give --data.image_key", Data(path=path, image_key="img"))
+    rejects("no column 'img' among image, label; give data.image_key", Data(path=path, image_key="img"))
     rejects("no dataset or no split dev", Data(path=path, train_split="dev"))
 
 

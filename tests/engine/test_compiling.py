@@ -72,7 +72,7 @@ def test_what_is_chosen(asked: Any, mode: Any, device: str, options: dict[str, A
     assert choice.mode == result
     assert choice.graphs == (result in ("reduce-overhead", "max-autotune"))
     assert "\n" not in choice.line
-    assert ("--model.compile false" in choice.line) == (result is not None)
+    assert ("model.compile=false" in choice.line) == (result is not None)
 
 
 def test_auto_is_the_default() -> None:
@@ -111,7 +111,7 @@ def test_a_compiled_run_is_the_same_run_and_resumes(
     compiled = run("compiled", **parts, **{"model.compile": True})
     assert modes == [{"mode": "default", "dynamic": False}]
     written = capsys.readouterr().out
-    assert written.count("--model.compile false") == 1
+    assert written.count("model.compile=false") == 1
     assert FAILED not in written
     assert weights(compiled) == weights(plain)
     assert metrics(compiled) == metrics(plain)
@@ -186,7 +186,7 @@ def test_after_a_failure_a_run_continues_in_eager_mode_from_the_same_state(
     failed = run("failed", **parts, **{"model.compile": True})
     lines = [line for line in capsys.readouterr().out.splitlines() if FAILED in line]
     assert len(lines) == 1
-    assert "--model.compile false" in lines[0]
+    assert "model.compile=false" in lines[0]
     assert "eager" in lines[0]
     assert weights(failed) == weights(plain)
     assert metrics(failed) == metrics(plain)

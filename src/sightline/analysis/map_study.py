@@ -81,7 +81,7 @@ def _chosen_blocks(subject: Subject, layers: Sequence[int] | None, of_class: boo
     """The chosen blocks of a subject's first image, of those with more than one key."""
     blocks = telling_blocks(subject.model, subject.images[0])
     if not blocks:
-        raise InputError(f"{subject.title} has one key only at this image size; give a larger --img-size")
+        raise InputError(f"{subject.title} has one key only at this image size; give a larger img_size")
     for layer in layers or ():
         if not -len(blocks) <= layer < len(blocks):
             raise InputError(f"{subject.title} has no layer {layer}; its layers are 0 to {len(blocks) - 1}")

@@ -128,7 +128,7 @@ def parse_query(text: str | None) -> Query | Patch:
         if max(numbers) <= 1:
             return float(down), float(across)
     raise InputError(
-        f"--query: expected a patch as row,column, e.g. 3,7; fractions of the image from 0.0,0.0 to 1.0,1.0; or "
+        f"query: expected a patch as row,column, e.g. 3,7; fractions of the image from 0.0,0.0 to 1.0,1.0; or "
         f"class; got {text!r}"
     )
 
@@ -146,7 +146,7 @@ def in_shares(query: Query | Patch, model: nn.Module, image: Tensor) -> Query:
     height, width = max(block_grids(model, image).values(), key=lambda grid: grid[0] * grid[1])
     if query.row >= height or query.column >= width:
         raise InputError(
-            f"--query: no patch {query.row},{query.column}; there are {height} x {width}, from 0,0 to "
+            f"query: no patch {query.row},{query.column}; there are {height} x {width}, from 0,0 to "
             f"{height - 1},{width - 1}; fractions of the image have a decimal point, e.g. 0.5,0.25"
         )
     return (query.row + 0.5) / height, (query.column + 0.5) / width

@@ -40,7 +40,7 @@ def measure_newton(blocks: Sequence[BlockCall], iterations: int = 20) -> list[Ne
                 errors = newton_errors(matrix, step, iterations)
                 found.append(Newton(block.name, matrix.shape[-1], errors.cpu(), condition_number(matrix).cpu()))
     if not found:
-        raise InputError("this model has no SOFT blocks; choose one, such as --model soft_tiny, or --attention soft")
+        raise InputError("this model has no SOFT blocks; choose one, such as soft_tiny, or one with attention=soft")
     return found
 
 
@@ -70,7 +70,7 @@ def study_newton(subjects: Sequence[Subject], iterations: int = 20) -> Study:
     """
     for subject in subjects:  # before any image is read
         if not any(isinstance(module, Core) and module.inverts for module in subject.model.modules()):
-            raise InputError(f"{subject.title} has no SOFT blocks; choose --model soft_tiny, or --attention soft")
+            raise InputError(f"{subject.title} has no SOFT blocks; choose soft_tiny, or attention soft")
     layers = by_layer(subjects, lambda blocks: measure_newton(blocks, iterations), _summarize)
     rows: list[list[str]] = []
     curves, bands = {}, {}

@@ -133,9 +133,9 @@ class Request(BaseModel, frozen=True):
     def _check_together(self) -> "Request":
         """Reject arguments that would be ignored, and choices of another benchmark."""
         if self.what is None and self.preset == "table":
-            raise InputError(f"what: expected one of {', '.join(ONLY)}, or --preset goals for all goals")
+            raise InputError(f"what: expected one of {', '.join(ONLY)}, or preset=goals for all goals")
         if self.only and self.preset != "plain":
-            raise InputError("only: selects parts of --preset plain; leave it out")
+            raise InputError("only: selects parts of preset=plain; leave it out")
         for name in self.only:
             if name not in PLAIN:
                 raise InputError(f"only: {name!r} is not known; {nearest(name, tuple(PLAIN))}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from sightline.cli.options import Command, model_arguments, option, positional
 from sightline.util.names import format_size
 from sightline.util.schema import Classes, ImgSize, ModelArgs
-from sightline.util.text import say
+from sightline.util.text import as_options, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def run(options: Options) -> None:
 
 
 def _print(what: str, text: str) -> None:
-    say(f"{what:<12} {text}")
+    say(f"{what:<12} {as_options(text)}")
 
 
 def _lines(done: "Conversion") -> "Iterator[tuple[str, str]]":

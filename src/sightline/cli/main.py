@@ -14,7 +14,7 @@ from sightline.cli import analyze, bench, convert, download, eval, export, info,
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, name_options, parse
 from sightline.cli.output import quiet
-from sightline.util.errors import InputError, RunError, cut_words
+from sightline.util.errors import FileError, InputError, RunError, cut_words
 from sightline.util.names import nearest
 from sightline.util.provenance import VERSION
 from sightline.util.text import one_line, say
@@ -106,8 +106,9 @@ def _dispatch(argv: list[str]) -> int:
         return int(done.code or 0)
     try:
         return command.run(options) or 0
-    except InputError as error:
-        raise InputError(name_options(command, str(error))) from error
+    except (InputError, FileError) as error:
+        kind = InputError if isinstance(error, InputError) else FileError
+        raise kind(name_options(command, str(error))) from error
 
 
 def _without_command(group: Group, prog: str, argv: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, get_
 from sightline.util.errors import InputError
 from sightline.util.names import nearest
 from sightline.util.schema import build
+from sightline.util.text import as_options
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -124,11 +125,14 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
 
 
 def name_options(command: Command[T], text: str) -> str:
-    """A message that begins with arguments of a function, for a command line: `img_size: ...` -> `--img-size: ...`."""
-    names, colon, rest = text.partition(": ")
+    """A message about arguments of a function, for a command line.
+
+    `img_size: ...` becomes `--img-size: ...`, and `pass on_error=skip` becomes `pass --on-error skip`.
+    """
+    names, colon, rest = as_options(text).partition(": ")
     own = {item.name for item in fields(command.options) if not item.metadata.get("positional")}
     if not own.issuperset(names.split(", ")):
-        return text
+        return names + colon + rest
     return ", ".join(f"--{name.replace('_', '-')}" for name in names.split(", ")) + colon + rest
 
 

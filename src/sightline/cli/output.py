@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 
 from sightline.util.errors import WeightsWarning
 from sightline.util.files import jsonable
-from sightline.util.text import NAME, one_line, printable, say
+from sightline.util.text import NAME, as_options, one_line, printable, say
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def quiet() -> Iterator[None]:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print one of our own warnings as one line."""
-    say(f"sightline: warning: {one_line(message)}", file=sys.stderr)
+    say(f"sightline: warning: {as_options(one_line(message))}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

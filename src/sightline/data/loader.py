@@ -18,7 +18,7 @@ B = TypeVar("B")
 Read = Callable[[int, random.Random], T]  # index and source of randomness -> item; raises ImageError
 Report = Callable[[Sequence[str]], None]  # messages about items that cannot be used; may raise
 
-SKIP = "--data.on_error skip"  # option of `sightline train` that skips what cannot be used
+SKIP = "data.on_error=skip"  # key of a run that skips what cannot be used
 
 
 class Items(Dataset[tuple[T | None, list[str]]]):

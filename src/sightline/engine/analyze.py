@@ -102,7 +102,7 @@ class Session:
             FileError: they cannot be read, or have no labels.
         """
         if not self.has_images:
-            raise InputError("--data: no images; give a folder, a file, or embedded, or --checkpoint with a run folder")
+            raise InputError("data: no images; give a folder, a file, or embedded, or a run folder as checkpoint")
         return LABELLED.images(self.data, self.run_data)
 
     def photos(self) -> list[Photo]:
@@ -134,7 +134,7 @@ class Session:
         try:
             split = self.split()
         except FileError as error:
-            raise InputError(f"--data: masking needs labels, one folder of images per class; {error}") from error
+            raise InputError(f"data: masking needs labels, one folder of images per class; {error}") from error
         models = self.load(len(split.classes))
         by_class = sorted(range(len(split)), key=lambda i: split.targets[i])
         split = split.subset(sorted(spread(by_class, limit)))

@@ -18,7 +18,7 @@ from sightline.util.errors import RunError
 GRAPHS = ("reduce-overhead", "max-autotune")  # modes with CUDA graphs
 DYNAMIC: dict[Shapes, bool | None] = {"fixed": False, "lengths": True, "any": None}  # of torch.compile
 WARM = 3  # updates until a CUDA graph is replayed: one runs, one is recorded, one is the first replay
-OFF = "--model.compile false turns it off"
+OFF = "model.compile=false turns it off"
 T = TypeVar("T")
 
 

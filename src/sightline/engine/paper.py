@@ -79,7 +79,7 @@ def _maps(session: Session, queries: Sequence[Query | Patch]) -> Study:
 
 def _masking(session: Session, labelled: int) -> Study:
     if not session.checkpoint:
-        raise InputError("random weights have no accuracy to lose; give --checkpoint")
+        raise InputError("random weights have no accuracy to lose; give a checkpoint")
     return study_masking(session.labelled(labelled), (3, 5, 7), session.seed)
 
 

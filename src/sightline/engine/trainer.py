@@ -64,7 +64,7 @@ class Trainer:
         self.raw = accelerator.unwrap_model(self.model)
         self.sharded = is_sharded(self.raw)
         if self.sharded and self.average is not None:
-            raise InputError("ema.decay: averaged weights are not available with FSDP; give --ema.decay 0")
+            raise InputError("ema.decay: averaged weights are not available with FSDP; give ema.decay=0")
         if self.sharded and config.optim.clip is not None and config.optim.clip_mode == "agc":
             raise InputError("optim.clip_mode: agc is not available with FSDP; give norm or value")
         self.schedule, self.epochs = make_schedule(optimizer, config, task.order.steps)
@@ -180,7 +180,7 @@ class Trainer:
             after = f", after {allowed} that were skipped" if allowed else ""
             raise NonFiniteError(
                 f"{where}: {what} is not finite{after}; the last good checkpoint is kept; resume from it and skip such "
-                f"batches with --run.skip_nonfinite N, or start in another folder with a lower optim.lr or optim.clip"
+                f"batches with run.skip_nonfinite=N, or start in another folder with a lower optim.lr or optim.clip"
             )
         self.printer.line(f"{where}: {what} is not finite; skipped ({here.skipped} of {allowed})")
 

@@ -146,17 +146,17 @@ class Conversion:
         """What the weights do not show about the model, one sentence each, with the option that settles it."""
         choice, found = self.choice, []
         if choice.alike:
-            flags = " or ".join(other.flags for other in choice.alike)
+            flags = " or pass ".join(other.flags for other in choice.alike)
             found.append(f"another model has the same shapes and cannot be told from it; for that one pass {flags}")
         if choice.guessed_heads:
             found.append(
                 f"softmax does not show its heads; taken as {choice.guessed_heads}; "
-                "if not, pass --model-args num_heads="
+                "if not, pass num_heads in model_args"
             )
         if choice.guessed_attention:
             found.append(
                 "mechanisms without tensors of their own (linear, hydra, ...) have the shapes of softmax, and options "
-                f"do not show; taken as {choice.guessed_attention}; if not, pass --model-args attention="
+                f"do not show; taken as {choice.guessed_attention}; if not, pass attention in model_args"
             )
         return found
 

@@ -29,7 +29,7 @@ B = TypeVar("B")
 Scored = TypeVar("Scored", contravariant=True)
 OnError: TypeAlias = Literal["stop", "skip"]
 Shapes: TypeAlias = Literal["fixed", "lengths", "any"]
-SKIP = "--on-error skip"  # option of `sightline eval` and `predict`
+SKIP = "on_error=skip"  # argument of `evaluate` and `predict`
 
 
 class Card(Protocol):

@@ -6,6 +6,7 @@ from typing import TextIO
 
 # Control characters, line separators, bidirectional overrides and halves of surrogate pairs.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+ARGUMENT = re.compile(r"(?<=\b(?:pass|give) )([a-z_]+)(?:\.[a-z_]+)?=")
 LINE, NAME = 2000, 200  # most characters of a printed line, and of a name in a table or figure
 
 
@@ -25,6 +26,16 @@ def printable(text: object, most: int = LINE) -> str:
 def one_line(text: object, most: int = LINE) -> str:
     """`printable` text whose line breaks and runs of blanks became single blanks."""
     return printable(" ".join(str(text)[: 8 * most].split()), most)
+
+
+def as_options(text: str) -> str:
+    """A message that asks for arguments, for a command line.
+
+    Example:
+        >>> as_options("pass on_error=skip, or give data.limit=9")
+        'pass --on-error skip, or give --data.limit 9'
+    """
+    return ARGUMENT.sub(lambda found: f"--{found[0][:-1] if '.' in found[0] else found[1].replace('_', '-')} ", text)
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:

@@ -117,7 +117,7 @@ def test_objects_without_masks(tmp_path: Path) -> None:
     root = make_data(tmp_path)
     change(root, annotations=lambda items: items[0].update(segmentation=[]))
     open_split(Data(path=str(root)), "train")
-    with pytest.raises(ValueError, match=r"annotation 1 has no mask.*retinanet.*--data.on_error skip"):
+    with pytest.raises(ValueError, match=r"annotation 1 has no mask.*retinanet.*data\.on_error=skip"):
         open_split(Data(path=str(root)), "train", masks=True)
 
 

@@ -216,7 +216,7 @@ def test_generated_splits_do_not_overlap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["text", "retrieval", "image"])
 def test_what_cannot_be_generated(name: str) -> None:
-    with pytest.raises(FileError, match=f"{name} is not generated; give --data PATH"):
+    with pytest.raises(FileError, match=f"{name} is not generated; give data.path"):
         open_splits(Data(name=name))  # type: ignore[arg-type]
 
 
@@ -272,5 +272,5 @@ def test_files_from_another_editor(tmp_path: Path) -> None:
 
 
 def test_a_path_without_a_name() -> None:
-    with pytest.raises(FileError, match=r"--data: '' .*listops"):
+    with pytest.raises(FileError, match=r"data\.path: '' .*listops"):
         open_splits(Data(path=""))

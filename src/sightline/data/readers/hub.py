@@ -27,7 +27,7 @@ class HubReader(Reader):
         for key in (image_key, label_key):
             if key not in loaded.features:
                 known = ", ".join(loaded.features)
-                raise FileError(f"{name}: no column {key!r} among {known}; give --data.image_key and --data.label_key")
+                raise FileError(f"{name}: no column {key!r} among {known}; give data.image_key and data.label_key")
         self.rows = loaded.cast_column(image_key, datasets.Image(decode=False))
         self.image_key = image_key
         labels, names = loaded[label_key], getattr(loaded.features[label_key], "names", None)

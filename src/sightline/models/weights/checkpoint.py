@@ -148,7 +148,7 @@ def _remedy(file: Checkpoint) -> str:
     with suppress(ValueError):
         found = nearest_variants(file.layout, file.family)[0]
         if not compare(file.shapes, build_empty(found.name, found.kwargs)):
-            return f"; it fits with {found.flags}"
+            return f"; to fit it, pass {found.flags}"
     return ""
 
 

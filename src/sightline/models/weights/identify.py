@@ -36,9 +36,9 @@ class Identity:
 
     @property
     def flags(self) -> str:
-        """The options that choose it; its channels and classes follow from the weights in any case."""
+        """The arguments of `load` that choose it; its channels and classes follow from the weights in any case."""
         args = {key: value for key, value in self.kwargs.items() if key not in ("in_chans", "num_classes")}
-        return f"--model {self.name}" + (f" --model-args '{json.dumps(args)}'" if args else "")
+        return f"model={self.name}" + (f" and give model_args='{json.dumps(args)}'" if args else "")
 
     def __str__(self) -> str:
         args = ", ".join(f"{key}={value!r}" for key, value in self.kwargs.items())

@@ -127,4 +127,4 @@ class Config(config.RunConfig):
         distill = self.distill
         if distill.teacher is None and (distill.checkpoint is not None or distill.args):
             key = "checkpoint" if distill.checkpoint is not None else "args"
-            raise InputError(f"distill.{key}: there is no teacher for it; name one with --distill.teacher")
+            raise InputError(f"distill.{key}: there is no teacher for it; name one in distill.teacher")

@@ -82,8 +82,8 @@ def _limit_note(data: Data, options: EvalOptions) -> list[str]:
     if data.limit is None or options.limit is not None:
         return []
     return [
-        f"The run used the first {data.limit} images of every class (data.limit); all are evaluated here. Give "
-        f"--limit {data.limit} to repeat its choice."
+        f"The run used the first {data.limit} images of every class (data.limit); all are evaluated here; a limit "
+        f"of {data.limit} repeats its choice."
     ]
 
 

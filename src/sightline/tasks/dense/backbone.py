@@ -76,7 +76,7 @@ def _features(config: DenseModel) -> tuple[Any, list[int]]:
     create(config.name, {})  # raises for an unknown name
     check_recordable(config.args)
     if config.checkpoint is not None:
-        raise InputError(f"model.checkpoint: {config.name} is timm's; take its weights with --model.pretrained true")
+        raise InputError(f"model.checkpoint: {config.name} is timm's; pass model.pretrained=true to take its weights")
     try:
         body = timm.create_model(config.name, pretrained=config.pretrained, features_only=True, **kwargs)
     except (TypeError, RuntimeError, ValueError) as error:

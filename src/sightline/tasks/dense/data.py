@@ -80,7 +80,7 @@ def find_split(
         pattern: where a split `*` is expected, for messages.
     """
     if data.path is None or not data.path.strip():
-        raise InputError("data.path: give the folder of the images with --data FOLDER")
+        raise InputError("data.path: expected the folder of the images; got none")
     root = Path(data.path)
     if not root.is_dir():
         raise InputError(f"data.path: no folder {root}; give the one that has {Path(pattern).parent}/")

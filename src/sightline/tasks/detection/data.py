@@ -227,7 +227,7 @@ def _is_flat(box: list[float], entry: Entry) -> bool:
 def _mask_problem(item: Annotation, entry: Entry, which: str) -> str | None:
     """Why a mask cannot be used; those of training are decoded when they are needed."""
     if not item.segmentation:
-        return None if item.iscrowd else "(boxes alone are trained with --model.head retinanet or faster_rcnn)"
+        return None if item.iscrowd else "(boxes alone are trained with model.head=retinanet or faster_rcnn)"
     try:
         if which == "val":
             check_mask(item.segmentation, entry.height, entry.width)

@@ -59,4 +59,4 @@ class Config(config.RunConfig):
         super().__post_init__()
         for key in ("train", "val", "test"):
             if self.data.path is not None and getattr(self.data, key) is not None:
-                raise InputError(f"data.{key}: only for generated data; leave out either this or --data")
+                raise InputError(f"data.{key}: only for generated data; leave out either this or data.path")

@@ -67,7 +67,7 @@ def open_splits(config: Data, note: Note = quiet, splits: tuple[str, ...] = SPLI
     if path is None:
         return _generated(config, task, note, splits)
     if not os.path.isdir(path):
-        raise FileError(f"--data: {path!r} is not a folder; {config.name} takes {task.files}")
+        raise FileError(f"data.path: {path!r} is not a folder; {config.name} takes {task.files}")
     try:
         found = _read(Path(path), config, note, splits)
     except OSError as error:
@@ -101,7 +101,7 @@ def cut(config: Data, tokens: TokenSet) -> int:
 
 def _generated(config: Data, task: SequenceTask, note: Note, splits: tuple[str, ...]) -> dict[str, TokenSet]:
     if task.sizes is None:
-        raise FileError(f"{config.name} is not generated; give --data PATH: {task.files}")
+        raise FileError(f"{config.name} is not generated; give data.path: {task.files}")
     sizes = [given or usual for given, usual in zip((config.train, config.val, config.test), task.sizes, strict=True)]
     generate = {"listops": listops.generate, "pathfinder": pathfinder.generate}[config.name]
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
