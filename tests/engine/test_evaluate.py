@@ -58,8 +58,10 @@ def test_unreadable_images(run: Path) -> None:
     with pytest.raises(FileError, match=r"bad\.png"):
         evaluate(loaded, workers=0, device="cpu")
     assert evaluate(loaded, workers=0, device="cpu", on_error="skip").skipped == 1
-    with pytest.raises(FileError, match=r"bad\.png"):
+    with pytest.raises(FileError, match=r"bad\.png.*on_error=skip"):
         list(predict(loaded, "bad.png", device="cpu"))
+    with pytest.raises(InputError, match=r"^on_error: "):
+        predict(loaded, "bad.png", device="cpu", on_error="x")  # type: ignore[arg-type]
     bad, good = predict(loaded, ["bad.png", Image.new("RGB", (9, 9))], device="cpu", on_error="skip")
     assert bad.error is not None
     assert "bad.png" in bad.error
@@ -73,6 +75,13 @@ def test_unreadable_images(run: Path) -> None:
         ({"limit": 0}, "^limit: .*0"),
         ({"flip": True}, "flip"),
         ({"device": "x"}, "x"),
+        ({"workers": 99999}, "^workers: .*99999"),
+        ({"on_error": "x"}, "^on_error: .*'x'"),
+        ({"precision": "x"}, "^precision: .*'x'"),
+        ({"img_size": "x"}, "^img_size: .*'x'"),
+        ({"img_size": (0, 8)}, "^img_size: .*0"),
+        ({"labels": 5}, "^labels: .*5"),
+        ({"split": 3}, "^split: .*3"),
     ],
 )
 def test_bad_options(run: Path, options: dict[str, object], name: str) -> None:

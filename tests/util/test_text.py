@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from sightline.util.text import LINE, one_line, printable, say
+from sightline.util.text import LINE, as_options, one_line, printable, say
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,16 @@ def test_an_encoding_that_lacks_a_letter() -> None:
     say("Bücher", file=stream)
     stream.seek(0)
     assert stream.read() == "B\\xfccher\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("or pass on_error=skip", "or pass --on-error skip"),
+        ("give data.on_error=skip.", "give --data.on_error skip."),
+        ("batch.size=9 is more than 3", "batch.size=9 is more than 3"),
+        ("with prefix=0; give them", "with prefix=0; give them"),
+    ],
+)
+def test_arguments_become_options(text: str, shown: str) -> None:
+    assert as_options(text) == shown

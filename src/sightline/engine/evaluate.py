@@ -1,15 +1,16 @@
 """Evaluate any model: the task of its weights decides what is scored."""
 
 from pathlib import Path
+from typing import get_args
 
 from sightline.engine.records import CONFIG, read_config
 from sightline.engine.settings import TASK, configure
 from sightline.hub import load
 from sightline.tasks.base import EvalOptions, Loaded, OnError, Progress, Scores
 from sightline.tasks.registry import TASKS
-from sightline.util.device import choose_device
+from sightline.util.device import AUTOCAST, choose_device
 from sightline.util.errors import InputError
-from sightline.util.schema import MOST_WORKERS, check_whole
+from sightline.util.schema import MOST_WORKERS, both_sides, check_choice, check_text, check_whole
 
 
 def evaluate(
@@ -61,7 +62,7 @@ def evaluate(
         >>> [row["class"] for row in scores.per_class]
         ['blue', 'green', 'red']
     """
-    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    size = both_sides("img_size", img_size)
     options = EvalOptions(
         choose_device(device), split, limit, size, labels, batch_size, workers, precision, on_error, slide,
         scales, flip, progress,
@@ -76,6 +77,10 @@ def evaluate_label_sets(loaded: Loaded, data: str | None, options: EvalOptions) 
     check_whole("batch_size", options.batch_size, 1)
     check_whole("workers", options.workers, 0, MOST_WORKERS)
     check_whole("limit", 1 if options.limit is None else options.limit, 1)
+    check_choice("precision", options.precision, ("no", *AUTOCAST))
+    check_choice("on_error", options.on_error, get_args(OnError))
+    check_text("labels", options.labels)
+    check_text("split", "val" if options.split is None else options.split)
     spec = TASKS[loaded.task]
     if given := [name for name in spec.without if getattr(options, name) != getattr(EvalOptions, name)]:
         raise InputError(f"{', '.join(given)}: not for {loaded.task}; leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from PIL import Image
@@ -16,7 +17,7 @@ from sightline.tasks.registry import TASKS
 from sightline.tasks.replay import replayed
 from sightline.util.device import choose_device
 from sightline.util.errors import InputError, shown
-from sightline.util.schema import MOST_CLASSES, check_whole
+from sightline.util.schema import MOST_CLASSES, both_sides, check_choice, check_whole
 
 
 def predict(
@@ -63,8 +64,8 @@ def predict(
         images = [images]
     elif not isinstance(images, Iterable):
         raise InputError(f"images: expected a path, a PIL image or several of them; got {shown(images)}")
-    size = (img_size, img_size) if isinstance(img_size, int) else img_size
-    options = PredictOptions(choose_device(device), top, size, score)
+    check_choice("on_error", on_error, get_args(OnError))
+    options = PredictOptions(choose_device(device), top, both_sides("img_size", img_size), score)
     loaded = replace(loaded, model=replayed(loaded.model, options.device))
     predictor = TASKS[loaded.task].predictor(loaded, options)
     return _predict_each(predictor, images, loaded.card.input_size[0], on_error)

@@ -8,7 +8,7 @@ build(Batch, {"size": "64"})        # numbers may be texts, since YAML reads 1e-
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -70,6 +70,42 @@ def check_whole(name: str, value: object, low: int, high: int = LARGEST) -> None
     """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InputError(f"{name}: expected a whole number from {low} to {high}; got {shown(value)}")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Reject an argument of a function that is none of these texts.
+
+    Raises:
+        InputError: names the argument, the choices and the value.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name}: expected one of {', '.join(choices)}; got {shown(value)}")
+
+
+def check_text(name: str, value: object) -> None:
+    """Reject an argument of a function that is no text, or an empty one.
+
+    Raises:
+        InputError: names the argument and the value.
+    """
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{name}: expected a text; got {shown(value)}")
+
+
+def both_sides(name: str, value: object) -> tuple[int, int] | None:
+    """(height, width) of an argument that is one number for both sides, or two, or None.
+
+    Raises:
+        InputError: names the argument, the limits and the value.
+    """
+    sides = (value, value) if isinstance(value, int) else value
+    if value is None:
+        return None
+    if not isinstance(sides, Sequence) or len(sides) != 2 or isinstance(sides, str):
+        raise InputError(f"{name}: expected pixels, or (height, width); got {shown(value)}")
+    for side in sides:
+        check_whole(name, side, 1, MAX_SIDE)
+    return sides[0], sides[1]
 
 
 def entry(default: T, help: str) -> T:
