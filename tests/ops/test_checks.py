@@ -256,6 +256,7 @@ ROWS: list[tuple[tuple[str, ...], tuple[object, ...], dict[str, Any]]] = [
     ((CONV,), ("add", "x", (2, 5, 3, 8)), {"add": tensor(2, 5, 3, 8)}),
     ((CONV,), ("add", "x", (2, 6, 3, 4)), {"add": tensor(2, 6, 3, 4)}),
     (ATTENTION, ("backend", "'cuda'", *backend.BACKENDS), {"backend": "cuda"}),
+    (ATTENTION, ("backend", "tensor"), {"backend": tensor(2, 6, 3, 8)}),
 ]
 
 
