@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.tasks.dense.transforms import EvalTransform, fitted, resize_masks
+from sightline.tasks.dense.transforms import EvalTransform, InferenceTransform, fitted, resize_masks
 from sightline.tasks.segmentation.config import Augment, Data
 from sightline.tasks.segmentation.data import IGNORE, open_split
 from sightline.tasks.segmentation.transforms import TrainTransform, recolour
@@ -100,3 +100,10 @@ def test_colours_change_and_stay_colours() -> None:
     changed = [recolour(pixels, random.Random(seed)) for seed in range(8)]
     assert all(c.dtype == torch.uint8 and c.shape == pixels.shape for c in changed)
     assert sum(not torch.equal(c, pixels) for c in changed) >= 6
+
+
+def test_a_large_photo_is_predicted_at_a_smaller_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.tasks.dense.transforms.MAX_INPUT", 600)
+    photo, usual = Image.new("RGB", (80, 30)), ((0.5,) * 3, (0.5,) * 3)
+    assert InferenceTransform(None, 9999, *usual)(photo).shape == (3, 15, 40)
+    assert InferenceTransform(60, 9999, *usual)(photo).shape == (3, 60, 160)  # as asked for

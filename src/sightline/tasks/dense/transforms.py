@@ -19,6 +19,7 @@ from torchvision.transforms.v2 import functional as F
 from sightline.data.images import check_pixels
 
 Size = tuple[int, int]  # height, width
+MAX_INPUT = 1 << 22  # pixels that are predicted at once, of models that keep the size of an image
 T = TypeVar("T")
 
 
@@ -90,11 +91,14 @@ class EvalTransform:
 
 
 class InferenceTransform(EvalTransform):
-    """PIL image -> float (3, h, w), resized and normalized as a model expects it."""
+    """PIL image -> float (3, h, w), resized and normalized as a model expects it, with at most MAX_INPUT pixels."""
 
     def __init__(self, short: int | None, long: int, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(short, long)
         self.mean, self.std = mean, std
 
     def __call__(self, image: Image.Image) -> Tensor:
-        return normalize(super().__call__(image), self.mean, self.std)
+        height, width = fitted(image.height, image.width, self.short, self.long)
+        if self.short is None and height * width > MAX_INPUT:
+            height, width = scaled(height, width, (MAX_INPUT / (height * width)) ** 0.5)
+        return normalize(plain(to_pixels(image, (height, width))), self.mean, self.std)
