@@ -48,6 +48,8 @@ class ExportedModel(nn.Module):
         device: that `run` takes its images on.
     """
 
+    whole = False  # with a head, whose outputs must be those that the file records
+
     def __init__(self, run: Run, facts: Facts, device: torch.device) -> None:
         super().__init__()
         self.run, self.device = run, device
@@ -62,7 +64,7 @@ class ExportedModel(nn.Module):
         parts = (images,) if "batch" in self.dynamic else images.split(1)
         found = [self.run(part.detach().to(self.device, torch.float32).contiguous()) for part in parts]
         outputs = [torch.cat(items).to(images.device) for items in zip(*found, strict=True)]
-        if self.num_classes and any(out.shape[:2] != (len(images), self.num_classes) for out in outputs):
+        if self.whole and any(out.shape[:2] != (len(images), self.num_classes) for out in outputs):
             shapes = [tuple(out.shape) for out in outputs]
             raise FileError(
                 f"the file gives outputs of shape {shown(shapes)} for {self.num_classes} classes; export it again"
@@ -85,6 +87,7 @@ def open_exported(path: Path) -> Loaded:
     card, transform = spec.read_card(metadata)
     if card.classes and len(card.classes) != model.num_classes:
         raise FileError(f"{path}: {len(card.classes)} names for {model.num_classes} classes; export it again")
+    model.whole = model.num_classes > 0
     return Loaded(model, card, transform, card.classes, path, spec.name)
 
 
