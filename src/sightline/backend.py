@@ -217,7 +217,7 @@ def whole_layer(x: Tensor, weight: Tensor, head_dim: int, prefix: int) -> bool:
     """InLine attention with both of its projections by one operator: inference on a GPU in half precision, for few
     tokens, where launches take longer than the kernels run."""
     dtype = compute_dtype(x)
-    few = prefix <= WHOLE_LAYER_PREFIX and _known(x.shape[0] * x.shape[1] <= WHOLE_LAYER_TOKENS)
+    few = prefix <= WHOLE_LAYER_PREFIX and known(x.shape[0] * x.shape[1] <= WHOLE_LAYER_TOKENS)
     half = dtype in (torch.bfloat16, torch.float16) and (dtype == weight.dtype or _autocast(x.device))
     wanted = few and half and x.numel() > 0 and not torch.is_grad_enabled()
     return wanted and _kernels("whole_layer", x.device, dtype, head_dim)
@@ -270,9 +270,9 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if _autocast(x.device) else x.dtype
 
 
-def _known(condition: bool) -> bool:
+def known(condition: bool) -> bool:
     """Whether a condition on sizes holds for all sizes that a graph is made for; it adds no guard."""
-    if not torch.compiler.is_compiling():
+    if isinstance(condition, bool):
         return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 

@@ -6,7 +6,9 @@ the graph. Eager calls skip torch's dispatcher, which takes longer than small ke
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from functools import wraps
+from inspect import signature
+from typing import Any, Protocol, get_type_hints
 
 import torch
 from torch import Tensor
@@ -36,7 +38,8 @@ class Operator:
 
     Args:
         name: of the operator.
-        function: its implementation; tensors come first among its arguments, and a tuple of tensors is returned.
+        function: its implementation; tensors come first among its arguments, and a tuple of tensors is returned. A
+            tuple of one would be a tuple within the results to torch, so the registered operator returns a tensor then.
         flops: their number from the arguments, with shapes for tensors.
         setup: saves what backward needs, as for `torch.library.register_autograd`.
         backward: the gradients of all arguments from those of the results, likewise.
@@ -54,9 +57,11 @@ class Operator:
         self.function = function
         # Kernels in Triton's interpreter cannot be traced, so the operator is opaque there.
         register: Any = torch.library.custom_op if INTERPRETED else torch.library.triton_op
-        registered = register(f"sightline::{name}", function, mutates_args=())
+        self.single = get_type_hints(function)["return"] == tuple[Tensor]
+        seen = _first_of(function) if self.single else function
+        registered = register(f"sightline::{name}", seen, mutates_args=())
         if INTERPRETED:
-            registered.register_fake(function)
+            registered.register_fake(seen)
         self.packet = getattr(torch.ops.sightline, name)
         register_flop_formula(self.packet)(lambda *args, out_shape=None, **_: flops(*args))
         self.setup, self.backward = setup, backward
@@ -65,7 +70,8 @@ class Operator:
 
     def __call__(self, *args: Any) -> Sequence[Tensor]:
         if _traced(args[0]):
-            return self.packet(*args)
+            made = self.packet(*args)
+            return (made,) if self.single else made
         if self.setup is not None and needs_gradient(*args):
             return _Eager.apply(*args, self)
         return self.run(*args)
@@ -74,6 +80,18 @@ class Operator:
         """Without autograd."""
         with _on_device(args[0]):
             return replay(self.function, args)
+
+
+def _first_of(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Tensor]:
+    """`function` with its one result as a tensor instead of a tuple."""
+
+    @wraps(function)
+    def run(*args: Any) -> Tensor:
+        return function(*args)[0]
+
+    run.__annotations__ = {**function.__annotations__, "return": Tensor}
+    vars(run)["__signature__"] = signature(function).replace(return_annotation=Tensor)
+    return run
 
 
 class _Eager(torch.autograd.Function):

@@ -60,7 +60,7 @@ def _constants(x: Tensor, size: int, width: int, dot: str) -> dict[str, Constant
         tokens = min(tokens, 32)
     if shared < backend.MEDIUM and size >= 7:
         stages = 1
-    columns = next((c for c in (16, 32) if c < tokens and width <= c), tokens)
+    columns = next((c for c in (16, 32) if c < tokens and backend.known(width <= c)), tokens)
     return {
         "D": dim, "W": channels, "X": columns, "T": tokens, "K": size, "DOT": dot, "num_warps": 4,
         "num_stages": stages,
@@ -68,6 +68,7 @@ def _constants(x: Tensor, size: int, width: int, dot: str) -> dict[str, Constant
 
 
 def _pieces(grid: Grid, size: int, constants: dict[str, Constant], rows: int) -> int:
+    """How many pieces there are; more than that for a width that may have any value, which have nothing to do."""
     (height, width), columns = grid, int(constants["X"])
-    stride = columns - (size - 1) if width > columns else columns
+    stride = columns if backend.known(width <= columns) else columns - (size - 1)
     return triton.cdiv(width, stride) * triton.cdiv(height, rows)
