@@ -16,6 +16,7 @@ import measure_sequences
 from make_tables import with_block
 from measuring import Budget, measure
 from tables.dense import cost_section, runs_section
+from tables.export import checks_section, latency_section, packages_section
 from tables.sequences import sequences_section
 
 CPU = torch.device("cpu")
@@ -144,3 +145,23 @@ def test_a_mechanism_is_measured_in_both_modes() -> None:
     row = measure_sequences.row_of("image", "inline", examples, 0.1, Budget(2, 0.0, 60.0))
     assert row["attention"] == "inline"
     assert all(row[mode]["examples_per_second"] > 0 for mode in ("train", "forward"))
+
+
+def test_exported_files(tmp_path: Path) -> None:
+    """The worst batch, the fastest round, and the median of rounds."""
+    about = {"versions": VERSIONS, "machine": "a cpu", "onnxruntime": "1.0", "tolerance": 1e-4, "clock": "cpu"}
+    checks = [{"height": 8, "width": 9, "batch": batch, "difference": batch * 1e-6} for batch in (1, 3)]
+    path = write(
+        tmp_path / "checks.json", {**about, "rows": [{"case": "net, maps", "suffix": "onnx", "checks": checks}]}
+    )
+    assert cells(checks_section(path), "`net`, maps")[1:] == [".onnx", "3.0e-06"]
+    times = {"eager": [4.0, 3.0], "compiled": [2.0], "onnxruntime": [1.5], "int8": [1.0]}
+    path = write(tmp_path / "latency.json", {**about, "rows": [{"model": "net", "size": 8, "ms": times}]})
+    assert cells(latency_section(path), "`net`")[1:] == ["8", "3.0", "2.0", "1.5", "1.0"]
+    row = {
+        "model": "net", "size": 8, "batch": 10, "dynamic": "batch", "dtype": "float32", "difference": 1e-6,
+        "alone": None, "ms": {"package": [2.0, 4.0, 3.0], "compiled": [6.0]},
+    }  # fmt: skip
+    path = write(tmp_path / "packages.json", {**about, "rows": [row]})
+    assert cells(packages_section(path), "`net`")[5:] == ["3,333", "1,667", "2.00", "1.0e-06", "-"]
+    assert checks_section(tmp_path / "missing.json") == ""

@@ -1,8 +1,8 @@
 """Write the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
 
 These are the README's headline and table of speeds; the tables of docs/models.md, docs/mechanisms.md, docs/training.md,
-docs/dense.md and docs/sequences.md; docs/performance.md and docs/performance_tables.md; the figures in docs/images.
-`--check` writes nothing and fails if a page is out of date or a figure is missing.
+docs/dense.md, docs/export.md and docs/sequences.md; docs/performance.md and docs/performance_tables.md; the figures in
+docs/images. `--check` writes nothing and fails if a page is out of date or a figure is missing.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tables.bench import headline, speed_section, tables_page
 from tables.dense import cost_section, runs_section
+from tables.export import checks_section, latency_section, packages_section
 from tables.figures import FIGURES, PLAIN_FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
 from tables.performance import performance_page
@@ -46,6 +47,11 @@ def pages() -> dict[Path, str]:
         docs / "dense.md": {
             "runs": runs_section(results / "dense" / f"runs-{MACHINE}.json"),
             "cost": cost_section(results / "dense" / f"cost-{MACHINE}.json"),
+        },
+        docs / "export.md": {
+            "checks": checks_section(results / "export" / "checks-cpu.json"),
+            "latency": latency_section(results / "export" / "latency-cpu.json"),
+            "packages": packages_section(results / "export" / f"packages-{MACHINE}.json"),
         },
         docs / "sequences.md": {"results": sequences_section(results / "sequences", MACHINE)},
     }

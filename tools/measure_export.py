@@ -1,79 +1,99 @@
 """CPU latency of a model in eager mode, compiled, in onnxruntime and in int8: the table of docs/export.md.
 
     python tools/measure_export.py [--models inline_deit_tiny,inline_pvt_tiny] [--sizes 224,512,1024] [--threads 2]
+                                   [--seconds 3] [--clock cpu] [--out latency.json]
 
-Random weights and images, one image at a time, files for one size. Prints the table as Markdown.
+Random weights and images, one image at a time, files for one size. The four take turns, so that what else runs on the
+machine slows down all of them; the table has the fastest round of each. Rows of other models and sizes that the file
+has already, from the same commit, are kept. On a machine that is in use, `--clock cpu --threads 1` counts the time of
+the processor that the call took, which others hardly change.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
+from measuring import kept, options_of, write
 from PIL import Image
 from torch import Tensor, nn
 
 import sightline
+from sightline.hub import exporting
 from sightline.hub.exported import run_file
 from sightline.tasks.base import Loaded
 from sightline.tasks.preprocess import card_of, make_transform
-from sightline.util.provenance import machine_name, source_commit
+from sightline.util.provenance import machine_name, package_version
 
-SECONDS = 5.0
-COLUMNS = ("eager", "compiled", "onnxruntime", "onnxruntime int8")
-
-
-def latency(call: Callable[[Tensor], object], image: Tensor) -> float:
-    """Milliseconds of a call, the median over some seconds after two calls."""
-    times: list[float] = []
-    with torch.no_grad():
-        call(image), call(image)
-        while sum(times) < SECONDS:
-            start = time.perf_counter()
-            call(image)
-            times.append(time.perf_counter() - start)
-    return 1000 * median(times)
+ROUNDS = 5
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+KINDS = ("eager", "compiled", "onnxruntime", "int8")
 
 
-def measure(name: str, size: int, folder: Path) -> list[float]:
-    """The latencies of `COLUMNS`."""
+def variants(name: str, size: int, folder: Path) -> dict[str, Callable[[Tensor], object]]:
+    """A model with random weights in all `KINDS`."""
     torch.manual_seed(0)
     model: nn.Module = sightline.create_model(name, img_size=size).eval()
-    image = torch.randn(1, 3, size, size)
     card = card_of(name, {"img_size": size}, model, (), 3, size)
     loaded = Loaded(model, card, make_transform(card), (), folder, "classification")
     photos = folder / "photos"
-    photos.mkdir(exist_ok=True)
+    photos.mkdir()
     for i in range(4):
         pixels = np.random.default_rng(i).integers(0, 256, (size, size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(photos / f"{i}.png")
     wide, narrow = folder / "wide.onnx", folder / "int8.onnx"
-    sightline.export(loaded, wide, dynamic=(), force=True)
-    sightline.export(loaded, narrow, dynamic=(), int8=photos, force=True)
+    sightline.export(loaded, wide, dynamic=())
+    sightline.export(loaded, narrow, dynamic=(), int8=photos)
     torch.compiler.reset()
     calls = (model, torch.compile(model, dynamic=False), run_file(wide)[1], run_file(narrow)[1])
-    return [latency(call, image) for call in calls]
+    return dict(zip(KINDS, calls, strict=True))
+
+
+def latency(call: Callable[[Tensor], object], image: Tensor, seconds: float, clock: Callable[[], float]) -> float:
+    """Milliseconds of a call, the median over some seconds."""
+    times: list[float] = []
+    while not times or sum(times) < seconds:
+        start = clock()
+        call(image)
+        times.append(clock() - start)
+    return 1000 * median(times)
+
+
+@torch.no_grad()
+def measure(name: str, size: int, seconds: float, clock: Callable[[], float]) -> dict[str, Any]:
+    """The latencies of all `KINDS` in every round, in turns after a call of each."""
+    image, share = torch.randn(1, 3, size, size), seconds / ROUNDS
+    with TemporaryDirectory() as folder:
+        calls = variants(name, size, Path(folder))
+        for call in calls.values():
+            call(image)
+        rounds = [{kind: latency(call, image, share, clock) for kind, call in calls.items()} for _ in range(ROUNDS)]
+    return {"model": name, "size": size, "ms": {kind: [found[kind] for found in rounds] for kind in KINDS}}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, 3.0, 0)
     parser.add_argument("--models", default="inline_deit_tiny,inline_pvt_tiny")
     parser.add_argument("--sizes", default="224,512,1024")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    commit = (source_commit()[0] or "unknown")[:7]
-    print(f"Milliseconds per image, batch 1, {machine_name('cpu')}, torch {torch.__version__}, commit {commit}.\n")
-    print(f"| model | size | {' | '.join(COLUMNS)} |\n|---|---:|{'---:|' * len(COLUMNS)}")
+    exporting.SECONDS = 0.0
+    rows = kept(options.out)
+    print(f"{'milliseconds':24}{''.join(f'{kind:>14}' for kind in KINDS)}", flush=True)
     for name in options.models.split(","):
         for size in map(int, options.sizes.split(",")):
-            with TemporaryDirectory() as folder:
-                row = measure(name, size, Path(folder))
-            print(f"| `{name}` | {size} | {' | '.join(f'{value:.1f}' for value in row)} |", flush=True)
+            row = measure(name, size, options.seconds, CLOCKS[options.clock])
+            rows = [other for other in rows if (other["model"], other["size"]) != (name, size)] + [row]
+            fastest = "".join(f"{min(found):>14.1f}" for found in row["ms"].values())
+            print(f"{name:18}{size:>6}{fastest}", flush=True)
+    facts = {"machine": machine_name("cpu"), "clock": options.clock, "onnxruntime": package_version("onnxruntime")}
+    write(options.out, __file__, rows, torch.device("cpu"), **facts)
 
 
 if __name__ == "__main__":

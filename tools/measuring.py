@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sightline.engine.run_folder import versions
+from sightline.util.provenance import source_commit
 
 ROUNDS = 3
 NOTHING = {"ms": None, "peak_mib": None}
@@ -73,6 +74,14 @@ def write(path: str | None, script: str, rows: list[dict[str, Any]], device: tor
     given = [Path(word).name if word == path else word for word in sys.argv[1:]]
     made = {**versions(name), "command": " ".join(["python", f"tools/{Path(script).name}", *given])}
     Path(path).write_text(json.dumps({"versions": made, **facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def kept(path: str | None) -> list[dict[str, Any]]:
+    """The rows that an earlier call wrote, if it was of this commit."""
+    if path is None or not Path(path).exists():
+        return []
+    made = json.loads(Path(path).read_text())
+    return list(made["rows"]) if made["versions"]["commit"] == source_commit()[0] else []
 
 
 def _timed(call: Callable[[], Any], device: torch.device, calls: int) -> float:

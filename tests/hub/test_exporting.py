@@ -1,16 +1,21 @@
 """`sightline.export`, and its files in `load`, `predict` and `evaluate`."""
 
 import doctest
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
+from inspect import currentframe
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torch import nn
+from torch._inductor.exc import CppCompileError, InductorError
 
 import sightline
 from sightline.cli.main import main
@@ -89,10 +94,76 @@ def test_predict_and_evaluate_take_the_file(made: tuple[Path, Exported], tmp_pat
 
 
 def test_a_file_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status is 1, and the file that was there before stays."""
+    classifier(tmp_path / "model.safetensors")
+    before = tmp_path / "model.onnx"
+    before.write_bytes(b"good")
     monkeypatch.setitem(exporting.TOLERANCES, "float32", -1.0)
-    with pytest.raises(RunError, match=r"model\.onnx"):
-        sightline.export(tiny("deit", depths=1), tmp_path / "model.onnx", dynamic=())
+    with pytest.raises(RunError, match=r"model\.onnx") as caught:
+        sightline.export(tmp_path / "model.safetensors", before, dynamic=(), force=True)
+    assert caught.value.status == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.safetensors"}
+    assert before.read_bytes() == b"good"
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError, RuntimeError])
+def test_a_failed_export_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    def write(graph: object, path: Path, *args: object) -> None:
+        path.write_bytes(b"half")
+        raise stop
+
+    before = tmp_path / "model.onnx"
+    before.write_bytes(b"good")
+    monkeypatch.setattr(exporting, "_write", write)
+    with pytest.raises(stop):
+        sightline.export(tiny("deit", depths=1), before, force=True)
+    assert list(tmp_path.iterdir()) == [before]
+    assert before.read_bytes() == b"good"
+
+
+def test_what_a_killed_export_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, recent = tmp_path / ".model.onnx.a.tmp", tmp_path / ".model.onnx.b.tmp"
+    for folder in (left, recent):
+        folder.mkdir()
+        (folder / "model.onnx").touch()
+    os.utime(left, (0, 0))
+    monkeypatch.setattr(exporting, "_write", lambda *args: pytest.fail("written"))
+    with pytest.raises(pytest.fail.Exception):
+        sightline.export(tiny("deit", depths=1), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == [recent]
+
+
+def test_the_model_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("deit", depths=1).train()
+    monkeypatch.setattr(exporting, "_write", lambda *args: pytest.fail("written"))
+    with pytest.raises(pytest.fail.Exception):
+        sightline.export(model, tmp_path / "model.onnx")
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(CppCompileError(["g++"], "no such file"), "compiler"), (OSError(28, "no space left"), "space")],
+)
+def test_packages_that_cannot_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
+) -> None:
+    def compile_package(*args: object, **options: object) -> None:
+        raise InductorError(error, currentframe())
+
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_package)
+    with pytest.raises(InputError, match=shown):
+        formats.write_package(None, tmp_path / "model.pt2", {})  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_for_any_size_of_a_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected before the model is traced."""
+    monkeypatch.setattr(exporting, "trace", lambda *args: pytest.fail("traced"))
+    with pytest.raises(InputError, match=r"dynamic.* 17 .*16"):
+        sightline.export(tiny("deit", depths=1, img_size=16), tmp_path / "model.pt2")
 
 
 def test_fixed_sizes(tmp_path: Path) -> None:
@@ -112,7 +183,9 @@ def test_int8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = pictures(tmp_path / "data")
     args = [str(tmp_path / "model.safetensors"), str(tmp_path / "model.onnx"), "--dynamic", "none"]
     assert main(["export", *args, "--int8", str(data)]) == 0
-    assert "accuracy on the calibration images" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "accuracy on the calibration images" in said.out
+    assert [line.split()[0] for line in said.err.splitlines()] == ["tracing", "writing", "quantizing", "comparing"]
     kinds = {node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node}
     assert "QuantizeLinear" in kinds
     report = json.loads((tmp_path / "model.onnx.json").read_text())
@@ -159,18 +232,66 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument
     assert shown in str(caught.value)
 
 
+class Branching(nn.Module):
+    """Its steps depend on the values of the images, which no graph can have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) if x.sum() > 0 else x.amax((2, 3))
+
+
+def test_a_model_that_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be exported"):
+        sightline.export(Branching(), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"sightline\[export\]"):
         sightline.export(tiny("deit", depths=1), tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.pt2"])
-def test_foreign_files(tmp_path: Path, name: str) -> None:
+def _foreign() -> bytes:
+    """An ONNX file that was made by others."""
+    value = onnx.helper.make_tensor_value_info
+    shape = (1, 3, 4, 4)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["images"], ["output"])], "relu", [value("images", 1, shape)],
+        [value("output", 1, shape)],
+    )  # fmt: skip
+    opset = onnx.helper.make_opsetid("", 20)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10).SerializeToString()
+
+
+def _archive(**files: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(f"model/{name}.json", text)
+    return made.getvalue()
+
+
+FACTS = {"size": [3, 32, 32], "dynamic": [], "device": "cpu", "classes": 3, "parameters": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.onnx", b""),
+        ("model.onnx", b"nonsense"),
+        ("model.onnx", _foreign()),
+        ("model.pt2", b""),
+        ("model.pt2", b"nonsense"),
+        ("model.pt2", _archive(other="{}")),
+        ("model.pt2", _archive(a_metadata='{"exported": "[]"}')),
+        ("model.pt2", _archive(a_metadata=json.dumps({"exported": json.dumps(FACTS)}))),
+    ],
+)
+def test_foreign_files(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     with pytest.raises(FileError, match=name):
         sightline.load(path)
-    path.write_bytes(b"nonsense")
+    path.write_bytes(content)
     with pytest.raises(FileError, match=name):
         sightline.load(path)
 
@@ -195,6 +316,14 @@ def test_forged_facts(made: tuple[Path, Exported], tmp_path: Path, key: str, old
     with pytest.raises((FileError, InputError)) as caught:
         list(sightline.predict(sightline.load(path), Image.new("RGB", (50, 40)), device="cpu"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_file(made: tuple[Path, Exported], tmp_path: Path) -> None:
+    content = (made[0] / "model.onnx").read_bytes()
+    for length in (100, len(content) // 2, len(content) - 1):
+        (tmp_path / "model.onnx").write_bytes(content[:length])
+        with pytest.raises(FileError, match=r"model\.onnx"):
+            sightline.load(tmp_path / "model.onnx")
 
 
 @pytest.mark.slow

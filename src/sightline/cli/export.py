@@ -1,5 +1,6 @@
 """`sightline export`: write a model as ONNX or as a compiled package, compared with the model."""
 
+import sys
 from dataclasses import dataclass
 from json import loads
 
@@ -41,7 +42,7 @@ def run(options: Options) -> None:
     axes = () if options.dynamic == ("none",) else options.dynamic
     done = export(
         options.source, options.out, dynamic=axes, half=options.half, int8=options.int8, features=options.features,
-        device=options.device, force=options.force,
+        device=options.device, force=options.force, progress=lambda text: say(text, file=sys.stderr),
     )  # fmt: skip
     if options.json:
         print_json(loads(done.report.read_text()))

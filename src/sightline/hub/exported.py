@@ -102,6 +102,7 @@ def _open_onnx(path: Path) -> tuple[dict[str, str], ExportedModel]:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised, and would be printed raw with names of the file
+    options.intra_op_num_threads = torch.get_num_threads()
     wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
     providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
     try:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -24,7 +24,8 @@ from sightline.tasks.base import EvalOptions, Loaded
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
 from sightline.util.errors import FileError, InputError, RunError
-from sightline.util.files import check_writable, reason, write_json
+from sightline.util.files import check_writable, reason, remove_stale, write_json
+from sightline.util.names import format_size
 from sightline.util.provenance import VERSION, machine_name, package_version, source_commit
 
 # The largest difference from the model, relative to its largest output if that is above one; int8 has none.
@@ -86,6 +87,7 @@ def export(
     features: bool = False,
     device: str = "cpu",
     force: bool = False,
+    progress: Callable[[str], object] | None = None,
 ) -> Exported:
     """Export a classifier, backbone or segmenter, and compare the file with it at several sizes and batches.
 
@@ -98,6 +100,7 @@ def export(
         features: export the feature maps of a classifier, as features_only gives them.
         device: that a package is compiled for, cpu or cuda.
         force: replace an existing file.
+        progress: called before every step, with what it does.
 
     Raises:
         InputError: an argument cannot be used, or the model cannot be exported.
@@ -121,7 +124,7 @@ def export(
         place = torch.device("cpu")
     loaded = load(source) if isinstance(source, str | Path) else source
     model, metadata, size = _describe(loaded, features)
-    model = model.eval().to(place)
+    model = deepcopy(model).eval().to(place)
     precision = "int8" if files else "float16" if half else "float32"
     facts = {
         "size": size, "dynamic": axes, "precision": precision, "device": place.type, "commit": source_commit()[0],
@@ -132,9 +135,11 @@ def export(
     metadata |= {FACTS: json.dumps(facts)}
     tolerance = TOLERANCES[precision]
     accuracy = None
-    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
-        work = Path(folder) / path.name
-        opset = _write(Graph(model, half), work, metadata, size, axes, place, loaded, files)
+    remove_stale(path)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as folder:
+        work, tell = Path(folder) / path.name, progress or (lambda text: None)
+        opset = _write(Graph(model, half), work, metadata, size, axes, place, loaded, files, tell)
+        tell("comparing the file with the model")
         checks = tuple(_compare(model, run_file(work)[1], size, axes, place))
         worst = max(check.difference for check in checks)
         if not worst <= tolerance:
@@ -143,15 +148,21 @@ def export(
             )
         if int8 is not None and isinstance(loaded, Loaded):
             accuracy = _accuracy(loaded, open_exported(work), str(int8))
+        report = path.with_name(f"{path.name}.json")
+        done = Exported(path, report, precision, _shape(size, axes), opset, tolerance, checks, accuracy)
+        record = asdict(done) | {"target": str(path), "report": str(report), "machine": machine_name(place.type)}
+        write_json(work.with_name(report.name), record | facts)
         work.replace(path)
+        work.with_name(report.name).replace(report)
+    return done
+
+
+def _shape(size: tuple[int, int, int], axes: tuple[str, ...]) -> tuple[int | str, ...]:
+    """The shape of the images, with names for dynamic axes."""
     shape: list[int | str] = [1, *size]
     for name in axes:
         shape[AXES[name]] = name
-    report = path.with_name(f"{path.name}.json")
-    done = Exported(path, report, precision, tuple(shape), opset, tolerance, checks, accuracy)
-    record = asdict(done) | {"target": str(path), "report": str(report), "machine": machine_name(place.type)}
-    write_json(report, record | facts)
-    return done
+    return tuple(shape)
 
 
 def _check_target(path: Path, force: bool) -> Path:
@@ -196,20 +207,18 @@ def _classes(model: nn.Module, source: Loaded | nn.Module) -> int:
 
 def _write(
     graph: Graph, path: Path, metadata: dict[str, str], size: tuple[int, int, int], axes: tuple[str, ...],
-    device: torch.device, loaded: Loaded | nn.Module, files: list[Path],
+    device: torch.device, loaded: Loaded | nn.Module, files: list[Path], tell: Callable[[str], object],
 ) -> int | None:  # fmt: skip
     """Trace the model and write the file; returns the opset of an ONNX file."""
+    if path.suffix == ".pt2":
+        _check_sides(size, axes, least_side(graph.model))
+    tell(f"tracing the model for images ({', '.join(map(str, _shape(size, axes)))})")
     try:
         program = trace(graph, size, axes, device)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         raise InputError(f"this model cannot be exported ({reason(error)}); try fewer dynamic axes") from error
+    tell("compiling the graph" if path.suffix == ".pt2" else "writing the graph as ONNX")
     if path.suffix == ".pt2":
-        for name, side in zip(("height", "width"), size[1:], strict=True):
-            if name in axes and side < least_side(graph.model):
-                raise InputError(
-                    f"dynamic: a package for any {name} takes {least_side(graph.model)} pixels or more, and the model "
-                    f"was trained at {side}; leave {name} out"
-                )
         write_package(program, path, metadata)
         return None
     count = len(program.graph_signature.user_outputs)
@@ -219,8 +228,18 @@ def _write(
     assert isinstance(loaded, Loaded), "calibration images need the transform of a loaded model"
     wide = path.with_name("float32.onnx")
     opset = write_onnx(program, wide, metadata, names)
+    tell(f"quantizing with {len(files)} images")
     quantize(wide, path, Calibration(loaded, files))
     return opset
+
+
+def _check_sides(size: tuple[int, int, int], axes: tuple[str, ...], least: int) -> None:
+    short = [name for name, side in zip(("height", "width"), size[1:], strict=True) if name in axes and side < least]
+    if short:
+        raise InputError(
+            f"dynamic: a package for any {' and '.join(short)} takes {least} pixels or more, and the model was trained "
+            f"at {format_size(size[1:])}; give --dynamic batch (dynamic=('batch',)), or an .onnx file"
+        )
 
 
 def _compare(

@@ -67,7 +67,7 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
     """Compile the graph for the device that it was traced on, and write code and weights as one .pt2 file.
 
     Raises:
-        InputError: there is no C++ compiler, or the file cannot be written.
+        InputError: there is no C++ compiler, the graph cannot be compiled, or the file cannot be written.
     """
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
@@ -79,10 +79,16 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
 
     try:
         write_result(path, write, "file")
-    except (InvalidCxxCompiler, CppCompileError) as error:
+    except RuntimeError as error:
+        cause = getattr(error, "inner_exception", error)
+        if isinstance(cause, InvalidCxxCompiler | CppCompileError):
+            raise InputError(
+                f"{path.name}: a compiled package needs a working C++ compiler such as g++ ({reason(cause)}); install "
+                f"one, or give an .onnx file"
+            ) from error
         raise InputError(
-            f"{path}: a compiled package needs a working C++ compiler such as g++ ({reason(error)}); install one, or "
-            f"give an .onnx file"
+            f"{path.name}: cannot be compiled or written ({reason(cause)}); free some space, try fewer dynamic axes, "
+            f"or give an .onnx file"
         ) from error
 
 

@@ -5,6 +5,7 @@ import glob
 import json
 import math
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -28,7 +29,7 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         >>> write_atomic(folder / "curves.png", figure.savefig)  # doctest: +SKIP
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(path)
+    remove_stale(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
     try:
         temporary.touch()
@@ -151,9 +152,9 @@ def reason(error: BaseException) -> str:
     return strerror or " ".join(str(error).split())[:160] or type(error).__name__
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove temporary files that killed processes left next to `path`."""
+def remove_stale(path: Path) -> None:
+    """Remove temporary files and folders that killed processes left next to `path`."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
         with contextlib.suppress(OSError):  # another process may do the same
             if time.time() - left.stat().st_mtime > STALE:
-                left.unlink()
+                shutil.rmtree(left) if left.is_dir() else left.unlink()

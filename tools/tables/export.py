@@ -1,0 +1,86 @@
+"""Exported files: their difference from the model, their latency on a CPU, and packages on a GPU."""
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sightline.util.names import format_size
+from tables.markdown import command_of, made_on, table
+
+KINDS = {"eager": "eager", "compiled": "compiled", "onnxruntime": "onnxruntime", "int8": "onnxruntime, int8"}
+
+
+def checks_section(path: Path) -> str:
+    """The largest difference by case and size; empty if the file is missing."""
+    if not path.exists():
+        return ""
+    made = json.loads(path.read_text())
+    rows = made["rows"]
+    sizes = list(dict.fromkeys((c["height"], c["width"]) for c in rows[0]["checks"]))
+    batches = " and ".join(map(str, sorted({c["batch"] for c in rows[0]["checks"]})))
+    text = (
+        f"The largest absolute difference of any output from the model in eager mode, float32, batches of {batches}; "
+        f"{made['tolerance']:g} is allowed. {_about(made, path)}"
+    )
+    lines = [
+        [
+            f"`{row['case'].partition(',')[0]}`{row['case'].partition(',')[1]}{row['case'].partition(',')[2]}",
+            f".{row['suffix']}",
+            *(f"{max(c['difference'] for c in row['checks'] if (c['height'], c['width']) == s):.1e}" for s in sizes),
+        ]
+        for row in rows
+    ]
+    return "\n\n".join([text, table(("model", "file", *(format_size(size) for size in sizes)), lines, text=2)])
+
+
+def latency_section(path: Path) -> str:
+    """Milliseconds per image by model and size; empty if the file is missing."""
+    if not path.exists():
+        return ""
+    made = json.loads(path.read_text())
+    text = (
+        "Milliseconds per image, one image at a time, files for one size, random weights; the fastest of several "
+        f"rounds in which the four took turns. {made.get('note', '')}".rstrip()
+        + f" {_about(made, path)}"
+    )
+    rows = sorted(made["rows"], key=lambda row: (row["model"], row["size"]))
+    lines = [
+        [f"`{row['model']}`", str(row["size"]), *(f"{min(row['ms'][kind]):.1f}" for kind in KINDS)] for row in rows
+    ]
+    return "\n\n".join([text, table(("model", "size", *KINDS.values()), lines)])
+
+
+def packages_section(path: Path) -> str:
+    """Images per second of packages on a GPU next to torch.compile; empty if the file is missing."""
+    if not path.exists():
+        return ""
+    made = json.loads(path.read_text())
+    text = (
+        "Images per second of packages and of `torch.compile` of the same graph, plain calls in turns; *difference* is "
+        "the largest from the model in float32, relative to its largest output if that is above one; *alone* is that "
+        f"of a process that cannot import sightline. {made_on(made['versions'])}. `{command_of(made['versions'])}`; "
+        f"data: [{path.name}](../results/export/{path.name})."
+    )
+    titles = ("model", "size", "batch", "dynamic", "dtype", "package", "compiled", "ratio", "difference", "alone")
+    return "\n\n".join([text, table(titles, [_package(row) for row in made["rows"]])])
+
+
+def _package(row: dict[str, Any]) -> list[str]:
+    ms = {kind: median(row["ms"][kind]) if row["ms"][kind] else None for kind in ("package", "compiled")}
+    speeds = [f"{1e3 * row['batch'] / value:,.0f}" if value else "-" for value in ms.values()]
+    ratio = f"{ms['compiled'] / ms['package']:.2f}" if ms["package"] and ms["compiled"] else "-"
+    found = ["-" if row[key] is None else f"{row[key]:.1e}" for key in ("difference", "alone")]
+    return [
+        f"`{row['model']}`",
+        *(str(row[key]) for key in ("size", "batch", "dynamic", "dtype")),
+        *speeds,
+        ratio,
+        *found,
+    ]
+
+
+def _about(made: dict[str, Any], path: Path) -> str:
+    versions = made["versions"]
+    facts = f"{made_on(versions | {'device': made['machine']})}, onnxruntime {made['onnxruntime']}"
+    return f"{facts}. `{command_of(versions)}`; data: [{path.name}](../results/export/{path.name})."
