@@ -92,9 +92,10 @@ def test_the_embedded_data_have_a_name(tmp_path: Path, capsys: CAPTURE) -> None:
     classes = open_split(Data(), "val").classes
     classifier(tmp_path / "run/checkpoints/best/model.safetensors", classes)
     (tmp_path / "run/config.yaml").write_text("data: {size: 32}")
-    assert main(["eval", "--checkpoint", str(tmp_path / "run"), *FAST, "--limit", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert "10 images of 10 classes in the embedded Fashion-MNIST (test), cpu" in shown
+    file = str(tmp_path / "run/checkpoints/best/model.safetensors")
+    for source in (["--checkpoint", str(tmp_path / "run")], ["--checkpoint", file, "--data", "embedded"]):
+        assert main(["eval", *source, *FAST, "--limit", "1"]) == 0
+        assert "10 images of 10 classes in the embedded Fashion-MNIST (test), cpu" in capsys.readouterr().out
 
 
 def test_workers_do_not_matter(tmp_path: Path, capsys: CAPTURE) -> None:

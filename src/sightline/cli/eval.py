@@ -48,7 +48,7 @@ class Options:
 
     checkpoint: str = required("run folder, or file of weights", metavar="PATH")
     data: str | None = option(
-        "folder, tar file, shards or hfds/NAME; by default what the run was trained with", metavar="PATH"
+        "folder, tar file, shards, hfds/NAME or embedded; by default what the run was trained with", metavar="PATH"
     )
     split: Name | None = option("split of the data; by default val, validation or test", metavar="NAME")
     limit: Count | None = option("evaluate only the first N images per class", metavar="N")

@@ -43,7 +43,9 @@ def open_split(data: Data, which: str, classes: Classes = None) -> Split:
 
 
 def data_section(given: str | None, known: Data | None, split: str | None = None) -> Data:
-    """Where the images to evaluate are: as given, else as in the configuration of the run."""
+    """Where the images to evaluate are: as given, "embedded" for ours, else as in the configuration of the run."""
+    if given == "embedded" and not Path(given).exists():
+        return Data(val_split=split)
     if given is None:
         if known is None:
             raise InputError("data: name the images to evaluate; only a run folder records its own")
@@ -68,8 +70,7 @@ def _is_split(path: Path) -> bool:
 
 def images(data: str | None, section: Data | None) -> Split:
     """All labeled images of the evaluation split, for studies; "embedded" is the embedded test set."""
-    chosen = Data() if data == "embedded" else data_section(data, section)
-    return open_split(replace(chosen, limit=None), "val")
+    return open_split(replace(data_section(data, section), limit=None), "val")
 
 
 def _open_embedded(name: str, classes: Classes) -> Split:
