@@ -34,7 +34,7 @@ FAMILIES = (
 )  # fmt: skip
 CASES: dict[str, Callable[[], nn.Module]] = {
     **{name: (lambda name=name: sightline.create_model(name)) for name in FAMILIES},
-    "inline_swin_tiny, features_only": lambda: sightline.create_model("inline_swin_tiny", features_only=True),
+    "inline_pvt_tiny, features_only": lambda: sightline.create_model("inline_pvt_tiny", features_only=True),
     "inline_swin_tiny, UPerNet": lambda: Segmenter(Model(name="inline_swin_tiny"), 150),
 }
 
