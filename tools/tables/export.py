@@ -39,10 +39,10 @@ def latency_section(path: Path) -> str:
     if not path.exists():
         return ""
     made = json.loads(path.read_text())
+    clock = " of processor time, as others used the machine" if made["clock"] == "cpu" else ""
     text = (
-        "Milliseconds per image, one image at a time, files for one size, random weights; the fastest of several "
-        f"rounds in which the four took turns. {made.get('note', '')}".rstrip()
-        + f" {_about(made, path)}"
+        f"Milliseconds per image{clock}; one image at a time, files for one size, random weights; the fastest of "
+        f"several rounds in which the four took turns. {_about(made, path)}"
     )
     rows = sorted(made["rows"], key=lambda row: (row["model"], row["size"]))
     lines = [
@@ -82,5 +82,6 @@ def _package(row: dict[str, Any]) -> list[str]:
 
 def _about(made: dict[str, Any], path: Path) -> str:
     versions = made["versions"]
-    facts = f"{made_on(versions | {'device': made['machine']})}, onnxruntime {made['onnxruntime']}"
+    machine = made["machine"].replace(" 1 threads", ", one thread")
+    facts = f"{made_on(versions | {'device': machine})}, onnxruntime {made['onnxruntime']}"
     return f"{facts}. `{command_of(versions)}`; data: [{path.name}](../results/export/{path.name})."
