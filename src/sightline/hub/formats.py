@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -75,7 +77,10 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
     configs = {"aot_inductor.metadata": dict(metadata)}
 
     def write(temporary: Path) -> None:
-        aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=configs)
+        with TemporaryDirectory() as folder:  # where the compiler writes too; on a full disk torch's writer would abort
+            made = Path(folder) / path.name
+            aoti_compile_and_package(program, package_path=str(made), inductor_configs=configs)
+            copyfile(made, temporary)
 
     try:
         write_result(path, write, "file")
