@@ -230,8 +230,9 @@ def test_pages_without_labels_or_soft_layers(
     given = ["--checkpoint", weights, "--data", str(flat)]
     shown = analyze(capsys, tmp_path / "inline", "paper", "inline", *given)
     assert re.search(r"^missing  Table: masking: .*needs labels", shown, re.MULTILINE)
-    shown = analyze(capsys, tmp_path / "soft", "paper", "soft", *given)
-    assert re.search(r"^missing  Fig. 5: Newton convergence: model has no SOFT blocks", shown, re.MULTILINE)
+    facts = json.loads(analyze(capsys, tmp_path / "soft", "paper", "soft", *given, "--json"))
+    assert "no SOFT blocks" in facts["missing"][needed[1]]
+    assert Path(facts["page"]).is_file()
 
 
 @pytest.mark.slow
@@ -283,6 +284,7 @@ def test_every_family(
         (["injectivity", "--query-distance", "-1"], ["--query-distance", "-1"]),
         (["memory", "--attention", "inlin"], ["inlin", "did you mean 'inline'?"]),
         (["memory", "--longest", "0"], ["--longest", "got '0'"]),
+        (["memory", "--out", "/proc/new"], ["--out", "/proc"]),
         (["paper", "inlin"], ["'inlin'", "did you mean 'inline'?"]),
         (["paper", "inline", "--data", "EMPTY"], ["empty", "no images"]),
         (["paper", "inline", "--data", "BROKEN", "--checkpoint", "MODEL"], ["broken.png"]),

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from sightline.cli.options import Command, Group, model_arguments, option, positional
 from sightline.cli.output import Column, Progress, bar, print_json, show
 from sightline.util.errors import InputError
+from sightline.util.files import check_writable
 from sightline.util.schema import Amount, Count, Listed, ModelArgs, Number, Seed, Size
 from sightline.util.text import say
 
@@ -254,6 +255,8 @@ def start(options: Output) -> "Session":
 
     if not options.out.strip() or (Path(options.out).exists() and not Path(options.out).is_dir()):
         raise InputError(f"--out: expected a folder, got {options.out!r}, which is not one")
+    out = Path(options.out).absolute()
+    check_writable(next(folder for folder in (out, *out.parents) if folder.exists()), "--out")
     new_figure(1, 1)  # raises if matplotlib is missing
     if options.device == "auto":
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -329,6 +332,11 @@ def run_paper(options: Paper) -> None:
             made[title] = found = make_section(section)
             steps.done(f"not made: {found}" if isinstance(found, str) else "made")
     page = write_paper(Path(options.out), options.which, made, session)
+    if options.json:
+        missing = {title: found for title, found in made.items() if isinstance(found, str)}
+        facts = {"page": str(page), "made": [title for title in made if title not in missing], "missing": missing}
+        print_json(session.describe("paper") | facts)
+        return
     for line in session.warnings:
         say(line)
     for title, found in made.items():
