@@ -19,6 +19,8 @@ from sightline.models.zoo import VARIANTS
 from sightline.util.errors import FileError, InputError, shown
 from sightline.util.names import nearest
 
+SHOWN = 12  # arguments in a message
+
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Create a model by name: one of our own or any of timm's.
@@ -178,5 +180,6 @@ def check_arguments(name: str, args: Mapping[str, object]) -> None:
     names = arguments(name)
     for key in args:
         if key not in names:
-            remedy = nearest(key, names, f"it has {', '.join(names)}")
-            raise InputError(f"{name} has no argument {key!r}; {remedy}")
+            first = ", ".join(list(names)[:SHOWN])
+            remedy = nearest(key, names, f"it has {first} and {len(names) - SHOWN} more")
+            raise InputError(f"{name} has no argument {shown(key)}; {remedy}")
