@@ -5,7 +5,9 @@ STAMP := $(VENV)/.installed
 
 .PHONY: test test-fast test-gpu test-cards demo lint types pytest tables format clean
 
-test: lint types pytest
+# mypy runs beside pytest.
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types pytest
 
 # A selection for every save: no slow tests, nothing that needs a GPU.
 test-fast: $(STAMP)
