@@ -109,7 +109,7 @@ def test_a_damaged_mask(tmp_path: Path) -> None:
 def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
     make_data(tmp_path)
     (tmp_path / kind / "train" / "0.png").unlink()
-    with pytest.raises(ValueError, match=r"0\.png: .*--data\.on_error skip"):
+    with pytest.raises(ValueError, match=r"0\.png: .*data\.on_error=skip"):
         open_split(Data(path=str(tmp_path)), "train")
     split = open_split(Data(path=str(tmp_path), on_error="skip"), "train")
     assert len(split) == 1
