@@ -16,7 +16,7 @@ import measure_sequences
 from make_tables import with_block
 from measuring import Budget, measure
 from tables.dense import cost_section, runs_section
-from tables.export import checks_section, latency_section, packages_section
+from tables.export import accuracy_section, checks_section, latency_section, packages_section
 from tables.sequences import sequences_section
 
 CPU = torch.device("cpu")
@@ -164,4 +164,8 @@ def test_exported_files(tmp_path: Path) -> None:
     }  # fmt: skip
     path = write(tmp_path / "packages.json", {**about, "rows": [row]})
     assert cells(packages_section(path), "`net`")[5:] == ["3,333", "1,667", "2.00", "1.0e-06", "-"]
+    score = {"file": "the run", "top1": 86.25, "top5": 99.0, "loss": 0.5, "images": 2000}
+    path = write(tmp_path / "accuracy.json", {**about, "note": "A note.", "rows": [score]})
+    assert cells(accuracy_section(path), "the run")[1:] == ["86.25", "99.00", "0.5000"]
+    assert "A note." in accuracy_section(path)
     assert checks_section(tmp_path / "missing.json") == ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tables.bench import headline, speed_section, tables_page
 from tables.dense import cost_section, runs_section
-from tables.export import checks_section, latency_section, packages_section
+from tables.export import accuracy_section, checks_section, latency_section, packages_section
 from tables.figures import FIGURES, PLAIN_FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
 from tables.performance import performance_page
@@ -50,6 +50,7 @@ def pages() -> dict[Path, str]:
         },
         docs / "export.md": {
             "checks": checks_section(results / "export" / "checks-cpu.json"),
+            "accuracy": accuracy_section(results / "export" / "accuracy-cpu.json"),
             "latency": latency_section(results / "export" / "latency-cpu.json"),
             "packages": packages_section(results / "export" / f"packages-{MACHINE}.json"),
         },

@@ -34,6 +34,16 @@ def checks_section(path: Path) -> str:
     return "\n\n".join([text, table(("model", "file", *(format_size(size) for size in sizes)), lines, text=2)])
 
 
+def accuracy_section(path: Path) -> str:
+    """Accuracy of a trained run before and after export; empty if the file is missing."""
+    if not path.exists():
+        return ""
+    made = json.loads(path.read_text())
+    text = f"Accuracy in percent on {made['rows'][0]['images']:,} images. {_about(made, path)}"
+    lines = [[row["file"], f"{row['top1']:.2f}", f"{row['top5']:.2f}", f"{row['loss']:.4f}"] for row in made["rows"]]
+    return "\n\n".join([text, table(("file", "top-1", "top-5", "loss"), lines)])
+
+
 def latency_section(path: Path) -> str:
     """Milliseconds per image by model and size; empty if the file is missing."""
     if not path.exists():
@@ -84,4 +94,5 @@ def _about(made: dict[str, Any], path: Path) -> str:
     versions = made["versions"]
     machine = made["machine"].replace(" 1 threads", ", one thread")
     facts = f"{made_on(versions | {'device': machine})}, onnxruntime {made['onnxruntime']}"
-    return f"{facts}. `{command_of(versions)}`; data: [{path.name}](../results/export/{path.name})."
+    note = f" {made['note']}" if "note" in made else ""
+    return f"{facts}. `{command_of(versions)}`.{note} Data: [{path.name}](../results/export/{path.name})."
