@@ -49,10 +49,10 @@ def _init_tensor(self: Any, handle: Any, type: Any) -> None:
 
 
 @cache
-def _constants(shape: tuple[int, ...]) -> tuple[tuple[Any, ...], Any]:
-    from triton.language import constexpr
+def _constants(shape: Any) -> tuple[Any, Any]:
+    import triton.language as tl
 
-    return tuple(map(constexpr, shape)), constexpr(prod(shape))
+    return tl.tuple(map(tl.constexpr, shape)), tl.constexpr(prod(shape))
 
 
 def _init_block_type(init: Any) -> Any:

@@ -20,21 +20,21 @@ SHAPES = [parse_shape(text) for text in ("2,2,8,1+3x4", "2,2,8,1+5x6", "2,2,8,1+
 def test_first_calls_in_a_fresh_process() -> None:
     findings = run_process(
         "inline",
-        "forward+backward",
+        "forward",
         "float32",
         "cpu",
         *(f"{name}={case}" for name, case in zip("abc", SHAPES, strict=True)),
     )
     names = ["first call", "new size b", "new size c", "kernels compiled for new sizes", "graphs compiled"]
-    assert [item.name for item in findings] == [f"inline forward+backward float32: {name}" for name in names]
+    assert [item.name for item in findings] == [f"inline forward float32: {name}" for name in names]
     assert findings[0].value > 0
     assert findings[-2].value == 0
     assert findings[-1].value <= 2
 
 
-def test_first_calls_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_calls_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "_count_graphs", len)
-    findings = cold_start.first_calls("inline", "forward", "float32", CPU, SHAPES)
+    findings = cold_start.first_calls("inline", "forward+backward", "float32", CPU, SHAPES)
     assert [item.unit for item in findings] == ["s", "ms", "ms", "kernels", "graphs"]
     assert [item.value for item in findings[-2:]] == [0, 3]
 

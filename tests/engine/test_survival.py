@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -47,15 +48,20 @@ def step_of(out: Path) -> int:
         return 0
 
 
-def wait_for(process: Warm, out: Path, step: int) -> bool:
-    """Until the run has saved `step`; false where it ended before."""
-    deadline = time.monotonic() + 120
-    while step_of(out) < step:
+def wait_until(process: Warm, condition: Callable[[], bool]) -> bool:
+    """Until a condition holds; false where the process ended before."""
+    deadline = time.monotonic() + 240
+    while not condition():
         if process.poll() is not None:
             return False
-        assert time.monotonic() < deadline, "the run does not get on"
+        assert time.monotonic() < deadline, "the run makes no progress"
         time.sleep(0.002)
     return True
+
+
+def wait_for(process: Warm, out: Path, step: int) -> bool:
+    """Until the run has saved `step`; false where it ended before."""
+    return wait_until(process, lambda: step_of(out) >= step)
 
 
 def slowly(reached: Path) -> None:
@@ -65,7 +71,7 @@ def slowly(reached: Path) -> None:
     class Slow:
         def make(self, *_: object) -> None:
             reached.touch()
-            time.sleep(100)
+            time.sleep(1000)
 
     engine.TASKS = {"classification": Slow()}  # type: ignore[dict-item]
 
@@ -75,13 +81,10 @@ def slowly(reached: Path) -> None:
 def test_stops_at_once_while_data_are_read(place: Path, tmp_path: Path, number: signal.Signals) -> None:
     reached = tmp_path / "reached"
     process = Warm(arguments(place, tmp_path / "run"), before=partial(slowly, reached))
-    deadline = time.monotonic() + 60
-    while not reached.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(process, reached.exists)
     assert process.pid is not None
     os.kill(process.pid, number)
-    _, errors = process.communicate(20)
+    _, errors = process.communicate()
     assert process.returncode == 75
     assert errors == f"sightline: stopped by {number.name} while reading data; run the same command again\n"
 
@@ -99,7 +102,7 @@ def test_killed_again_and_again_it_ends_with_the_same_weights(place: Path) -> No
         if wait_for(process, out, step_of(out) + 5):  # in the middle of an epoch of nine updates
             time.sleep(luck.uniform(0, 0.05))  # anywhere in an update or a save
             os.killpg(process.pid, signal.SIGKILL)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate()
         if process.returncode == 0:
             break
         assert process.returncode == -signal.SIGKILL, errors
@@ -113,14 +116,12 @@ def test_killed_again_and_again_it_ends_with_the_same_weights(place: Path) -> No
 def test_sigterm_saves_and_says_so(place: Path, whole_group: bool) -> None:
     out = place / f"stopped{whole_group}"
     process = start(place, out, "--run.save_steps", "1000")
-    wait = time.monotonic() + 60
-    while not (out / "config.yaml").exists() and time.monotonic() < wait:
-        time.sleep(0.01)
+    assert wait_until(process, (out / "config.yaml").exists)
     if whole_group:
         os.killpg(process.pid, signal.SIGTERM)
     else:
         process.terminate()
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 75, errors
     assert "stopped by SIGTERM and saved at step" in errors
     assert errors.count("\n") == 1, errors
@@ -145,7 +146,7 @@ def test_a_reader_that_goes_away_stops_and_saves(place: Path, terminal: bool) ->
     for end in (writing, reading):
         if end is not None:
             os.close(end)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 75, errors
     assert ("an output that fails" if terminal else "stopped by a broken pipe and saved at step") in errors
     assert errors.count("\n") == 1, errors

@@ -66,7 +66,7 @@ class Warm:
     def kill(self) -> None:
         os.kill(self._process.pid or 0, signal.SIGKILL)
 
-    def communicate(self, timeout: float = 120) -> tuple[str, str]:
+    def communicate(self, timeout: float = 240) -> tuple[str, str]:
         """Wait for the end; what was written to stdout and stderr."""
         self._process.join(timeout)
         assert self._process.exitcode is not None, "the command does not end"
@@ -76,7 +76,7 @@ class Warm:
 def run(arguments: list[str], before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
     process = Warm(arguments, before=before)
-    out, errors = process.communicate(240)
+    out, errors = process.communicate()
     return subprocess.CompletedProcess(arguments, process.returncode or 0, out, errors)
 
 

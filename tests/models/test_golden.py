@@ -34,7 +34,15 @@ CASES = [(name, "model") for name in weights.names()]
 CASES += [("inline_deit_tiny", layout) for layout in ("module", "ema")]
 
 
+@pytest.fixture
+def _uninitialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the random weights of new models, which take longer than all the rest."""
+    for function in ("timm.layers.weight_init._trunc_normal_", "torch.nn.init.kaiming_uniform_"):
+        monkeypatch.setattr(function, lambda tensor, *_, **__: tensor)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_uninitialized")
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_public_checkpoint_gives_public_logits(name: str, layout: str, tmp_path: Path) -> None:
     golden = weights.Golden.read(name)

@@ -68,10 +68,10 @@ FORGED: list[tuple[str, str, Any]] = [
 @pytest.mark.parametrize(("name", "key", "value"), FORGED, ids=lambda value: str(value)[:30])
 def test_forged_arguments(files: Path, tmp_path: Path, name: str, key: str, value: Any) -> None:
     args = json.dumps({**SMALL[name], "num_classes": 3, key: value}).replace('"HUGE"', HUGE)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(FileError, match="forged") as caught:
         load(forge(files, tmp_path, name, model_args=args))
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1500
 

@@ -27,10 +27,10 @@ MERGES = "a: &a {x: 1}\n" + "".join(
 def test_forged_yaml(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(FileError, match=f"^{path}: ") as caught:
         read_yaml(path)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 500
 

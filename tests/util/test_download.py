@@ -158,14 +158,13 @@ def test_a_status(server: Server, tmp_path: Path, status: int) -> None:
     assert len(server.requests) == 1
 
 
-def test_no_connection(tmp_path: Path) -> None:
+def test_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", pytest.fail)  # it does not try again and again
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}/file"
-    began = time.monotonic()
     with pytest.raises(DownloadError, match=r"(?i)refused"):
         download(address, tmp_path / "file.part", "file")
-    assert time.monotonic() - began < 5  # it does not try again and again
     with pytest.raises(DownloadError, match=r"(?i)unknown url type"):
         download("gopher://127.0.0.1/file", tmp_path / "file.part", "file")
 

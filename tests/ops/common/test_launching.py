@@ -102,7 +102,7 @@ def test_another_signature_is_recorded_again() -> None:
 @pytest.mark.usefixtures("_compiled")
 def test_two_threads_record_at_the_same_time() -> None:
     """Each waits in its first launch for the other: neither records what the other launches."""
-    barrier = Barrier(2, timeout=10)
+    barrier = Barrier(2, timeout=120)
 
     class Waiting(FakeKernel):
         def __getitem__(self, grid: tuple[int, ...]):  # type: ignore[no-untyped-def]
