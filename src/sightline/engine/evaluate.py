@@ -1,7 +1,7 @@
 """Evaluate any model: the task of its weights decides what is scored."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from sightline.engine.records import CONFIG, read_config
 from sightline.engine.settings import TASK, configure
@@ -94,9 +94,10 @@ def run_data(path: Path, task: str) -> object | None:
     if folder is None:
         return None
     recipe = read_config(folder)
-    if recipe[TASK] != task:
+    spec = TASKS.get(recipe[TASK])
+    if recipe[TASK] != task and (spec is None or spec.makes != task):
         raise InputError(
             f"{folder / CONFIG}: of {recipe[TASK]}, but the weights are of {task}; give the file of weights"
         )
-    section: object = configure({TASK: task, "data": recipe.get("data", {})}).data
-    return section
+    section: Any = configure({TASK: recipe[TASK], "data": recipe.get("data", {})}).data
+    return None if recipe[TASK] != task and section.path is None else section

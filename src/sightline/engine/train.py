@@ -94,6 +94,7 @@ def train(
         raise InputError(f"recipe: expected a name, a YAML file or a configuration; got {shown(recipe)}")
     config = configure(values, given)
     embedded = config.data.path is None and getattr(config.data, "source", "synthetic") != "synthetic"
+    embedded = embedded and not hasattr(config.data, "images")
     if recipe != DEFAULT and recipe in recipe_names() and embedded:
         raise InputError(f"data: the recipe {recipe} needs data; give its path")
     path, resuming = choose(config, name)

@@ -1,18 +1,25 @@
 """How far the attention of a student is from that of its teacher, block by block, on the teacher's own inputs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+BLOCK = "block_{:02d}"  # the key of a block's error in the metrics of a run
 ATTENTION = re.compile(r"(?:^|\.)blocks\.\d+\.attn$")
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
     """The attention of every block, in order."""
     return [module for name, module in model.named_modules() if ATTENTION.search(name)]
+
+
+def block_errors(row: Mapping[str, object]) -> list[float]:
+    """The errors by block in a row of metrics; empty if it has none."""
+    found = {key: value for key, value in row.items() if key.startswith(BLOCK.partition("{")[0])}
+    return [float(found[key]) for key in sorted(found) if isinstance(found[key], int | float)]  # type: ignore[arg-type]
 
 
 class AttentionCalls:

@@ -18,6 +18,7 @@ from sightline.tasks.classification.config import Config as ClassificationConfig
 from sightline.tasks.config import RunConfig
 from sightline.tasks.dense.config import MAIN
 from sightline.tasks.detection.config import Config as DetectionConfig
+from sightline.tasks.linearize.config import Config as LinearizeConfig
 from sightline.tasks.segmentation.config import Config as SegmentationConfig
 from sightline.tasks.sequences.config import Config as SequencesConfig
 
@@ -44,6 +45,7 @@ class TaskSpec:
         counted: what the confusion matrix counts; by default `unit`.
         pictures: whether a report shows attention maps of `examples`.
         exports: whether its models are one graph from images to outputs, which `sightline.export` can write.
+        makes: the task of the models that it trains, if that is another one.
         module: has the functions of the methods below.
     """
 
@@ -56,6 +58,7 @@ class TaskSpec:
     counted: str = ""
     pictures: bool = False
     exports: bool = False
+    makes: str = ""
 
     @property
     def module(self) -> ModuleType:
@@ -139,6 +142,10 @@ TASKS: dict[str, TaskSpec] = {
         TaskSpec(
             "sequences", SequencesConfig, "top1", {"top1": "accuracy"}, without=(*CLASSIFIERS, "limit", *DENSE),
             unit="sequences",
+        ),
+        TaskSpec(
+            "linearize", LinearizeConfig, "agreement", {"agreement": "agreement", "top1": "top-1"}, without=DENSE,
+            makes="classification",
         ),
     )
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sightline.analysis.capture import attention_blocks
 from sightline.analysis.figures import attention_figure, telling_maps
 from sightline.engine.evaluate import run_data
-from sightline.engine.report.figures import confusion_figure, curves_figure, write_figure
+from sightline.engine.report.figures import blocks_figure, confusion_figure, curves_figure, write_figure
 from sightline.engine.report.page import run_page
 from sightline.engine.report.record import Record, read_record
 from sightline.hub import load
@@ -55,6 +55,8 @@ def _figures(folder: Path, record: Record) -> "Iterator[tuple[str, Figure]]":
     """The figures of a run by the names of their files."""
     if (curves := curves_figure(record)) is not None:
         yield "curves", curves
+    if (blocks := blocks_figure(record)) is not None:
+        yield "blocks", blocks
     if record.confusion:
         yield "confusion", confusion_figure(record.classes, record.confusion)
     if not record.spec.pictures:

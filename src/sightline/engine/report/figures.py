@@ -9,6 +9,7 @@ import numpy as np
 
 from sightline.analysis.figures import new_figure
 from sightline.engine.report.record import Record
+from sightline.models.attention_error import block_errors
 from sightline.util.files import write_result
 from sightline.util.text import NAME, printable
 
@@ -46,6 +47,23 @@ def curves_figure(record: Record) -> "Figure | None":
         axis.grid(alpha=0.3)
         if any(keys.values()):
             axis.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def blocks_figure(record: Record) -> "Figure | None":
+    """The error of every block's attention in the first and the last evaluation; None if it was not measured."""
+    measured = [(row["epoch"], errors) for row in record.rows if (errors := block_errors(row))]
+    if not measured:
+        return None
+    figure = new_figure(6.0, 2.9)
+    axis: Any = figure.subplots()
+    wide = 0.8 / min(2, len(measured))
+    for number, (epoch, errors) in enumerate(measured[:1] + measured[1:][-1:]):
+        axis.bar([i + number * wide for i in range(len(errors))], errors, wide, label=f"epoch {epoch:.0f}")
+    axis.set_xlabel("block", fontsize=9)
+    axis.set_ylabel("relative squared error", fontsize=9)
+    axis.tick_params(labelsize=8)
+    axis.legend(fontsize=8, frameon=False)
     return figure
 
 

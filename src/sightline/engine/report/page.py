@@ -17,6 +17,10 @@ ATTENTION = (
     "Attention of the query in the ring, mean over heads, as a multiple of uniform attention; every map has its own "
     "scale. If weights are negative, blue is negative, white zero, red positive; else dark is lowest."
 )
+BLOCKS = (
+    "Squared error of the attention of every block over the variance of the teacher's, on the teacher's own inputs, in "
+    "the first and the last evaluation."
+)
 
 
 def run_page(record: Record, figures: Mapping[str, Path]) -> str:
@@ -29,6 +33,9 @@ def run_page(record: Record, figures: Mapping[str, Path]) -> str:
     sections = [Section("", [Cards(_cards(record))])]
     if "curves" in figures:
         sections.append(Section("Learning curves", [Picture.read(figures["curves"], "learning curves")]))
+    if "blocks" in figures:
+        picture = Picture.read(figures["blocks"], "error of the attention of every block")
+        sections.append(Section("Error by block", [picture, Text(BLOCKS, "under")]))
     if record.confusion:
         matrix = [Picture.read(figures["confusion"], "confusion matrix")] if "confusion" in figures else []
         sections.append(Section("Classes", [Columns([*matrix, _confusion_table(record)])]))

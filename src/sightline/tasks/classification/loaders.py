@@ -134,10 +134,14 @@ class DeviceLoader(Loader):
             self.compiled = torch.compile(self.augment.__call__, dynamic=False)
         kept = replace(at_size(card, config.data.preload_size or card.input_size[1:]), crop_pct=1.0)
         self.train, self.val = (
-            preload(split, seen, config.data.workers, placement, broken)
+            self.preload(split, seen, config.data.workers, placement, broken)
             for split, seen in zip(splits, (kept, card), strict=True)
         )
         self.order = placement.order(len(self.train.targets), config.augment.repeats)
+
+    def preload(self, split: Split, card: ModelCard, workers: int, placement: Placement, broken: BrokenImages) -> Batch:
+        """All readable images of a split as uint8 on the device."""
+        return preload(split, card, workers, placement, broken)
 
     def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         order, first = self.order, start * self.order.accumulate

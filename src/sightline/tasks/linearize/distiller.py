@@ -1,0 +1,108 @@
+"""A student next to its teacher: one forward pass gives the loss of a batch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sightline.models.attention_error import AttentionCalls, attention_modules, relative_error
+from sightline.models.base import LoadResult, VisionModel
+from sightline.tasks.linearize.config import Linearize
+
+
+class Teacher:
+    """A model that does not learn, and what its attention is called with. Copies share it.
+
+    Args:
+        model: of ours, with softmax.
+    """
+
+    def __init__(self, model: VisionModel) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.calls = AttentionCalls(attention_modules(model))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Teacher":
+        return self
+
+
+class Distiller(nn.Module):
+    """images -> loss. Its weights, as it saves and loads them, are those of the student.
+
+    Args:
+        student, teacher: models of ours that differ in their attention.
+        loss: stage and weights of the losses.
+        replaced: the blocks whose attention differs.
+    """
+
+    def __init__(self, student: VisionModel, teacher: Teacher, loss: Linearize, replaced: list[int]) -> None:
+        super().__init__()
+        self.student, self.teacher, self.loss, self.replaced = student, teacher, loss, replaced
+        self.attention = attention_modules(student)  # a list, so that they are not registered twice
+        if loss.stage == 1:
+            learns = {id(p) for i in replaced for p in self.attention[i].parameters()}
+            for parameter in student.parameters():
+                parameter.requires_grad_(id(parameter) in learns)
+        elif not loss.logits:  # processes wait for the gradients of all parameters that learn
+            for name, parameter in student.named_parameters():
+                parameter.requires_grad_(not name.startswith(("head.", "fc_norm.", "attn_pool.")))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The loss of a batch (B, C, H, W)."""
+        loss, student, teacher = self.loss, self.student, self.teacher.model
+        layers = range(len(getattr(teacher, teacher.body)))
+        hidden = layers if loss.stage == 2 and loss.hidden else ()
+        with torch.no_grad():
+            final, middle = teacher.run_layers(images, len(layers), hidden)
+            tokens = teacher._finish(final)
+            calls = self.teacher.calls.take()
+        if loss.stage == 1:
+            return self._attention(calls)
+        found, passed = student.run_layers(images, len(layers), hidden)
+        features = student._finish(found)
+        total = loss.tokens * relative_error(features, tokens)
+        if loss.logits:
+            with torch.no_grad():
+                wanted = teacher.forward_head(tokens)
+            total = total + loss.logits * divergence(student.forward_head(features), wanted)
+        if hidden:
+            errors = [relative_error(passed[i][0], middle[i][0]) for i in hidden]
+            total = total + loss.hidden * torch.stack(errors).mean()
+        return total + loss.blocks * self._attention(calls) if loss.blocks else total
+
+    def _attention(self, calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]) -> Tensor:
+        """The sum of the errors of the replaced blocks, each with the teacher's input."""
+        errors = []
+        for i in self.replaced:
+            args, kwargs, out = calls[i]
+            errors.append(relative_error(self.attention[i](*args, **kwargs), out))
+        return torch.stack(errors).sum()
+
+    @torch.no_grad()
+    def compare(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs of student and teacher (B, classes), features without a classifier, and the error of every block."""
+        wanted = self.teacher.model(images).float()
+        calls = self.teacher.calls.take()
+        pairs = zip(self.attention, calls, strict=True)
+        errors = [relative_error(module(*args, **kwargs), out) for module, (args, kwargs, out) in pairs]
+        return self.student(images).float(), wanted, torch.stack(errors)
+
+    def train(self, mode: bool = True) -> "Distiller":
+        super().train(mode)
+        self.student.train(mode and self.loss.stage == 2)  # no stochastic depth where outputs are compared one by one
+        return self
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"student.{name}" for name in self.student.no_weight_decay()}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self.student.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> LoadResult:
+        return self.student.load_state_dict(state_dict, strict, assign)
+
+
+def divergence(found: Tensor, wanted: Tensor) -> Tensor:
+    """The mean Kullback-Leibler divergence of classes, from logits (B, classes)."""
+    own, theirs = found.float().log_softmax(-1), wanted.float().log_softmax(-1)
+    return F.kl_div(own, theirs, reduction="batchmean", log_target=True)
