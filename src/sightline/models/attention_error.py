@@ -48,9 +48,10 @@ class AttentionCalls:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> Tensor:
-    """The mean squared difference over the variance of what is wanted, in float32."""
-    wanted = wanted.float()
-    return (found.float() - wanted).square().mean() / wanted.var(correction=0).clamp(min=1e-12)
+    """The squared difference over the variance of what is wanted, for every image of (B, ...); their mean, in float32."""
+    wanted = wanted.float().flatten(1)
+    gap = (found.float().flatten(1) - wanted).square().mean(1)
+    return (gap / wanted.var(1, correction=0).clamp(min=1e-12)).mean()
 
 
 @torch.no_grad()
