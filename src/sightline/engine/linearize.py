@@ -76,13 +76,14 @@ def linearize_run(
     Raises:
         InputError, FileError, RunError: as `sightline.train`.
     """
-    folder = Path(out)
+    folder, module = Path(out), TASKS[TASK].module
+    found = {} if labelled is None else module.labelled(labelled)
     common: dict[str, object] = {
         "model.name": teacher,
         "model.checkpoint": checkpoint,
         "model.pretrained": checkpoint is None,
         "data.images": tuple(images),
-        "data.path": labelled,
+        **{f"data.{key}": value for key, value in found.items()},
         "linearize.attention": attention,
         "linearize.keep": 0 if search else keep if isinstance(keep, int) else tuple(keep),
         **(changes or {}),
@@ -97,7 +98,6 @@ def linearize_run(
     second = {**common, **(stage2 or {}), "run.folder": str(folder)}
     if search:
         config = _configure("linearize", second)
-        module = TASKS[TASK].module
         device = choose_device(config.run.device, "run.device")
         kept: tuple[int, ...] = module.search(config, Placement(device, config.batch.size), errors, search)
         second["linearize.keep"] = kept

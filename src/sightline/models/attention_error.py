@@ -48,7 +48,7 @@ class AttentionCalls:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> Tensor:
-    """The squared difference over the variance of what is wanted, for every image of (B, ...); their mean, in float32."""
+    """The squared difference over the variance of what is wanted, (B, ...): the mean over images, in float32."""
     wanted = wanted.float().flatten(1)
     gap = (found.float().flatten(1) - wanted).square().mean(1)
     return (gap / wanted.var(1, correction=0).clamp(min=1e-12)).mean()

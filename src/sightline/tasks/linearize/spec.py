@@ -2,8 +2,8 @@
 
 from sightline.tasks.classification.spec import evaluate, examples, images, open, predictor, read_card
 from sightline.tasks.linearize.search import search, speeds
-from sightline.tasks.linearize.task import Linearization
+from sightline.tasks.linearize.task import Linearization, labelled
 
-__all__ = ["evaluate", "examples", "images", "make", "open", "predictor", "read_card", "search", "speeds"]
+__all__ = ["evaluate", "examples", "images", "labelled", "make", "open", "predictor", "read_card", "search", "speeds"]
 
 make = Linearization  # the task of a run

@@ -102,6 +102,12 @@ class SharedLoader(DeviceLoader):
         return self.kept[key]
 
 
+def labelled(path: str) -> dict[str, str | None]:
+    """Where labeled images are, as keys of the section `data`; a folder of classes is a split itself."""
+    found = data_section(path, None)
+    return {"path": found.path, "val_split": found.val_split}
+
+
 def open_splits(data: Data, classes: tuple[str, ...]) -> tuple[tuple[Split, Split], bool]:
     """The images to train on and to evaluate, and whether the latter have labels.
 
@@ -114,8 +120,8 @@ def open_splits(data: Data, classes: tuple[str, ...]) -> tuple[tuple[Split, Spli
     if data.path is not None:
         if not classes:
             raise InputError("data.path: the teacher has no classifier, so that labels cannot be used; leave it out")
-        section = replace(data_section(data.path, data), limit=None)
-        val = open_split(section, "val")
+        section = replace(data, **labelled(data.path)) if data.val_split is None else data
+        val = open_split(replace(section, limit=None), "val")
         outputs = match(val.classes, classes)
         val.targets = [outputs[target] for target in val.targets]
         return (images, val), True
