@@ -112,8 +112,8 @@ def _native(model: VisionTransformer) -> State:
             state["pos_embed.prefix"] = rows[:, :prefix]
     if isinstance(model, VisionTransformerDistilled) and model.num_classes:
         # The mean of two classifiers is one of both tokens.
-        for key, join in (("weight", lambda both: torch.cat(both, 1)), ("bias", sum)):
-            state[f"head.{key}"] = join([state[f"head.{key}"], state.pop(f"head_dist.{key}")]) / 2
+        state["head.weight"] = torch.cat([state["head.weight"], state.pop("head_dist.weight")], 1) / 2
+        state["head.bias"] = (state["head.bias"] + state.pop("head_dist.bias")) / 2
     return state
 
 
@@ -150,7 +150,7 @@ def _problem(model: VisionTransformer) -> str:
     return ""
 
 
-def _plain_pool(pool: nn.Module, heads: int) -> bool:
+def _plain_pool(pool: Any, heads: int) -> bool:
     if type(pool) is not AttentionPoolLatent or not isinstance(pool.q, nn.Linear):
         return False
     same = pool.latent_len == 1 and pool.num_heads == heads and pool.pos_embed is None
