@@ -16,10 +16,10 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     return [module for name, module in model.named_modules() if ATTENTION.search(name)]
 
 
-def block_errors(row: Mapping[str, object]) -> list[float]:
+def block_errors(row: Mapping[str, Any]) -> list[float]:
     """The errors by block in a row of metrics; empty if it has none."""
-    found = {key: value for key, value in row.items() if key.startswith(BLOCK.partition("{")[0])}
-    return [float(found[key]) for key in sorted(found) if isinstance(found[key], int | float)]  # type: ignore[arg-type]
+    prefix = BLOCK.partition("{")[0]
+    return [float(row[key]) for key in sorted(row) if key.startswith(prefix) and row[key] is not None]
 
 
 class AttentionCalls:

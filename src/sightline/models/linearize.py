@@ -116,12 +116,10 @@ def chosen_blocks(keep: int | Sequence[int], count: int) -> tuple[int, ...]:
     Raises:
         InputError: more blocks than there are.
     """
-    whole = isinstance(keep, int) and not isinstance(keep, bool)
-    if whole and 0 <= keep <= count:  # type: ignore[operator]
-        return spread_blocks(keep, count)  # type: ignore[arg-type]
-    listed = isinstance(keep, Sequence) and not isinstance(keep, str)
-    if listed and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < count for i in keep):  # type: ignore[union-attr]
-        return tuple(sorted(set(keep)))  # type: ignore[arg-type]
+    if isinstance(keep, int) and not isinstance(keep, bool) and 0 <= keep <= count:
+        return spread_blocks(keep, count)
+    if isinstance(keep, Sequence) and all(type(i) is int and 0 <= i < count for i in keep):
+        return tuple(sorted(set(keep)))
     raise InputError(
         f"keep={shown(keep)}: the model has {count} blocks; give a number from 0 to {count}, or blocks from 0 to "
         f"{count - 1}"

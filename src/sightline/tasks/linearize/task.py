@@ -91,12 +91,12 @@ class Linearization(Task[Tensor, LabelBatch]):
 class SharedLoader(DeviceLoader):
     """Images on the device, which the stages of a linearization share."""
 
-    kept: ClassVar[dict[object, Batch]] = {}
+    kept: ClassVar[dict[tuple[object, ...], Batch]] = {}
 
     def preload(self, split: Split, card: ModelCard, workers: int, placement: Placement, broken: BrokenImages) -> Batch:
         key = (split.title, len(split), card.input_size, card.crop_pct, card.interpolation, placement.device)
         if key not in self.kept:
-            for old in [old for old in self.kept if old[0] == split.title]:  # type: ignore[index]
+            for old in [old for old in self.kept if old[0] == split.title]:
                 del self.kept[old]
             self.kept[key] = super().preload(split, card, workers, placement, broken)
         return self.kept[key]
