@@ -82,6 +82,27 @@ def test_the_interface_of_timm(tmp_path: Path) -> None:
     assert torch.equal(features(x)[0], student.forward_intermediates(x, [2], intermediates_only=True)[0])
 
 
+GAP = {"global_pool": "avg", "class_token": False, "fc_norm": True, "qk_norm": True, "qkv_bias": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vit_medium_patch16_gap_256", {**GAP, "init_values": 1e-5}),
+        ("vit_base_patch16_siglip_224", {"global_pool": "map", "class_token": False}),
+    ],
+)
+@torch.no_grad()
+def test_features_without_pooling(name: str, arguments: dict[str, Any]) -> None:
+    """A norm after pooling and pooling by attention are not part of feature maps."""
+    student = sightline.linearize(small(name), "inline")
+    size = {"img_size": 64, "embed_dims": 32, "num_heads": 2, "depths": 3}
+    features = timm.create_model("inline_vit_tiny", features_only=True, out_indices=(1,), **size, **arguments).eval()
+    features.load_state_dict(student.state_dict())
+    x = image()
+    assert torch.equal(features(x)[0], student.forward_intermediates(x, [1], intermediates_only=True)[0])
+
+
 @torch.no_grad()
 def test_positions_of_another_size_are_those_of_timm() -> None:
     source = small("vit_tiny_patch16_224", dynamic_img_size=True)

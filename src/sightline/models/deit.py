@@ -184,6 +184,14 @@ class DeiT(VisionModel):
             self.attn_pool = None
         super().reset_classifier(num_classes, global_pool)
 
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if prune_head:
+            self.fc_norm = nn.Identity()
+        return take
+
     def grid_of(self, name: str) -> Grid:
         return stage_grid(self.img_size, self.stem_stride)
 
