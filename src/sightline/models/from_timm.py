@@ -43,7 +43,7 @@ class Source:
     @property
     def depths(self) -> tuple[int, ...]:
         """Blocks of every stage."""
-        depths = self.args.get("depths", arguments(self.variant)["depths"])
+        depths: int | Sequence[int] = {**arguments(self.variant), **self.args}["depths"]
         return (depths,) if isinstance(depths, int) else tuple(depths)
 
     @property

@@ -135,9 +135,9 @@ def test_a_compiled_step_is_one_graph(folder: Path) -> None:
     for recipe in ("linearize_stage1", "linearize"):
         task = task_of(folder, recipe, **{"linearize.blocks": 0.1})
         batch = next(task.batches(0, 0))
-        want = task.loss(task.model, batch)
+        want = task.loss(task.model, batch).item()
         task.model.compile(backend="aot_eager", fullgraph=True)
-        assert float(task.loss(task.model, batch)) == pytest.approx(float(want), rel=1e-5)
+        assert task.loss(task.model, batch).item() == pytest.approx(want, rel=1e-5)
         torch.compiler.reset()
 
 
@@ -227,7 +227,7 @@ def test_one_line_for_bad_input(
     for option, value in {**usual, **given}.items():
         argv += [option, value.format(folder)]
     for key, value in {**SMALL, "schedule.epochs": 1}.items():
-        argv += ["--set", f"{key}={json.dumps(value)}"]
+        argv += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     assert main(argv) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("sightline: ")

@@ -95,7 +95,7 @@ class Distiller(nn.Module):
     def no_weight_decay(self) -> set[str]:
         return {f"student.{name}" for name in self.student.no_weight_decay()}
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.student.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> LoadResult:

@@ -120,8 +120,8 @@ def open_splits(data: Data, classes: tuple[str, ...]) -> tuple[tuple[Split, Spli
     if data.path is not None:
         if not classes:
             raise InputError("data.path: the teacher has no classifier, so that labels cannot be used; leave it out")
-        section = replace(data, **labelled(data.path)) if data.val_split is None else data
-        val = open_split(replace(section, limit=None), "val")
+        where = labelled(data.path) if data.val_split is None else {"path": data.path, "val_split": data.val_split}
+        val = open_split(replace(data, limit=None, path=where["path"], val_split=where["val_split"]), "val")
         outputs = match(val.classes, classes)
         val.targets = [outputs[target] for target in val.targets]
         return (images, val), True
