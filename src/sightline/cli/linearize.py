@@ -100,7 +100,7 @@ COMMAND = Command(
     run,
     help="give a trained vision transformer linear attention",
     examples=(
-        "  sightline linearize vit_tiny_patch16_224 --checkpoint vit.safetensors --data photos --out runs/linear\n"
+        "  sightline linearize vit_tiny_patch16_224 --checkpoint vit.safetensors --data photos\n"
         "  sightline linearize deit_small_patch16_224 --data a.zip --data b --keep 3 --eval imagenet/val\n"
         "  sightline linearize vit_tiny_patch16_224 --data photos --search 3 --set2 schedule.epochs=300"
     ),
