@@ -272,8 +272,8 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 def known(condition: bool) -> bool:
     """Whether a condition on sizes holds for all sizes that a graph is made for; it adds no guard."""
-    if isinstance(condition, bool):
-        return condition
+    if isinstance(condition, bool | Tensor):  # torch.jit has tensors for sizes
+        return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)

@@ -123,7 +123,10 @@ def test_bad_input_is_one_line(
     assert not list(tmp_path.iterdir())  # nothing is left behind
 
 
-def test_no_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     err = fail(capsys, "--run.device", "cuda")
     assert "run.device: cuda cannot be used" in err

@@ -127,10 +127,12 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
 def name_options(command: Command[T], text: str) -> str:
     """A message about arguments of a function, for a command line.
 
-    `img_size: ...` becomes `--img-size: ...`, and `pass on_error=skip` becomes `pass --on-error skip`.
+    `img_size: ...` becomes `--img-size: ...`, and `pass on_error=skip` becomes `pass --on-error skip`. `--data` sets
+    the key data.path.
     """
-    names, colon, rest = as_options(text).partition(": ")
     own = {item.name for item in fields(command.options) if not item.metadata.get("positional")}
+    text = text.replace("give data.path", "give --data") if "data" in own else text
+    names, colon, rest = as_options(text).partition(": ")
     if not own.issuperset(names.split(", ")):
         return names + colon + rest
     return ", ".join(f"--{name.replace('_', '-')}" for name in names.split(", ")) + colon + rest

@@ -177,7 +177,7 @@ def test_damaged_cards(entry: str) -> None:
         ({"model__args": "{max_length: 64}"}, "max_length of at least 100"),
         ({"model__args": "{widht: 64}"}, "widht"),
         ({"data__path": "/nowhere", **READ}, "not a folder"),
-        ({"data__path": "/nowhere"}, r"data\.train: .*--data"),
+        ({"data__path": "/nowhere"}, r"data\.train: .*data\.path"),
         ({"batch__size": "65"}, "more than the 64"),
     ],
 )
