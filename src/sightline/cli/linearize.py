@@ -2,10 +2,9 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from sightline.cli.options import Command, option, positional
-from sightline.engine.settings import parse
+from sightline.engine.settings import parse_changes
 from sightline.util.errors import InputError
 from sightline.util.schema import Count
 from sightline.util.text import say
@@ -54,7 +53,8 @@ def run(options: Options) -> None:
         raise InputError(f"--keep: {options.keep} blocks, but --search chooses them; leave one of them out")
     keep = _keep(options.keep)
     changes, first, second = (
-        _changes(name, texts) for name, texts in (("set", options.set), ("set1", options.set1), ("set2", options.set2))
+        parse_changes(texts, name, OWN_OPTIONS)
+        for name, texts in (("set", options.set), ("set1", options.set1), ("set2", options.set2))
     )
     from sightline.engine.linearize import linearize_run
 
@@ -79,20 +79,6 @@ def _keep(text: str) -> int | tuple[int, ...]:
         raise InputError(f"--keep: expected a number of blocks, or a list of them such as 0,6,11; got {text!r}")
     numbers = tuple(map(int, parts))
     return numbers[0] if len(numbers) == 1 and "," not in text and "[" not in text else numbers
-
-
-def _changes(option: str, texts: tuple[str, ...]) -> dict[str, Any]:
-    """KEY=VALUE texts as values by key."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        key = key.strip()
-        if not equals or "." not in key:
-            raise InputError(f"--{option}: expected KEY=VALUE, e.g. batch.size=64; got {text!r}")
-        if key in OWN_OPTIONS:
-            raise InputError(f"--{option}: {key} follows from {OWN_OPTIONS[key]}; give that instead")
-        found[key] = parse(value, key)
-    return found
 
 
 COMMAND = Command(

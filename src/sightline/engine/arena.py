@@ -55,15 +55,7 @@ def configure(
         InputError: an option cannot be used.
     """
     recipe = settings.load_recipe(f"lra_{task}")
-    values: dict[str, object] = {}
-    for text in changes:
-        key, equals, value = text.partition("=")
-        key = key.strip()
-        if not equals or "." not in key:
-            raise InputError(f"--set: expected KEY=VALUE, e.g. batch.size=64; got {text!r}")
-        if key in OWN_OPTIONS:
-            raise InputError(f"--set: {key} follows from {OWN_OPTIONS[key]}; give that instead")
-        values[key] = settings.parse(value, key)
+    values = settings.parse_changes(changes, "set", OWN_OPTIONS)
     values |= {"model.attention": attention, "run.folder": str(out)}
     if data is not None:
         values["data.path"] = data

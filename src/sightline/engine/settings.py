@@ -78,6 +78,25 @@ def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | No
     return build(kind, given, depth=2, known=[*sections(kind), *keys(kind)])
 
 
+def parse_changes(texts: Iterable[str], option: str, own: Mapping[str, str]) -> dict[str, object]:
+    """KEY=VALUE texts as values by key.
+
+    Args:
+        option: what they were given as, for messages.
+        own: keys that are not to be changed here, with the option that sets them.
+    """
+    found: dict[str, object] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or "." not in key:
+            raise InputError(f"--{option}: expected KEY=VALUE, e.g. batch.size=64; got {text!r}")
+        if key in own:
+            raise InputError(f"--{option}: {key} follows from {own[key]}; give that instead")
+        found[key] = parse(value, key)
+    return found
+
+
 def parse(text: str, key: str = "") -> object:
     """The value of a text on the command line: YAML, or the text itself if it is blank or not YAML.
 

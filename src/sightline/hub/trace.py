@@ -13,7 +13,7 @@ from sightline.util.names import MAX_SIDE
 AXES = {"batch": 0, "height": 2, "width": 3}
 LONG = 1057  # pixels: more than 1,024 tokens (`ops.linear.plan.SHORT`) at a stride of 32
 STRIDE = 32  # pixels that a token of the last map covers, if the model does not say
-MOST_IMAGES = 65535  # a convolution of torch on CUDA asks for no more
+MOST_IMAGES = 65535  # for more, torch would trace another graph on CUDA
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)
 
 

@@ -59,7 +59,7 @@ def attention_errors(teacher: nn.Module, student: nn.Module, images: Tensor) -> 
     """The relative squared error of every block's attention, (blocks,), each with the teacher's input.
 
     Args:
-        teacher, student: models of ours with the same blocks.
+        teacher, student: sightline models with the same blocks.
         images: (batch, channels, height, width), normalized.
     """
     calls = AttentionCalls(attention_modules(teacher))

@@ -1,4 +1,4 @@
-"""timm's vision transformers and Swin as models of ours: their arguments, read off the modules, and their weights."""
+"""timm's vision transformers and Swin as sightline models: their arguments, read off the modules, and their weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Source:
-    """A softmax model as one of ours.
+    """A softmax model in the terms of sightline.
 
     Args:
         name: what it is called.
-        variant: the model of ours with its structure.
+        variant: the registered model with its structure.
         args: arguments of the variant.
         state: the weights under our names.
     """

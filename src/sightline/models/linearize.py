@@ -82,7 +82,7 @@ def linearize(
         images: (batch, channels, height, width), normalized; for `keep="auto:k"`.
 
     Returns:
-        A model of ours, in the mode of `model`, whose attribute `inherited` says what it has from the source.
+        A sightline model, in the mode of `model`, whose attribute `inherited` says what it has from the source.
 
     Raises:
         InputError: the source has no such attention, or a part that cannot be rebuilt; `keep` does not fit.

@@ -190,6 +190,21 @@ def test_projections_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close("output", got.cpu(), layer.cpu().double()(x.cpu().double(), (3, 4), 1), TOLERANCE[torch.bfloat16])
 
 
+def test_gradients_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias of the projection has its gradient from the operator, and every parameter the right one."""
+    layer, x = Attention(32, 2, "inline").to(DEVICE), torch.randn(2, 13, 32, device=DEVICE)
+    found = {}
+    for name in ("triton", "torch"):
+        monkeypatch.setenv(backend.VARIABLE, name)
+        kind = torch.float32 if name == "triton" else torch.float64
+        layer, x = layer.to(kind), x.detach().to(kind).requires_grad_()
+        out = layer(x, (3, 4), 1)
+        found[name] = torch.autograd.grad(out.square().sum(), (x, *layer.parameters()))
+    names = ["tokens", *(name for name, _ in layer.named_parameters())]
+    for name, got, want in zip(names, found["triton"], found["torch"], strict=True):
+        assert_close(name, got, want, TOLERANCE[torch.float32])
+
+
 def test_who_takes_the_layer_with_projections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inference of few tokens by plain layers; hooks, adapters, gradients and many tokens do not."""
     calls: list[str] = []

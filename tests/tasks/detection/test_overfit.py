@@ -1,8 +1,4 @@
-"""Two images are learned by heart by every detector.
-
-Every object is found, and its box and mask overlap the true ones by at least 0.75. The average over stricter overlaps
-depends on roundings of the processor.
-"""
+"""Two images are learned by heart by every detector."""
 
 import json
 from pathlib import Path
@@ -17,9 +13,9 @@ from tests.tasks.detection.tiny import config, make_data
 @pytest.mark.parametrize(
     ("head", "epochs", "lr", "short", "model"),
     [
-        ("retinanet", 60, 3e-3, 64, {"anchor": 3.4, "channels": 64}),
+        ("retinanet", 100, 2e-3, 64, {"anchor": 3.4, "channels": 64}),
         ("mask_rcnn", 40, 4e-3, 96, {"anchor": 10, "samples": 64}),
-        ("cascade_mask_rcnn", 40, 4e-3, 96, {"anchor": 10, "samples": 24}),
+        ("cascade_mask_rcnn", 60, 4e-3, 96, {"anchor": 10, "samples": 24}),
     ],
     ids=["retinanet", "mask_rcnn", "cascade_mask_rcnn"],
 )
@@ -34,8 +30,8 @@ def test_two_images_are_learned(
     folder = train(made)
     assert folder is not None
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["box_ap75"] > 99, last
+    assert last["box_ap"] > 90, last
     if head != "retinanet":
-        assert last["mask_ap75"] > 99, last
+        assert last["mask_ap"] > 90, last
     rows = json.loads((folder / "per_class.json").read_text())
     assert [row["class"] for row in rows] == ["square", "disc"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch._higher_order_ops.triton_kernel_wrap as wrap
 
-NAMES = ("identify_accessed_tensors", "identify_mutated_tensors")  # in torch 2.12 and later, and before
+NAMES = ("identify_accessed_tensors", "identify_mutated_tensors")  # in newer and in older releases of torch
 PACKAGE = __name__.partition(".")[0]
 
 

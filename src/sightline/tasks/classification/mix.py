@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.data.order import Order
+from sightline.data.order import Order, Placement
 from sightline.tasks.classification.config import Augment
+from sightline.util.errors import InputError
 
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_RATIO = (0.3, 1 / 0.3)
@@ -21,6 +22,15 @@ def mixes(augment: Augment, epoch: int) -> bool:
     """Whether images are mixed in this epoch."""
     off = augment.mix_off_epoch
     return (augment.mixup > 0 or augment.cutmix > 0) and augment.mix_prob > 0 and (off is None or epoch < off)
+
+
+def check_mixing(augment: Augment, order: Order, placement: Placement) -> None:
+    """Raise InputError if images are to be mixed in pairs that lie in two processes."""
+    if order.ranks > 1 and order.local % 2 and mixes(augment, 0):
+        raise InputError(
+            f"batch.size={placement.batch} gives {order.local} images per process and micro-batch, but mixing "
+            f"needs an even number; give a multiple of {2 * placement.ranks * placement.accumulate}"
+        )
 
 
 def mix(

@@ -14,10 +14,9 @@ from sightline.tasks.classification.config import Config
 from sightline.tasks.classification.data import open_split
 from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, SyntheticLoader, WorkerLoader
 from sightline.tasks.classification.loss import Criterion
-from sightline.tasks.classification.mix import erase, mix, mixes
+from sightline.tasks.classification.mix import check_mixing, erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
 from sightline.tasks.evaluation import LabelBatch, LabelScorer
-from sightline.util.errors import InputError
 
 SYNTHETIC_CLASSES = 10
 
@@ -59,11 +58,7 @@ class Classification(Task[Batch, LabelBatch]):
             self.loader = WorkerLoader(config, self.card, splits, placement, broken)
         self.order = self.loader.order
         self.images = len(splits[1]) if splits else self.order.local * placement.ranks
-        if self.order.ranks > 1 and self.order.local % 2 and mixes(self.augment, 0):
-            raise InputError(
-                f"batch.size={placement.batch} gives {self.order.local} images per process and micro-batch, but mixing "
-                f"needs an even number; give a multiple of {2 * placement.ranks * placement.accumulate}"
-            )
+        check_mixing(self.augment, self.order, placement)
 
     def __len__(self) -> int:
         """Images to evaluate."""

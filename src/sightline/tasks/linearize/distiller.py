@@ -15,7 +15,7 @@ class Teacher:
     """A model that does not learn, and what its attention is called with. Copies share it.
 
     Args:
-        model: of ours, with softmax.
+        model: a sightline model with softmax.
     """
 
     def __init__(self, model: VisionModel) -> None:
@@ -30,7 +30,7 @@ class Distiller(nn.Module):
     """images -> loss. Its weights, as it saves and loads them, are those of the student.
 
     Args:
-        student, teacher: models of ours that differ in their attention.
+        student, teacher: sightline models that differ in their attention.
         loss: stage and weights of the losses.
         replaced: the blocks whose attention differs.
     """

@@ -18,7 +18,7 @@ from sightline.tasks.base import Task
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.data import data_section, open_split
 from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, WorkerLoader
-from sightline.tasks.classification.mix import mix, mixes
+from sightline.tasks.classification.mix import check_mixing, mix, mixes
 from sightline.tasks.evaluation import LabelBatch
 from sightline.tasks.linearize.config import Config, Data
 from sightline.tasks.linearize.distiller import Distiller, Teacher
@@ -52,11 +52,7 @@ class Linearization(Task[Tensor, LabelBatch]):
         self.order, self.images = self.loader.order, len(splits[1])
         labels = "labeled" if self.labelled else "held out"
         self.notes = (str(student.inherited), f"evaluated on {self.images:,} {labels} images", *splits[1].notes)
-        if self.order.ranks > 1 and self.order.local % 2 and mixes(self.augment, 0):
-            raise InputError(
-                f"batch.size={placement.batch} gives {self.order.local} images per process and micro-batch, but mixing "
-                f"needs an even number; give a multiple of {2 * placement.ranks * placement.accumulate}"
-            )
+        check_mixing(self.augment, self.order, placement)
 
     def __len__(self) -> int:
         """Images to evaluate."""
