@@ -85,6 +85,7 @@ COMMAND = Command(
     Options,
     run,
     help="give a trained vision transformer linear attention",
+    keys=OWN_OPTIONS,
     examples=(
         "  sightline linearize vit_tiny_patch16_224 --checkpoint vit.safetensors --data photos\n"
         "  sightline linearize deit_small_patch16_224 --data a.zip --data b --keep 3 --eval imagenet/val\n"

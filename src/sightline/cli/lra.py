@@ -94,6 +94,7 @@ COMMAND = Command(
     Options,
     run,
     help="compare mechanisms on a task of the Long Range Arena",
+    keys={"data.path": "--data"},
     examples=(
         "  sightline lra listops\n"
         "  sightline lra listops --attention softmax --attention inline --steps 1000\n"

@@ -9,6 +9,7 @@ A boolean is a switch, a tuple or dict an option that can be repeated (or a posi
 reads texts; `sightline.util.schema` makes the values that the types ask for, and one line for what does not fit.
 """
 
+import re
 from argparse import SUPPRESS, Action, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -39,6 +40,7 @@ class Command(Generic[T]):
     examples: str
     usage: str | None = None  # if a list of all options would be too long
     aliases: dict[str, str] = field(default_factory=dict)  # short options by what they replace
+    keys: dict[str, str] = field(default_factory=dict)  # options by the key of the configuration that they set
 
 
 @dataclass(frozen=True)
@@ -127,11 +129,12 @@ def parse(command: Command[T], prog: str, argv: Sequence[str]) -> T:
 def name_options(command: Command[T], text: str) -> str:
     """A message about arguments of a function, for a command line.
 
-    `img_size: ...` becomes `--img-size: ...`, and `pass on_error=skip` becomes `pass --on-error skip`. `--data` sets
-    the key data.path.
+    `img_size: ...` becomes `--img-size: ...`, and `pass on_error=skip` becomes `pass --on-error skip`; keys of the
+    configuration become the options that set them.
     """
     own = {item.name for item in fields(command.options) if not item.metadata.get("positional")}
-    text = text.replace("give data.path", "give --data") if "data" in own else text
+    for key, flag in command.keys.items():
+        text = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.=]| follows)", flag, text)
     names, colon, rest = as_options(text).partition(": ")
     if not own.issuperset(names.split(", ")):
         return names + colon + rest

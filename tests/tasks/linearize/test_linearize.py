@@ -198,9 +198,9 @@ def test_images_of_folders_and_zip_files(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        (["--keep", "13"], "keep"),
+        (["--keep", "13"], "--keep: 13"),
         (["--keep", "3"], "keep"),
-        (["--keep", "some"], "keep"),
+        (["--keep", "some"], "--keep"),
         (["--data", "empty"], "empty"),
         (["--checkpoint", "other.safetensors"], "other.safetensors"),
         (["--checkpoint", "headless.safetensors", "--eval", "{}/dev"], "classifier"),
