@@ -14,7 +14,8 @@ PACKAGE = "sightline"
 SOURCE = Path(sightline.__file__).parent
 # From the top; a layer may import itself and the layers below it. `analysis` and `bench` do not import each other.
 LAYERS = (
-    "cli", "engine", "hub", "tasks", "analysis", "bench", "models", "layers", "ops", "backend", "data", "util",
+    "cli", "explorer", "engine", "hub", "tasks", "analysis", "bench", "models", "layers", "ops", "backend",
+    "data", "util",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(LAYERS)} | {"__main__": 0}
 EXTRAS = ("segmentation_models_pytorch", "accelerate", "matplotlib", "pycocotools", "onnx")

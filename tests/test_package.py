@@ -18,8 +18,8 @@ from sightline.util.errors import InputError
 SOURCE = Path(sightline.__file__).parents[1]
 NAMES = [
     "Attention", "__version__", "attention_maps", "benchmark", "capture", "certify",
-    "convert", "count_confusions", "create_model", "download", "evaluate", "export", "layers", "linearize",
-    "list_models", "load", "masked", "measure_locality", "measure_newton", "measure_peak", "measure_rank",
+    "convert", "count_confusions", "create_model", "download", "evaluate", "explore", "export", "layers",
+    "linearize", "list_models", "load", "masked", "measure_locality", "measure_newton", "measure_peak", "measure_rank",
     "models", "ops", "predict", "push_to_hf_hub", "roll_up", "save_for_hf", "train",
 ]  # fmt: skip
 

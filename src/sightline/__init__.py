@@ -6,7 +6,7 @@ Importing it registers every model with timm:
     model = timm.create_model("inline_swin_tiny", img_size=512, num_classes=10)
 
 Everything that the command line does is a function here: `load`, `train`, `evaluate`, `predict`, `attention_maps`,
-`convert`, `export`, `benchmark`, `download`, and `create_model` and `list_models` of timm with our models;
+`explore`, `convert`, `export`, `benchmark`, `download`, and `create_model` and `list_models` of timm with our models;
 `measure_rank`, `roll_up` and the other instruments are those of `sightline.analysis`. See docs/python.md.
 """
 
@@ -29,6 +29,7 @@ _PUBLIC = {
     "create_model": "sightline.models:create_model",
     "download": "sightline.models:download",
     "evaluate": "sightline.engine.evaluate:evaluate",
+    "explore": "sightline.explorer:explore",
     "export": "sightline.hub.exporting:export",
     "layers": "sightline.layers",
     "linearize": "sightline.models.linearize:linearize",

@@ -19,6 +19,7 @@ from sightline.engine.huggingface import push_to_hf_hub as push_to_hf_hub
 from sightline.engine.huggingface import save_for_hf as save_for_hf
 from sightline.engine.predict import predict as predict
 from sightline.engine.train import train as train
+from sightline.explorer import explore as explore
 from sightline.hub import convert as convert
 from sightline.hub import load as load
 from sightline.hub.exporting import export as export

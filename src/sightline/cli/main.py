@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from sightline.cli import analyze, bench, convert, download, eval, export, info, linearize, lra, predict, train
+from sightline.cli import analyze, bench, convert, download, eval, explore, export, info, linearize, lra, predict, train
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, name_options, parse
 from sightline.cli.output import quiet
@@ -32,6 +32,7 @@ COMMANDS: "dict[str, Command | Group]" = {
     "lra": lra.COMMAND,
     "predict": predict.COMMAND,
     "analyze": analyze.COMMAND,
+    "explore": explore.COMMAND,
 }
 SIGHTLINE = Group(
     COMMANDS,

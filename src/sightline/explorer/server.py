@@ -1,0 +1,224 @@
+"""The local server of the page: a Starlette application, and uvicorn around it.
+
+Every request runs in a thread, so that a long one does not block the page. Uploads stay in memory, and no answer has a
+path of this machine. Only this machine may ask; with another host, only who knows the token in the address.
+"""
+
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sightline.data.images import ImageError
+from sightline.explorer.pictures import MAX_UPLOAD, TooLargeError, UnknownError
+from sightline.explorer.session import LARGEST, SMALLEST, BusyError, Session, Wanted
+from sightline.explorer.views import Query
+from sightline.util.errors import FileError, InputError
+from sightline.util.names import parse_size
+from sightline.util.schema import explain
+from sightline.util.text import one_line
+
+LOOPBACK = ("127.0.0.1", "localhost")
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+MAX_REQUEST = 1 << 16  # bytes of a request other than an upload
+HEADERS = {
+    b"content-security-policy": b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+}
+STATUS: "dict[type[Exception], int]" = {
+    UnknownError: 404, TooLargeError: 413, ImageError: 415, BusyError: 429, InputError: 400, FileError: 400,
+}  # fmt: skip
+WANTED = TypeAdapter(Wanted)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def application(session: Session, token: str = "", hosts: tuple[str, ...] = LOOPBACK) -> ASGIApp:
+    """The page and its API.
+
+    Args:
+        token: of the address, under which everything lies; "" for none.
+        hosts: names in the header `Host` that are answered; with a token, any.
+    """
+
+    def route(path: str, answer: Callable[..., Any], method: str = "GET") -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await answer(session, request)
+
+        return Route(path, endpoint, methods=[method])
+
+    routes = [
+        route("/", _page),
+        route("/web/{name}", _asset),
+        route("/api/options", _options),
+        route("/api/images", _upload, "POST"),
+        route("/api/images/{id}", _image),
+        route("/api/panels", _panel, "POST"),
+        route("/api/panels/{id}/row", _row),
+    ]
+    app = Starlette(
+        routes=[Mount(f"/{token}", routes=routes)] if token else routes,
+        exception_handlers={HTTPException: _http_error, Exception: _error, **dict.fromkeys(STATUS, _error)},
+    )
+    return Guard(app, () if token else hosts)
+
+
+class Guard:
+    """Rejects requests with another host name, which a foreign page may have made point here, or from a foreign page.
+
+    Also sets the headers of every answer.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def send_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in message["headers"]}
+                message["headers"] += [(name, value) for name, value in HEADERS.items() if name not in own]
+            await send(message)
+
+        app = self.app
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if self.hosts and host.rpartition(":")[0 if ":" in host else 2] not in self.hosts:
+            app = _failure(400, "host: this name is not that of the server; open the printed address")
+        elif origin is not None and urlsplit(origin).netloc != host:
+            app = _failure(400, "origin: the request comes from another page")
+        await app(scope, receive, send_headers)
+
+
+def _failure(status: int, text: object) -> JSONResponse:
+    return JSONResponse({"error": one_line(text, 400)}, status)
+
+
+async def _error(_: Request, error: Exception) -> Response:
+    for kind, status in STATUS.items():
+        if isinstance(error, kind):
+            return _failure(status, error)
+    return _failure(500, "this did not work; the terminal says more")
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _failure(error.status_code, error.detail.lower())
+
+
+def _asset_response(name: str) -> Response:
+    found = {item.name: item for item in (files("sightline.explorer") / "web").iterdir() if item.is_file()}
+    kind = KINDS.get(f".{name.rpartition('.')[2]}")
+    if name not in found or kind is None:
+        raise UnknownError("no such file")
+    return Response(found[name].read_bytes(), media_type=kind)
+
+
+async def _page(_: Session, request: Request) -> Response:
+    return await run_in_threadpool(_asset_response, "index.html")
+
+
+async def _asset(_: Session, request: Request) -> Response:
+    return await run_in_threadpool(_asset_response, request.path_params["name"])
+
+
+async def _options(session: Session, _: Request) -> Response:
+    return JSONResponse(session.options())
+
+
+async def _upload(session: Session, request: Request) -> Response:
+    data = await _body(request, MAX_UPLOAD, f"the image has more than {MAX_UPLOAD >> 20} MB; make it smaller")
+    picture = await run_in_threadpool(session.pictures.add, data, request.query_params.get("name", ""))
+    return JSONResponse(picture.facts())
+
+
+async def _image(session: Session, request: Request) -> Response:
+    size = _size(request.query_params.get("size", ""))
+    return Response(await run_in_threadpool(session.picture, request.path_params["id"], size), media_type="image/jpeg")
+
+
+async def _panel(session: Session, request: Request) -> Response:
+    body = await _body(request, MAX_REQUEST, "the request is too long")
+    try:
+        wanted = WANTED.validate_json(body, strict=True)
+    except ValidationError as error:
+        raise InputError(explain(error)) from None
+    return JSONResponse(await run_in_threadpool(session.panel, wanted))
+
+
+async def _row(session: Session, request: Request) -> Response:
+    block, query = _number(request, "block"), _query(request)
+    return JSONResponse(await run_in_threadpool(session.row, request.path_params["id"], block, query))
+
+
+async def _body(request: Request, most: int, complaint: str) -> bytes:
+    """The body of a request, which is not read further than allowed."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > most:
+            raise TooLargeError(complaint)
+    return bytes(data)
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,7}", text):
+        raise InputError(f"{name}: expected a whole number; got {one_line(text, 40)!r}")
+    return int(text)
+
+
+def _query(request: Request) -> Query:
+    return "class" if request.query_params.get("query") == "class" else _number(request, "query")
+
+
+def _size(text: str) -> tuple[int, int]:
+    size = parse_size(text[:20])
+    if not all(SMALLEST <= side <= LARGEST for side in size):
+        raise InputError(f"size: expected from {SMALLEST} to {LARGEST} pixels; got {size[0]}x{size[1]}")
+    return size
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on a port; 0 for one that is free.
+
+    Raises:
+        InputError: the port is in use, or there is no such host.
+    """
+    try:
+        family = socket.getaddrinfo(host, port)[0][0]
+        opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # by which asyncio sends at once
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((host, port))
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise InputError(f"port: cannot listen on {host}:{port} ({why}); give another port, or 0") from error
+    return opened
+
+
+def serve(app: ASGIApp, opened: socket.socket, started: Callable[[], None]) -> None:
+    """Answer requests until an interrupt; calls `started` once it listens."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            started()
+
+    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1, server_header=False)
+    with opened:
+        Server(config).run(sockets=[opened])

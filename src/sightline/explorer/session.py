@@ -1,0 +1,164 @@
+"""What the page can ask for: images, panels (a model on an image) and what is inside them; kept in memory, bounded."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from threading import Lock
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from sightline.explorer.kept import Kept
+from sightline.explorer.models import FIRST, Models
+from sightline.explorer.pictures import Pictures, UnknownError, as_jpeg
+from sightline.explorer.views import Answer, Query, View, keep_factors
+from sightline.util.errors import InputError, RunError
+from sightline.util.provenance import VERSION
+
+SIZES = (224, 288, 384, 512, 768, 1024)
+SMALLEST, LARGEST = 16, 1024  # pixels along a side
+MAX_PANELS = 3
+PANELS = 2 << 30  # bytes of all panels together
+ANSWERS = 64 << 20  # bytes
+MAX_WAITING = 8  # requests for panels at a time
+Name = Annotated[str, Field(max_length=200)]
+Side = Annotated[int, Field(ge=SMALLEST, le=LARGEST)]
+
+
+class BusyError(RunError):
+    """Too many requests at a time."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A panel: a model, with another attention or its own, on an image at a size (height, width)."""
+
+    image: Name
+    model: Name
+    size: tuple[Side, Side]
+    attention: Name | None = None
+
+    @property
+    def id(self) -> str:
+        return sha256(repr((self.image, self.model, self.size, self.attention)).encode()).hexdigest()[:20]
+
+
+class Session:
+    """Everything behind the page.
+
+    Args:
+        models: what can be chosen.
+        image: a file to start with; by default the first sample.
+        attention: mechanisms to start with.
+        size: (height, width) to start with; by default as the first model was trained.
+
+    Raises:
+        ImageError: the image cannot be read.
+        InputError: there are more panels than fit, or a mechanism does not fit a model.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        image: str | None = None,
+        attention: Sequence[str] = (),
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        self.models, self.pictures = models, Pictures(models.first.card)
+        first = next(iter(self.pictures.samples)) if image is None else self.pictures.open(image).id
+        default = models.first.checkpoint is None and not attention
+        chosen: Sequence[str | None] = FIRST if default else attention or (None,)
+        size = size or models.first.card.input_size[1:]
+        if not all(SMALLEST <= side <= LARGEST for side in size):
+            raise InputError(f"img_size: expected from {SMALLEST} to {LARGEST} pixels; got {size[0]}x{size[1]}")
+        self.start = [Wanted(first, id, size, name) for id in models.bases for name in chosen]
+        if len(self.start) > MAX_PANELS:
+            raise InputError(f"attention: {len(self.start)} panels; at most {MAX_PANELS} stand side by side")
+        self._panels: Kept[View] = Kept(PANELS, lambda view: view.memory, least=MAX_PANELS)
+        self._answers: Kept[Answer] = Kept(ANSWERS, _size)
+        self._factors = keep_factors()
+        self._running, self._waiting, self._count = Lock(), 0, Lock()
+        for wanted in self.start:
+            models.find(wanted.model, wanted.attention)
+
+    def options(self) -> Answer:
+        first = self.start[0]
+        panels = [{"model": item.model, "attention": item.attention} for item in self.start]
+        pictures = [*self.pictures.given.values(), *self.pictures.samples.values()]
+        return {
+            "version": VERSION,
+            "samples": [{"id": item.id, "title": item.title} for item in pictures],
+            "models": [{"id": id, "title": item.title} for id, item in self.models.bases.items()],
+            "attentions": self.models.attentions,
+            "sizes": sorted({*SIZES, *(side for side in first.size if first.size[0] == first.size[1])}),
+            "max_panels": MAX_PANELS,
+            "start": {"image": first.image, "size": list(first.size), "panels": panels},
+        }
+
+    def picture(self, id: str, size: tuple[int, int]) -> bytes:
+        """A JPEG file of what models see of an image."""
+        return as_jpeg(self.pictures.seen(self.pictures.find(id), size))
+
+    def panel(self, wanted: Wanted) -> Answer:
+        """Run a model on an image.
+
+        Raises:
+            UnknownError: there is no such image or model.
+            InputError: the attention does not fit the model, or the model not the size.
+            BusyError: too many are waiting.
+        """
+        view = self._panels.get(wanted.id, lambda: self._view(wanted))
+        return {"id": wanted.id, **self._answers.get((wanted.id,), view.facts)}
+
+    def _view(self, wanted: Wanted) -> View:
+        picture = self.pictures.find(wanted.image)
+        with self._turn():
+            model = self.models.find(wanted.model, wanted.attention)
+            card = model.card
+            pixels = self.pictures.seen(picture, wanted.size, card.input_size[0])
+            mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
+            return View(model, ((pixels - mean) / std).to(self.models.device), self._factors)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One model is built or runs at a time; a few more may wait."""
+        with self._count:
+            if self._waiting >= MAX_WAITING:
+                raise BusyError("too many panels are being made; wait a little")
+            self._waiting += 1
+        try:
+            with self._running:
+                yield
+        finally:
+            with self._count:
+                self._waiting -= 1
+
+    def view(self, panel: str) -> View:
+        """A panel that was made.
+
+        Raises:
+            UnknownError: there is none, or no longer.
+        """
+        if found := self._panels.find(panel):
+            return found
+        raise UnknownError("no such panel, or no longer; choose its model again")
+
+    def ask(self, panel: str, what: Callable[[View], Answer], *key: object) -> Answer:
+        """An answer about a panel, computed once for its key."""
+        view = self.view(panel)
+        return self._answers.get((panel, *key), lambda: what(view))
+
+    def row(self, panel: str, block: int, query: Query) -> Answer:
+        """The attention of a query in a block; see `View.row`."""
+        return self.ask(panel, lambda view: view.row(block, query), "row", block, query)
+
+
+def _size(answer: Answer) -> int:
+    """Bytes of an answer, about."""
+    return 500 + sum(len(value) * (1 if isinstance(value, str) else 8) for value in answer.values() if _is_long(value))
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, str | list)

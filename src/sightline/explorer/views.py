@@ -1,0 +1,218 @@
+"""One model and one image: the answers to everything that the page asks about them.
+
+A view records once what the blocks are called with; rows of attention are then computed one at a time, O(N).
+
+Shape letters: H heads, N tokens, M keys, D head dim, r columns of factors.
+"""
+
+import time
+from base64 import b64encode
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sightline.analysis.capture import BlockCall, CoreCall, attention_blocks, capture
+from sightline.data.labels import in_words
+from sightline.engine.study_models import StudyModel
+from sightline.explorer.kept import Kept
+from sightline.layers.core import Core, Factors
+from sightline.models.base import VisionModel
+from sightline.util.errors import InputError
+
+Query: TypeAlias = int | Literal["class"]  # a token of the grid of a block, row by row; or the class token
+Answer: TypeAlias = dict[str, Any]  # JSON
+TOP, TOP_BY_BLOCK = 5, 3
+FACTORS = 768 << 20  # bytes of factors that all views keep together
+LARGEST = 127
+NUMBERS = count()  # of calls
+
+
+@dataclass(frozen=True)
+class FactoredCall(CoreCall):
+    """A call whose factors are kept, so that a row costs O(M r) and not what makes the factors."""
+
+    kept: Kept[Factors]
+    number: int
+
+    def rows(self, window: int, queries: Tensor) -> Tensor:
+        if type(self.core).rows is not Core.rows:  # it has no factors, or a faster way
+            return super().rows(window, queries)
+        left, right = self.kept.get(self.number, self._factors)
+        return left[window][:, queries.to(left.device)] @ right[window].transpose(-1, -2)
+
+    @torch.no_grad()
+    def _factors(self) -> Factors:
+        found = self.core.factors(self.q, self.k, self.place)
+        assert found is not None
+        return found
+
+
+def keep_factors() -> Kept[Factors]:
+    """What the views of a server share."""
+    return Kept(FACTORS, lambda pair: sum(t.numel() * t.element_size() for t in pair))
+
+
+class View:
+    """A model on an image.
+
+    Args:
+        model: in evaluation mode.
+        image: (channels, height, width), normalized, on the model's device.
+        kept: for the factors of its blocks.
+
+    Runs the model; no other thread may run it at the same time.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: StudyModel, image: Tensor, kept: Kept[Factors]) -> None:
+        assert isinstance(model.model, VisionModel)
+        self.model, self.image = model, image
+        self.network: VisionModel = model.model
+        with module_outputs(self.network, {_parent(name) for name in attention_blocks(self.network)}) as outputs:
+            start = time.perf_counter()
+            calls = capture(self.network, image)
+            self.logits = outputs[""][0].float().cpu()
+            self.forward_ms = _since(start)
+        self.heads: dict[Hashable, int] = {}  # by mechanism and width
+        self.blocks = [_factored(block, kept) for block in calls]
+        self.by_block = [self._prediction(block, outputs.get(_parent(block.name))) for block in calls]
+
+    @property
+    def memory(self) -> int:
+        """Bytes of what is recorded, about."""
+        parts = [part for block in self.blocks for part in block.parts]
+        tensors = [t for part in parts for t in (part.q, part.k, part.v, part.place.context)]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """A label for every output."""
+        known = self.model.card.classes
+        return [name.split(",")[0] for name in in_words(known)] or [f"class {i}" for i in range(len(self.logits))]
+
+    def _prediction(self, block: BlockCall, tokens: Tensor | None) -> list[Answer] | None:
+        """What the classifier makes of the tokens after a block; None if they do not fit it."""
+        network = self.network
+        fits = tokens is not None and tokens.ndim == 3 and tokens.shape[2] == network.num_features
+        if not fits or block.prefix != network.num_prefix_tokens or tokens is None:
+            return None
+        logits = network.forward_head(network._finish((tokens, block.grid, block.prefix)))
+        return self._likeliest(logits[0].float().cpu(), TOP_BY_BLOCK)
+
+    def _likeliest(self, logits: Tensor, count: int) -> list[Answer]:
+        shares, indices = logits.softmax(-1).nan_to_num().topk(min(count, len(logits)))
+        pairs = zip(shares.tolist(), indices.tolist(), strict=True)
+        return [{"label": self.names[i], "p": round(share, 5)} for share, i in pairs]
+
+    def facts(self) -> Answer:
+        """What the page shows before a patch is chosen."""
+        mechanisms = list(dict.fromkeys(block.mechanism for block in self.blocks))
+        return {
+            "title": self.model.title, "note": self.model.warning, "mechanism": " + ".join(mechanisms),
+            "size": list(self.image.shape[1:]), "pixels": list(self.image.shape[1:]),
+            "forward_ms": round(self.forward_ms, 2), "classes_known": bool(self.model.card.classes),
+            "blocks": [self._block_facts(block) for block in self.blocks],
+            "top": self._likeliest(self.logits, TOP), "by_block": self.by_block,
+        }  # fmt: skip
+
+    def _block_facts(self, block: BlockCall) -> Answer:
+        return {
+            "name": block.name, "mechanism": block.mechanism, "grid": list(block.grid),
+            "key_grid": list(block.key_grid), "prefix": block.prefix,
+            "heads": self._heads(block), "rows": block.has_rows, "local": False,
+        }  # fmt: skip
+
+    def _heads(self, block: BlockCall) -> int:
+        """Heads of the rows of a block: those of the projection, or as many as the mechanism makes of them."""
+        shape = (block.mechanism, *((part.core.num_heads, part.core.head_dim) for part in block.parts))
+        if shape not in self.heads:
+            own = sum(part.core.num_heads for part in block.parts)
+            self.heads[shape] = len(block.rows([block.prefix])) if block.has_rows else own
+        return self.heads[shape]
+
+    def block(self, index: int) -> BlockCall:
+        """A block by its number.
+
+        Raises:
+            InputError: there is none.
+        """
+        if not 0 <= index < len(self.blocks):
+            raise InputError(f"block: expected a number from 0 to {len(self.blocks) - 1}; got {index}")
+        return self.blocks[index]
+
+    def row(self, index: int, query: Query) -> Answer:
+        """The weights that a query gives to the keys of a block.
+
+        Raises:
+            InputError: there is no such block or query, or the block has no rows.
+        """
+        block, start = self.block(index), time.perf_counter()
+        if not block.has_rows:
+            raise InputError(f"{block.mechanism} has no attention matrix to show; choose another block")
+        row = block.rows([token_of(block, query)])[:, 0].cpu()
+        return {**packed(row[:, block.prefix :], row[:, : block.prefix], block.key_grid), "ms": _since(start)}
+
+
+def token_of(block: BlockCall, query: Query) -> int:
+    """The number of a query among the tokens of a block.
+
+    Raises:
+        InputError: there is no such query.
+    """
+    if query == "class":
+        if not block.prefix:
+            raise InputError(f"query: {block.name} has no class token; choose a patch")
+        return 0
+    count = block.grid[0] * block.grid[1]
+    if not 0 <= query < count:
+        raise InputError(f"query: expected class, or a patch from 0 to {count - 1}; got {query}")
+    return block.prefix + query
+
+
+def packed(weights: Tensor, prefix: Tensor, grid: Sequence[int]) -> Answer:
+    """Weights (H, M) as the page reads them: whole numbers from -127 to 127, and per head what one of them is worth."""
+    weights, prefix = weights.float().nan_to_num(), prefix.float().nan_to_num()
+    scale = weights.abs().amax(1) / LARGEST
+    numbers = (weights / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8)
+    return {
+        "grid": list(grid), "heads": len(weights), "weights": b64encode(numbers.numpy().tobytes()).decode(),
+        "scale": scale.tolist(), "prefix": prefix.tolist(), "min": weights.amin(1).tolist(),
+        "max": weights.amax(1).tolist(), "sum": (weights.sum(1) + prefix.sum(1)).tolist(),
+    }  # fmt: skip
+
+
+def _factored(block: BlockCall, kept: Kept[Factors]) -> BlockCall:
+    parts = tuple(
+        FactoredCall(part.core, part.q, part.k, part.v, part.place, part.positions, kept, next(NUMBERS))
+        for part in block.parts
+    )
+    return replace(block, parts=parts)
+
+
+@contextmanager
+def module_outputs(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """What the model itself, "", and modules of it return, by name, once it has run."""
+    found: dict[str, Tensor] = {}
+    modules, handles = dict(model.named_modules()), []
+    for name in {"", *names}:
+        handles.append(modules[name].register_forward_hook(lambda *call, name=name: found.update({name: call[2]})))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _since(start: float) -> float:
+    """Milliseconds."""
+    return round(1000 * (time.perf_counter() - start), 3)
