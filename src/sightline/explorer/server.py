@@ -7,7 +7,6 @@ path of this machine. Only this machine may ask; with another host, only who kno
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sightline.data.images import ImageError
+from sightline.explorer.assets import ASSETS
 from sightline.explorer.pictures import MAX_UPLOAD, TooLargeError, UnknownError
 from sightline.explorer.session import LARGEST, SMALLEST, BusyError, Session, Wanted
 from sightline.explorer.views import Query
@@ -121,11 +121,10 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 def _asset_response(name: str) -> Response:
-    found = {item.name: item for item in (files("sightline.explorer") / "web").iterdir() if item.is_file()}
     kind = KINDS.get(f".{name.rpartition('.')[2]}")
-    if name not in found or kind is None:
+    if name not in ASSETS or kind is None:
         raise UnknownError("no such file")
-    return Response(found[name].read_bytes(), media_type=kind)
+    return Response(ASSETS[name].read_bytes(), media_type=kind)
 
 
 async def _page(_: Session, request: Request) -> Response:
