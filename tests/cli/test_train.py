@@ -234,6 +234,16 @@ def test_paths_are_what_was_typed(path: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
+    ("more", "model"),
+    [([], "soft_tiny"), (["--data", "x"], "inline_conv_small"), (["--data.path", "null"], "inline_conv_small"),
+     (["--config", "imagenette", "--data", "x"], "inline_swin_tiny")],
+)  # fmt: skip
+def test_photographs_have_their_recipe(more: list[str], model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *more, "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["name"] == model
+
+
+@pytest.mark.parametrize(
     ("text", "value"), [("1e-3", 1e-3), ("010", 10), ("[1, -2.5e1]", [1, -25.0]), ("1:30", "1:30")]
 )
 def test_numbers_are_what_was_typed(text: str, value: object) -> None:

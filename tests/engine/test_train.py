@@ -159,6 +159,7 @@ def test_parts_of_an_update_add_up(images: Path, tmp_path: Path) -> None:
         {"augment": {"crop": "padded", "vflip": 0.5, "repeats": 3, "cutmix": 1.0, "mix_mode": "pair"}},
         {"optim__clip": 1.0, "optim__layer_decay": 0.7, "optim__name": "lamb", "model__grad_checkpointing": True},
         {"optim__clip": 0.1, "optim__clip_mode": "agc", "optim__name": "sgd", "model__channels_last": True},
+        {"optim__name": "muon", "optim__args": {"fallback_list": ["head.*"]}, "augment": {"progressive": [0.5, 1.0]}},
         {"run__precision": "bf16", "loss__name": "bce", "ema__decay": 0.99, "ema__warmup": True, "ema__batch": 4},
         {"optim__lr_batch": 16, "schedule__scale_all": True, "schedule__cooldown_epochs": 1, "run__eval_every": 2},
         {"data__source": "synthetic", "data__path": None, "run__max_steps": 3},

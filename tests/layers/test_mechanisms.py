@@ -15,7 +15,7 @@ from sightline.layers.window_attention import WindowAttention
 
 from ..models.tiny import CLASSES, assert_close, fresh, image, relative_error, tiny
 
-FAMILIES = ("deit", "pvt", "swin", "cswin", "soft")
+FAMILIES = ("deit", "pvt", "swin", "cswin", "hybrid", "soft")
 GRID = (3, 5)
 
 

@@ -62,6 +62,8 @@ def test_every_published_variant(name: str) -> None:
         ("inline_deit_tiny", {"num_classes": 0, "img_size": 384}, True),
         ("inline_deit_small", {"depths": 3, "patch_size": 32, "mlp_ratio": 2.0, "qkv_bias": False}, False),
         ("inline_deit_tiny", {"num_heads": 2}, False),
+        ("inline_conv_small", {"attention": "softmax", "stem_stride": 2, "conv_mlp": False}, False),
+        ("inline_conv_small", {"depths": (0, 1, 3, 2), "conv_depths": (1, 2, 0, 2), "init_values": 1.0}, False),
     ],
 )
 def test_what_differs_becomes_arguments(name: str, kwargs: dict[str, Any], exact: bool) -> None:

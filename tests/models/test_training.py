@@ -7,6 +7,9 @@ from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
+from sightline.layers.blocks import PostNormBlock, PreNormBlock
+from sightline.layers.conv_blocks import ConvBlock
+
 from .tiny import every_family, fresh, gradients, image, tiny
 
 
@@ -79,7 +82,9 @@ def test_weight_decay(family: str, attention: str | None) -> None:
     parameters = dict(model.named_parameters())
     listed = model.no_weight_decay()
     assert listed <= parameters.keys()
-    assert (len(listed) > 0) == (family != "cswin" and (family != "swin" or attention in (None, "softmax")))
+    assert (len(listed) > 0) == (
+        family not in ("cswin", "hybrid") and (family != "swin" or attention in (None, "softmax"))
+    )
     plain, decayed = param_groups_weight_decay(model, 0.05, no_weight_decay_list=listed)
     assert (plain["weight_decay"], decayed["weight_decay"]) == (0, 0.05)
     for name, parameter in parameters.items():
@@ -103,11 +108,13 @@ def test_drop_path_is_for_training_only(family: str) -> None:
 
 
 @every_family
-def test_drop_path_rises_to_its_rate_in_both_branches(family: str) -> None:
+def test_drop_path_rises_to_its_rate_in_every_branch(family: str) -> None:
     model = fresh(family, drop_path_rate=0.4)
-    depth = sum(name.endswith("attn.proj.weight") for name in model.state_dict())
+    branches = [1 if isinstance(module, ConvBlock) else 2 for module in model.modules()
+                if isinstance(module, PreNormBlock | PostNormBlock | ConvBlock)]  # fmt: skip
     rates = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
-    expected = [0.4 * i / (depth - 1) for i in range(1, depth) for _ in ("attention", "mlp")]
+    last = len(branches) - 1
+    expected = [0.4 * i / last for i, count in enumerate(branches) if i for _ in range(count)]
     assert rates == pytest.approx(expected)
 
 

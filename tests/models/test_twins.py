@@ -14,7 +14,7 @@ from sightline.tasks.classification.model import load_weights
 
 from .tiny import assert_close, fresh, image, tiny
 
-FAMILIES = ("deit", "pvt", "swin", "cswin", "soft")
+FAMILIES = ("deit", "pvt", "swin", "cswin", "hybrid", "soft")
 THREE_PARTS = [name for name in MECHANISMS if not MECHANISMS[name].core.shared_qk]
 
 

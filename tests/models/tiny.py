@@ -16,12 +16,14 @@ from .weights import enliven
 
 PYRAMID = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 1, 1)}
 SWIN = {"embed_dims": 8, "num_heads": (1, 2, 2, 4), "depths": (1, 1, 1, 2), "window_size": 2}
+HYBRID = {**PYRAMID, "depths": (0, 1, 1, 1), "conv_depths": (1, 1, 1, 0)}
 CSWIN = {"embed_dims": 8, "num_heads": (2, 2, 4, 4), "depths": (1, 1, 1, 1), "stripes": (1, 2, 3, 7)}
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "deit": ("inline_deit_tiny", {"embed_dims": 16, "num_heads": 2, "depths": 3}),
     "pvt": ("inline_pvt_tiny", PYRAMID),
     "swin": ("inline_swin_tiny", SWIN),
     "cswin": ("inline_cswin_tiny", CSWIN),
+    "hybrid": ("inline_conv_small", HYBRID),
     "soft": ("soft_tiny", PYRAMID),
     "soft_norm": ("soft_norm_tiny", PYRAMID),
 }
@@ -34,6 +36,7 @@ CHANNELS = {
     "pvt": [8, 16, 24, 32],
     "swin": [8, 16, 32, 64],
     "cswin": [8, 16, 32, 64],
+    "hybrid": [8, 16, 24, 32],
     "soft": [8, 16, 24, 32],
     "soft_norm": [8, 16, 24, 32],
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sightline.cli.options import Command, option
-from sightline.engine.settings import all_keys, configure, load_recipe, parse, to_yaml, unknown_option
+from sightline.engine.settings import all_keys, configure, default_recipe, load_recipe, parse, to_yaml, unknown_option
 from sightline.util.text import say
 
 WELCOME = (
@@ -32,7 +32,9 @@ class Options:
     """
 
     config: str | None = option(
-        "packaged recipe, such as imagenette or inline_swin_tiny, or a YAML file", metavar="RECIPE"
+        "packaged recipe, such as imagenette or inline_swin_tiny, or a YAML file; by default photos, or quick without "
+        "--data",
+        metavar="RECIPE",
     )
     print_config: bool = option("print the resolved configuration and stop", default=False)
     settings: dict[str, str] = field(
@@ -46,8 +48,8 @@ class Options:
 
 def run(options: Options) -> None:
     """Train; the last line says where everything is."""
-    recipe = "quick" if options.config is None else options.config
     overrides: dict[str, Any] = {key: parse(text, key) for key, text in options.settings.items()}
+    recipe = default_recipe(overrides) if options.config is None else options.config
     if options.print_config:
         sys.stdout.write(to_yaml(configure(load_recipe(recipe), overrides)))
         return
@@ -72,6 +74,7 @@ COMMAND = Command(
     help="train a model; without arguments a small classifier on embedded data",
     examples=(
         "  sightline train\n"
+        "  sightline train --data photos\n"
         "  sightline train --config imagenette_80 --data imagenette2-160\n"
         "  sightline train --config finetune --data photos --model inline_swin_tiny\n"
         "  sightline train --config inline_deit_tiny --print-config > mine.yaml\n"

@@ -21,6 +21,7 @@ from sightline.util.names import nearest
 from sightline.util.schema import build, unknown_key
 
 BASE, TASK = "base", "task"
+EMBEDDED, PHOTOS = "quick", "photos"  # recipes for the embedded data, and for images of the user's own
 DEFAULT_TASK = next(iter(TASKS))  # of recipes that name none
 MAX_BASES = 8
 PATHS = ("data.path", "run.folder")  # even `null`
@@ -33,6 +34,13 @@ Key = Field[Any]  # with its help in the metadata
 def recipe_names() -> list[str]:
     """The packaged recipes."""
     return sorted(item.name.removesuffix(".yaml") for item in RECIPES.iterdir() if item.name.endswith(".yaml"))
+
+
+def default_recipe(overrides: Mapping[str, object]) -> str:
+    """The recipe if none is named: for images if `overrides` say where they are, else for the embedded ones."""
+    section = overrides.get("data")
+    path = section.get("path") if isinstance(section, Mapping) else None
+    return EMBEDDED if overrides.get("data.path", path) is None else PHOTOS
 
 
 def load_recipe(name: str, depth: int = 0) -> Recipe:

@@ -14,7 +14,7 @@ from sightline.engine.distributed import leave, make_accelerator, peers, rank, t
 from sightline.engine.progress import clock
 from sightline.engine.records import Row
 from sightline.engine.run_folder import RunFolder, choose
-from sightline.engine.settings import configure, load_recipe, recipe_names, to_dict
+from sightline.engine.settings import EMBEDDED, configure, default_recipe, load_recipe, recipe_names, to_dict
 from sightline.engine.signals import StopSignals
 from sightline.engine.state import Progress
 from sightline.engine.trainer import Trainer
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.utils.tensorboard import SummaryWriter
 
-DEFAULT = "quick"  # the recipe for the embedded data
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for now
 
 
@@ -50,7 +49,7 @@ class Run:
 
 
 def train(
-    recipe: str | Path | RunConfig = DEFAULT,
+    recipe: str | Path | RunConfig | None = None,
     data: str | Path | None = None,
     *,
     model: str | Mapping[str, object] | None = None,
@@ -62,7 +61,7 @@ def train(
     An interrupted run resumes when the same call is repeated. Progress is printed.
 
     Args:
-        recipe: a packaged recipe, a YAML file, or a configuration.
+        recipe: a packaged recipe, a YAML file, or a configuration; by default `photos`, or `quick` without data.
         data: path of the data, `data.path` of the configuration.
         model: a name, `model.name` of the configuration, or keys of the section `model`.
         out: the run folder; by default runs/NAME-OF-THE-RECIPE, with a number.
@@ -86,6 +85,8 @@ def train(
         given["data.path"] = str(data)
     if out is not None:
         given["run.folder"] = str(out)
+    if recipe is None:
+        recipe = default_recipe(given)
     if isinstance(recipe, str | Path):
         name, values = Path(recipe).stem, load_recipe(str(recipe))
     elif isinstance(recipe, RunConfig):
@@ -95,7 +96,7 @@ def train(
     config = configure(values, given)
     embedded = config.data.path is None and getattr(config.data, "source", "synthetic") != "synthetic"
     embedded = embedded and not hasattr(config.data, "images")
-    if recipe != DEFAULT and recipe in recipe_names() and embedded:
+    if recipe != EMBEDDED and recipe in recipe_names() and embedded:
         raise InputError(f"data: the recipe {recipe} needs data; give its path")
     path, resuming = choose(config, name)
     if config.run.folder is None and path.name != name and not resuming and rank() == 0:

@@ -57,7 +57,11 @@ class PreNormBlock(nn.Module):
         context = x if self.raw_context else None
         mask = {} if key_mask is None else {"key_mask": key_mask}  # attention in windows takes none
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), grid, prefix, context=context, **mask)))
-        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        return x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), grid)))
+
+    def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """The MLP of normed tokens."""
+        return self.mlp(x)
 
 
 class TanhMlp(Mlp):

@@ -4,6 +4,7 @@ A sequence is a grid of one row; its convolutions have weights of one row too.
 """
 
 import torch.nn.functional as F
+from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from sightline.ops.checks import Grid
@@ -40,6 +41,7 @@ class SharedConv(nn.Module):
         return depthwise_conv(v, self.conv.weight.repeat(heads, 1, 1, 1), self.conv.bias.repeat(heads), grid)
 
 
+@register_notrace_module
 class ChannelConv(nn.Module):
     """Depthwise convolution with weights for every channel, zero at first: it adds nothing until it is trained."""
 

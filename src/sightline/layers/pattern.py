@@ -37,8 +37,12 @@ def parse_pattern(attention: Pattern, depths: Sequence[int]) -> list[list[Spec]]
 
 
 def format_pattern(pattern: Sequence[Sequence[Spec]]) -> str:
-    """The shortest notation of a pattern: equal stages and equal blocks are written once."""
-    stages = [_format_stage(blocks) for blocks in pattern]
+    """The shortest notation of a pattern: equal stages and equal blocks are written once.
+
+    A stage without blocks has the mechanism of the first block of all.
+    """
+    first = next((blocks[:1] for blocks in pattern if blocks), [Spec("softmax")])
+    stages = [_format_stage(blocks or first) for blocks in pattern]
     return stages[0] if len(set(stages)) == 1 and "+" not in stages[0] else ",".join(stages)
 
 

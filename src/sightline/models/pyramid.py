@@ -1,4 +1,4 @@
-"""Models in stages, each on a coarser map than the previous one: PVT, Swin, CSwin and SOFT."""
+"""Models in stages, each on a coarser map than the previous one: PVT, Swin, CSwin, SOFT and the hybrid."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
@@ -9,6 +9,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from sightline.layers.blocks import PreNormBlock
+from sightline.layers.conv_blocks import ConvBlock
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.pattern import Pattern, parse_pattern
@@ -107,6 +108,7 @@ class Pyramid(VisionModel):
     has_norm = True  # after the last stage
     norm_eps = 1e-5
     raw_context = False  # see `PreNormBlock`
+    conv_depths: tuple[int, ...] = (0, 0, 0, 0)  # blocks of convolutions that the stages begin with
 
     def __init__(
         self,
@@ -128,12 +130,13 @@ class Pyramid(VisionModel):
     ) -> None:
         dims = stage_dims(embed_dims, 4)
         heads, depths = stage_values("num_heads", num_heads, 4), stage_values("depths", depths, 4)
-        pattern, rates = parse_pattern(attention, depths), drop_path_rates(drop_path_rate, depths)
+        pattern, convs = parse_pattern(attention, depths), self.conv_depths
+        rates = drop_path_rates(drop_path_rate, [sum(both) for both in zip(convs, depths, strict=True)])
         stages = []
         for i, dim in enumerate(dims):
-            stride = 4 * 2**i
-            blocks = []
-            for j, (mechanism, rate) in enumerate(zip(pattern[i], rates[i], strict=True)):
+            stride = self.stem_stride * 2**i
+            blocks: list[nn.Module] = [ConvBlock(dim, rate) for rate in rates[i][: convs[i]]]
+            for j, (mechanism, rate) in enumerate(zip(pattern[i], rates[i][convs[i] :], strict=True)):
                 attn = self.make_attention(
                     i, j, mechanism, dim=dim, num_heads=heads[i], stride=stride, qkv_bias=qkv_bias,
                     proj_drop=proj_drop_rate,

@@ -73,6 +73,31 @@ def test_how_many_are_augmented_at_once_changes_nothing(folder: Path, monkeypatc
         assert torch.equal(one.targets, other.targets)
 
 
+def test_images_grow_in_equal_parts_of_the_epochs(folder: Path) -> None:
+    made = task(folder, Augment(progressive=(0.5, 0.75, 1.0), erase=0.5, mixup=0.2), 8)
+    made.epochs = 7
+    sides = [next(made.batches(epoch, 0)).images.shape[-2:] for epoch in range(8)]  # the last one cools down
+    assert [side[0] for side in sides] == [8, 8, 8, 12, 12, 16, 16, 16]
+    assert all(height == width for height, width in sides)
+
+
+def test_a_smaller_image_is_the_same_image(folder: Path) -> None:
+    whole, small = (task(folder, Augment(progressive=shares), 8) for shares in ((), (0.5,)))
+    image, smaller = (next(made.batches(0, 0)).images for made in (whole, small))
+    torch.testing.assert_close(smaller.mean((2, 3)), image.mean((2, 3)), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("most", "loader"), [(1 << 30, feeds.DeviceLoader), (111 * 3 * 16 * 16 - 1, feeds.WorkerLoader)]
+)
+def test_few_images_are_preloaded(folder: Path, most: int, loader: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """96 to train on and 15 to evaluate, of 3 x 16 x 16 bytes."""
+    monkeypatch.setattr("sightline.tasks.classification.task.MOST_PRELOADED", most)
+    data = Data(path=str(folder), size=16, workers=0, preload="auto")
+    made = Classification(replace(resolve(RECIPE), data=data), Placement(torch.device("cpu"), 8))
+    assert isinstance(made.loader, loader)
+
+
 @pytest.mark.parametrize(("recipe", "most"), [("imagenette", 80), ("imagenette_80", 140)])
 def test_a_batch_takes_few_kernels_and_never_waits(
     folder: Path, recipe: str, most: int, monkeypatch: pytest.MonkeyPatch

@@ -168,7 +168,7 @@ def _num_heads(layout: Layout, own: Arguments) -> tuple[int, ...]:
 def _sr_ratios(layout: Layout) -> tuple[int, ...] | None:
     """None if every block has the reduction that PVT gives its mechanism by default."""
     usual = tuple(tuple(usual_reduction(i, spec) for spec in blocks) for i, blocks in enumerate(layout.attention))
-    return None if layout.reductions == usual else tuple(blocks[0] for blocks in layout.reductions)
+    return None if layout.reductions == usual else tuple(blocks[0] if blocks else 1 for blocks in layout.reductions)
 
 
 def _rank(layout: Layout, name: str, kwargs: Arguments) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ SIGNATURES = {
 }
 # The same for checkpoints that sightline itself wrote.
 NATIVE_SIGNATURES = {
+    "hybrid": r"^stages\.0\.blocks\.0\.conv1\.weight$",
     "cswin": r"^stages\.0\.blocks\.0\.attn\.branches\.",
     "soft": r"^stages\.0\.embed\.proj\.0\.weight$",
     "pvt": r"^stages\.0\.pos_embed\.weight$",

@@ -51,7 +51,7 @@ def _per_stage(kind: Any) -> Any:
 
 
 NAMES: dict[Any, str] = {
-    _per_stage(Blocks): "depth depths layers num_blocks transformer_depths",
+    _per_stage(Blocks): "depth depths conv_depths layers num_blocks transformer_depths",
     _per_stage(Whole): (
         "img_size in_chans patch_size embed_dim embed_dims dim dims channels widths hidden_sizes num_heads "
         "num_kv_heads heads head_dim window_size window_sizes map_window stripes map_stripes sr_ratios kernel_size "

@@ -73,6 +73,10 @@ class Layout:
     num_classes: int
     img_size: tuple[int, int] | None
     window_size: int | None
+    conv_depths: tuple[int, ...]
+    conv_mlp: bool
+    stem_stride: int  # of the hybrid
+    init_values: float | None  # only whether there is a layer scale
 
 
 def observe(state: State, cls: type[Target]) -> Layout:
@@ -84,26 +88,46 @@ def observe(state: State, cls: type[Target]) -> Layout:
     shapes: Block = {key: tuple(value.shape) for key, value in state.items()}
     stages = _stages(shapes, cls.num_stages)
     dims = tuple(_width(blocks, ("norm1.weight", "norm2.weight", "attn.proj.bias")) for blocks in stages)
-    hidden = [_width(blocks, ("mlp.fc1.weight", "mlp.fc1.bias")) for blocks in stages]
     conv = f"{cls.first_conv}.weight"
     patch = _axis(shapes, conv, 2)
+    every = [block for blocks in stages for block in blocks]
+    attended = [[block for block in blocks if not _convolves(block)] for blocks in stages]
     return Layout(
         embed_dims=dims,
-        depths=tuple(len(blocks) for blocks in stages),
+        depths=tuple(len(blocks) for blocks in attended),
         num_heads=tuple(_heads(blocks, dim) for blocks, dim in zip(stages, dims, strict=True)),
         attention=tuple(
             tuple(mechanism_of(block, cls.family, patch if len(stages) == 1 else 4 * 2**i) for block in blocks)
-            for i, blocks in enumerate(stages)
+            for i, blocks in enumerate(attended)
         ),
-        mlp_ratios=tuple(width / dim for width, dim in zip(hidden, dims, strict=True)),
-        reductions=tuple(tuple(_reduction(block) for block in blocks) for blocks in stages),
-        qkv_bias=any("attn.qkv.bias" in block for blocks in stages for block in blocks),
+        mlp_ratios=_mlp_ratios(attended, dims),
+        reductions=tuple(tuple(_reduction(block) for block in blocks) for blocks in attended),
+        qkv_bias=any("attn.qkv.bias" in block for block in every),
         patch_size=patch,
         in_chans=_axis(shapes, conv, 1),
         num_classes=_classes(shapes),
         img_size=_img_size(shapes, patch),
         window_size=_window(stages),
+        conv_depths=tuple(sum(map(_convolves, blocks)) for blocks in stages),
+        conv_mlp=any("mlp.near.conv.weight" in block for block in every),
+        stem_stride=4 if "stages.0.embed.proj.6.weight" in shapes else 2,
+        init_values=1.0 if any("ls1.gamma" in block for block in every) else None,
     )
+
+
+def _convolves(block: Block) -> bool:
+    """Whether a block has convolutions instead of attention."""
+    return "conv1.weight" in block
+
+
+def _mlp_ratios(stages: Sequence[Sequence[Block]], dims: Sequence[int]) -> tuple[float, ...]:
+    """The ratio of every stage; one without attention has that of the last stage that has some."""
+    ratios = [
+        _width(blocks, ("mlp.fc1.weight", "mlp.fc1.bias")) / dim if blocks else 0.0
+        for blocks, dim in zip(stages, dims, strict=True)
+    ]
+    last = next((ratio for ratio in reversed(ratios) if ratio), 4.0)
+    return tuple(ratio or last for ratio in ratios)
 
 
 def mechanism_of(block: Mapping[str, Shape], family: str, stride: int) -> Spec:

@@ -50,7 +50,9 @@ class Data(config.ImageData):
     crop_pct: Annotated[Share, Field(ge=0.01)] | None = entry(
         None, "fraction of the side kept by the evaluation crop; by default the model's"
     )
-    preload: bool = entry(False, "decode once, keep as uint8 in device memory, and augment whole batches there")
+    preload: Literal["auto", True, False] = entry(
+        False, "decode once, keep as uint8 in device memory, and augment whole batches there; auto: up to 4 GiB"
+    )
     preload_size: Size | None = entry(None, "size of preloaded images in pixels; by default data.size")
     image_key: Name = entry("image", "name of the image in a Hugging Face dataset")
     label_key: Name = entry("label", "name of the label in a Hugging Face dataset")
@@ -89,6 +91,9 @@ class Augment:
     mix_mode: Literal["batch", "pair", "elem"] = entry("batch", "mix with one ratio per batch, pair or image")
     mix_off_epoch: Natural | None = entry(None, "epoch from which images are no longer mixed")
     repeats: Count = entry(1, "repeated augmentation: consecutive copies of each image")
+    progressive: tuple[Annotated[Share, Field(ge=0.1)], ...] = entry(
+        (), "shares of data.size, one after the other in equal parts of the epochs, e.g. [0.75, 0.875, 1]"
+    )
 
 
 @dataclass(frozen=True)

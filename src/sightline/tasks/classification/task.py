@@ -5,12 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sightline.data.loader import BrokenImages
 from sightline.data.order import Placement, derive
+from sightline.models.base import to_pair
 from sightline.tasks.base import Task
 from sightline.tasks.card import ModelCard
-from sightline.tasks.classification.config import Config
+from sightline.tasks.classification.config import Augment, Config
 from sightline.tasks.classification.data import open_split
 from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, SyntheticLoader, WorkerLoader
 from sightline.tasks.classification.loss import Criterion
@@ -19,6 +21,7 @@ from sightline.tasks.classification.model import build, build_teacher
 from sightline.tasks.evaluation import LabelBatch, LabelScorer
 
 SYNTHETIC_CLASSES = 10
+MOST_PRELOADED = 4 << 30  # bytes of images, for data.preload=auto
 
 
 class Classification(Task[Batch, LabelBatch]):
@@ -34,6 +37,7 @@ class Classification(Task[Batch, LabelBatch]):
     def __init__(self, config: Config, placement: Placement) -> None:
         data, model, distill = config.data, config.model, config.distill
         self.augment, self.channels_last = config.augment, model.channels_last
+        self.epochs = config.schedule.epochs
         splits = None
         classes: tuple[str, ...] = tuple(f"class {i}" for i in range(SYNTHETIC_CLASSES))
         if data.source != "synthetic":
@@ -52,7 +56,7 @@ class Classification(Task[Batch, LabelBatch]):
         self.loader: Loader
         if splits is None:
             self.loader = SyntheticLoader(self.card, placement)
-        elif data.preload:
+        elif preloads(config, self.card, sum(map(len, splits))):
             self.loader = DeviceLoader(config, self.card, splits, placement, broken)
         else:
             self.loader = WorkerLoader(config, self.card, splits, placement, broken)
@@ -69,6 +73,7 @@ class Classification(Task[Batch, LabelBatch]):
         order = self.order
         mixing = mixes(self.augment, epoch)
         for number, (images, targets) in enumerate(self.loader.micro_batches(epoch, start), start * order.accumulate):
+            images = shrink(images, self.augment, epoch / self.epochs)
             if mixing or self.augment.erase:
                 rng = np.random.default_rng(derive(order.seed, epoch, number, 1))
             if mixing:
@@ -96,3 +101,21 @@ class Classification(Task[Batch, LabelBatch]):
 
     def _layout(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
+
+
+def shrink(images: Tensor, augment: Augment, done: float) -> Tensor:
+    """Training images (B, C, H, W) at the size of progressive resizing, once the share `done` of the epochs is over."""
+    shares = augment.progressive
+    share = shares[min(int(done * len(shares)), len(shares) - 1)] if shares else 1.0
+    if share == 1:
+        return images
+    size = [max(1, round(share * side)) for side in images.shape[-2:]]
+    return F.interpolate(images, size, mode="bilinear", antialias=True)
+
+
+def preloads(config: Config, card: ModelCard, images: int) -> bool:
+    """Whether `images` images are kept in the memory of the device."""
+    if config.data.preload != "auto":
+        return config.data.preload
+    height, width = to_pair(config.data.preload_size or card.input_size[1:])
+    return images * card.input_size[0] * height * width <= MOST_PRELOADED

@@ -67,3 +67,5 @@ class Config(config.RunConfig):
             raise InputError("linearize.logits: all weights of the loss are 0; give one of them")
         if self.optim.layer_decay is not None:
             raise InputError("optim.layer_decay: not for linearization; leave it out")
+        if self.augment.progressive:
+            raise InputError("augment.progressive: not for linearization; leave it out")

@@ -1,0 +1,203 @@
+"""Search for a recipe, and measure the one that is chosen: `python tools/search_recipes.py IMAGENETTE --trials FILE`.
+
+A trial is a recipe with changes. Trials are trained on four fifths of the training images and scored on the fifth, so
+that nothing is chosen by the validation images; several run at a time on one GPU, with the images kept on it.
+
+    python tools/search_recipes.py imagenette128.zip --trials tools/trials/first.yaml --out search.jsonl
+    python tools/search_recipes.py imagenette128.zip --final photos photos_80 --seeds 3 --out final.jsonl \
+        --results results/training/photos-nvidia_h200.json
+
+`--final` trains recipes on all training images and scores them on the validation images, averaged over seeds. Repeat a
+command to go on where it was stopped. `--rehearse` makes two updates on a few images on a CPU.
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from side_by_side import Job, Row, run_jobs
+
+from sightline.engine.records import read_rows as read_metrics
+from sightline.engine.run_folder import versions
+from sightline.engine.train import train
+from sightline.tasks.classification import loaders
+
+HELD_OUT = 5  # one of so many training images scores a trial
+QUIET = {
+    "run.report": False, "run.tensorboard": False, "run.save_every": 10**6, "run.save_minutes": None,
+    "run.log_every": 10**6, "data.workers": 4,
+}  # fmt: skip
+SMALL = {
+    "run.device": "cpu", "run.precision": "no", "run.max_steps": 2, "data.limit": 7, "data.workers": 0, "data.size": 64,
+    "batch.size": 32, "run.threads": 1,
+}  # fmt: skip
+SMALL_MODEL = {"embed_dims": [16, 32, 32, 64], "num_heads": [1, 1, 1, 2]}
+decode = loaders.preload
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options().parse_args(arguments)
+    work = Path(options.work)
+    data = unpack(Path(options.data), work)
+    if options.final:
+        jobs = [
+            {"name": f"{recipe}, seed {seed}", "recipe": recipe, "changes": {"run.seed": seed}, "data": str(data)}
+            for seed in range(options.seeds)
+            for recipe in options.final
+        ]
+    else:
+        held = hold_out(data, work / "search")
+        jobs = read_trials(options.trials, options.seeds, str(held))
+    for job in jobs:
+        job["changes"] = {**QUIET, **job["changes"]} | (SMALL if options.rehearse else {})
+        if options.rehearse:
+            job["changes"]["model.args"] = {**job["changes"].get("model.args", {}), **SMALL_MODEL}
+        job["cache"] = str(work / "decoded")
+    rows = run_jobs(
+        jobs,
+        train_one,
+        Path(options.out),
+        work / "runs",
+        options.processes,
+        options.minutes * 60,
+        options.job_minutes * 60,
+    )
+    show(rows)
+    if options.results and rows:
+        write_results(Path(options.results), rows)
+    return 0 if len(rows) == len(jobs) else 1
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="Imagenette, as a folder or as a zip file with one")
+    parser.add_argument(
+        "--trials", help="YAML file: a `base` recipe and `trials`, names with the keys that they change"
+    )
+    parser.add_argument("--final", nargs="+", help="recipes to measure")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=8, help="trainings at a time")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="for all of them; what is left resumes the next time"
+    )
+    parser.add_argument("--job-minutes", type=float, default=8.0, help="for one of them")
+    parser.add_argument("--out", required=True, help="file with one line of JSON per training")
+    parser.add_argument("--results", help="file of results to write, with versions and command")
+    parser.add_argument("--work", default=str(Path(tempfile.gettempdir(), "search_recipes")), help="folder for runs")
+    parser.add_argument("--rehearse", action="store_true", help="two updates on a CPU")
+    return parser
+
+
+def unpack(data: Path, work: Path) -> Path:
+    """The folder with train and val, from a zip file if it is one."""
+    if data.is_dir():
+        return data
+    target = work / data.stem
+    if not target.exists():
+        with zipfile.ZipFile(data) as file:
+            file.extractall(target)
+    return next(path.parent for path in sorted(target.rglob("train")) if path.is_dir())
+
+
+def hold_out(data: Path, target: Path) -> Path:
+    """A folder of links to the training images of `data`: `train` has four fifths of them, `val` the others."""
+    if target.exists():
+        return target
+    for path in sorted((data / "train").rglob("*")):
+        if path.is_file():
+            chosen = int(hashlib.sha256(path.name.encode()).hexdigest(), 16) % HELD_OUT == 0
+            link = target / ("val" if chosen else "train") / path.relative_to(data / "train")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.resolve())
+    return target
+
+
+def read_trials(path: str | None, seeds: int, data: str) -> list[Job]:
+    """The trials of a file, each with every seed."""
+    if path is None:
+        raise SystemExit("search_recipes: give --trials FILE or --final RECIPE")
+    given = yaml.safe_load(Path(path).read_text())
+    return [
+        {"name": name, "recipe": given["base"], "data": data,
+         "changes": {**given.get("changes", {}), **(changes or {}), "run.seed": seed}}
+        for seed in range(seeds)
+        for name, changes in given["trials"].items()
+    ]  # fmt: skip
+
+
+def train_one(job: Job, folder: Path) -> Row:
+    """One training, with the images decoded once for all of them."""
+    loaders.preload = _decoded(Path(job["cache"]))
+    done = train(job["recipe"], data=job["data"], out=folder, **job["changes"])
+    lines = read_metrics(folder)
+    rates = [line["images_per_second"] for line in lines[1:] or lines]
+    return {
+        "top1": lines[-1]["top1"],
+        "best": done.best,
+        "curve": [[line["epoch"], line["top1"], line["train_loss"]] for line in lines if "top1" in line],
+        "images_per_second": statistics.median(rates),
+        "memory_mib": torch.cuda.max_memory_allocated() >> 20 if torch.cuda.is_available() else None,
+    }
+
+
+def _decoded(cache: Path) -> Any:
+    """`loaders.preload` that keeps what it decodes in files, for the other processes."""
+
+    def preload(split: Any, card: Any, workers: int, placement: Any, broken: Any) -> loaders.Batch:
+        what = f"{split.title}-{len(split)}-{card.input_size}-{card.crop_pct}-{card.interpolation}"
+        path = cache / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.pt"
+        if not path.exists():
+            batch = decode(split, card, workers, placement, broken)
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=cache, delete=False) as file:
+                torch.save([tensor.cpu() for tensor in batch], file.name)
+            Path(file.name).rename(path)
+        return loaders.Batch(*(tensor.to(placement.device) for tensor in torch.load(path, weights_only=True)))
+
+    return preload
+
+
+def show(rows: list[Row]) -> None:
+    """The trials from the best on, averaged over their seeds."""
+    for mean, spread, name, group in _means(rows):
+        rate = statistics.median(row["images_per_second"] for row in group)
+        seconds = statistics.median(row["seconds"] for row in group)
+        print(f"{mean:6.2f} +- {spread:.2f} ({len(group)})  {seconds:5.0f} s  {rate:7.0f} images/s  {name}")
+
+
+def _means(rows: list[Row]) -> list[tuple[float, float, str, list[Row]]]:
+    """Mean, deviation and name of every trial, the best first."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["name"].rpartition(", seed ")[0] or row["name"], []).append(row)
+    scores = {name: [row["top1"] for row in group] for name, group in groups.items()}
+    return sorted(
+        ((statistics.mean(scores[name]), statistics.stdev(scores[name]) if len(group) > 1 else 0.0, name, group)
+         for name, group in groups.items()),
+        key=lambda entry: -entry[0],
+    )  # fmt: skip
+
+
+def write_results(path: Path, rows: list[Row]) -> None:
+    """What was measured, with versions, machine and command."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    made = {**versions(name), "command": " ".join(["python", "tools/search_recipes.py", *sys.argv[1:]])}
+    rows = [{key: value for key, value in row.items() if key not in ("key", "memory_mib")} for row in rows]
+    for row in rows:
+        row["job"] = {key: row["job"][key] for key in ("recipe", "changes")}
+    means = [{"name": name, "mean": round(mean, 3), "deviation": round(spread, 3), "seeds": len(group)}
+             for mean, spread, name, group in _means(rows)]  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"versions": made, "means": means, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Several trainings at a time on one GPU: small models leave most of it idle.
+
+Every process takes the next job when it is free and keeps the libraries and the decoded images of the last one. A job
+that is in the file of results is not repeated; one that was interrupted resumes from its run folder.
+"""
+
+import hashlib
+import json
+import multiprocessing as mp
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+Job = dict[str, Any]  # "name", and what `work` takes; JSON
+Row = dict[str, Any]  # JSON
+Work = Callable[[Job, Path], Row]  # job and its folder -> what is recorded; a function of a module
+POLL = 1.0  # seconds
+
+
+def key_of(job: Job) -> str:
+    """A short name that two different jobs do not share."""
+    digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
+    return f"{''.join(c if c.isalnum() else '_' for c in job['name'])[:60]}-{digest}"
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file of results; a last line that was cut off is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def run_jobs(
+    jobs: Sequence[Job], work: Work, out: Path, folder: Path, processes: int, seconds: float, job_seconds: float
+) -> list[Row]:
+    """Do all jobs that `out` has no row of, and return the rows of all jobs that are done.
+
+    Args:
+        jobs: in the order in which they are started.
+        work: does a job.
+        out: one line of JSON per job.
+        folder: for the folders of the jobs and the log of every process.
+        processes: at a time.
+        seconds: no job starts, and those that run are stopped and saved, after this time.
+        job_seconds: the same for a single job.
+    """
+    done = {row["key"] for row in read_rows(out) if "error" not in row}
+    waiting = [job for job in jobs if key_of(job) not in done]
+    context, end = mp.get_context("spawn"), time.time() + seconds
+    todo, finished = context.Queue(), context.Queue()
+    for job in waiting:
+        todo.put(job)
+    for path in (folder, out.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")  # of every process
+    workers = [
+        context.Process(target=_serve, args=(work, todo, finished, folder, number, end, job_seconds))
+        for number in range(min(processes, len(waiting)))
+    ]
+    for worker in workers:
+        worker.start()
+    left = len(waiting)
+    with out.open("a") as file:
+        while left and (not finished.empty() or any(worker.is_alive() for worker in workers)):
+            try:
+                row = finished.get(timeout=POLL)
+            except Empty:
+                continue
+            left -= 1
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print(
+                f"{row['name']}: {row.get('error') or row.get('top1')} in {row['seconds']:.0f} s; {left} left",
+                flush=True,
+            )
+    for worker in workers:
+        worker.join()
+    wanted = {key_of(job) for job in jobs}
+    return [row for row in read_rows(out) if row["key"] in wanted and "error" not in row]
+
+
+def _serve(work: Work, todo: Any, finished: Any, folder: Path, number: int, end: float, job_seconds: float) -> None:
+    with (folder / f"process_{number}.log").open("a", buffering=1) as log, redirect_stdout(log):
+        os.dup2(log.fileno(), sys.stderr.fileno())
+        while (left := end - time.time()) > 0:
+            try:
+                job = todo.get(timeout=POLL)
+            except Empty:
+                return
+            key, start = key_of(job), time.time()
+            row: Row = {"key": key, "name": job["name"], "job": job}
+            try:
+                with _limit(min(left, job_seconds)):
+                    row |= work(job, folder / key)
+                shutil.rmtree(folder / key / "checkpoints", ignore_errors=True)
+            except Exception as error:  # whatever it is, the other jobs go on
+                row["error"] = f"{type(error).__name__}: {error}"[:300]
+            finished.put(row | {"seconds": round(time.time() - start, 1)})
+
+
+@contextmanager
+def _limit(seconds: float) -> Any:
+    """Ask a training for its end after `seconds`, as SIGUSR1 does: it saves its state and raises."""
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
