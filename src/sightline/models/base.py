@@ -7,10 +7,12 @@ import torch
 from timm.layers import register_notrace_function, trunc_normal_
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
+from sightline.models.casting import cast_weights
 from sightline.models.weights.description import record_arguments, recorded_arguments
 from sightline.models.weights.fit import adapt, prepare
 from sightline.models.weights.reader import State, unwrap
@@ -114,6 +116,8 @@ class VisionModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) of any size -> (batch, num_classes)."""
+        if weights := cast_weights(self, x.device):
+            return functional_call(self, weights, (x,))
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:

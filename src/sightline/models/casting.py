@@ -1,0 +1,49 @@
+"""The weights of a compiled model under autocast, cast together.
+
+Autocast casts every weight and bias by a launch of its own, and every gradient back: half of the launches of a small
+model. A compiled model casts those of its linear layers by the dozen.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from sightline.layers.core import hooked
+
+TOGETHER = 24  # tensors per launch: those of three blocks; a kernel for 100 takes ten seconds to compile
+
+
+def cast_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
+    """The weights of linear layers as autocast would cast them, by name; none unless the model is being compiled."""
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    if not compiling or not torch.is_autocast_enabled(device.type) or hooked(model):
+        return {}
+    # Adapters, shards and quantized weights have classes of their own, and are left to autocast.
+    weights = {
+        f"{name}.{key}": value
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        for key, value in module.named_parameters(recurse=False)
+        if type(value) is nn.Parameter and value.dtype == torch.float32
+    }
+    dtype, cast = torch.get_autocast_dtype(device.type), dict[str, Tensor]()
+    for trained in (True, False):  # a gradient of one would ask for those of all
+        names = [name for name, value in reversed(weights.items()) if value.requires_grad is trained]  # the head last
+        for start in range(0, len(names), TOGETHER):
+            some = names[start : start + TOGETHER]
+            cast |= dict(zip(some, _Cast.apply(dtype, *(weights[name] for name in some)), strict=True))
+    return cast
+
+
+class _Cast(torch.autograd.Function):
+    """Tensors in another dtype, by one launch in a compiled graph; likewise their gradients."""
+
+    @staticmethod
+    def forward(ctx, dtype, *tensors):  # type: ignore[no-untyped-def]
+        ctx.dtype = tensors[0].dtype
+        cast = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(cast, tensors)
+        return tuple(cast)
+
+    @staticmethod
+    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+        return None, *_Cast.apply(ctx.dtype, *grads)
