@@ -59,6 +59,10 @@ def run(images: Path, tmp_path: Path) -> Callable[..., Path]:
         ("auto", None, "cuda", {"shapes": "any"}, None),
         ("auto", None, "cuda", {"processes": 2}, "default"),
         ("auto", "max-autotune", "cuda", {"shapes": "lengths"}, "max-autotune"),
+        ("blocks", None, "cpu", {}, None),
+        ("blocks", None, "cuda", {}, "default"),
+        ("blocks", "reduce-overhead", "cuda", {"processes": 2}, "default"),
+        ("blocks", None, "cuda", {"shapes": "any"}, None),
         (True, None, "cuda", {}, "reduce-overhead"),
         (True, None, "cuda", {"shapes": "any"}, "default"),
         (True, None, "cuda", {"sharded": True, "processes": 2}, "default"),
@@ -70,6 +74,7 @@ def run(images: Path, tmp_path: Path) -> Callable[..., Path]:
 def test_what_is_chosen(asked: Any, mode: Any, device: str, options: dict[str, Any], result: str | None) -> None:
     choice = choose(Model(compile=asked, compile_mode=mode), device, **options)
     assert choice.mode == result
+    assert choice.blocks == (asked == "blocks" and result is not None)
     assert choice.graphs == (result in ("reduce-overhead", "max-autotune"))
     assert "\n" not in choice.line
     assert ("model.compile=false" in choice.line) == (result is not None)
@@ -79,7 +84,7 @@ def test_auto_is_the_default() -> None:
     assert configure({}).model.compile == "auto"
     assert configure(load_recipe("imagenette_deit")).model.compile == "auto"
     assert configure({"model": {"compile": True}}).model.compile is True
-    with pytest.raises(InputError, match=r"model\.compile: expected 'auto', True or False; got 'maybe'"):
+    with pytest.raises(InputError, match=r"model\.compile: expected 'auto', 'blocks', True or False; got 'maybe'"):
         configure({"model": {"compile": "maybe"}})
 
 
@@ -278,7 +283,7 @@ def test_optimizers_are_fused_where_torch_can(optim: dict[str, Any], fused: bool
 
 def test_a_choice_of_eager_mode_compiles_nothing() -> None:
     model = nn.Linear(2, 2)
-    compiled = CompiledModel(model, model, Choice(None, "as requested"), "fixed", pytest.fail)
+    compiled = CompiledModel(model, [model], Choice(None, "as requested"), "fixed", pytest.fail)
     assert not compiled.active
     assert compiled.attempt(lambda: 3) == 3
     with compiled.eager(), pytest.raises(ZeroDivisionError):

@@ -34,6 +34,7 @@ class Options:
     attention: str = option("mechanism of the student", default="inline", metavar="NAME")
     keep: str = option("blocks that keep softmax: their number, or a list such as 0,6,11", default="0", metavar="N")
     search: Count | None = option("choose this many blocks to keep softmax, after stage 1", metavar="N")
+    no_speed: bool = option("do not measure the speed of teacher and student", default=False)
     stage1_only: bool = option("stop after the first stage", default=False)
     out: str = option("folder of the run", default="runs/linearize", metavar="FOLDER")
     set: tuple[str, ...] = option(
@@ -61,7 +62,7 @@ def run(options: Options) -> None:
     done = linearize_run(
         options.model, options.data, checkpoint=options.checkpoint, attention=options.attention, keep=keep,
         search=options.search or 0, labelled=options.eval, out=options.out, stage1_only=options.stage1_only,
-        changes=changes, stage1=first, stage2=second,
+        speed=not options.no_speed, changes=changes, stage1=first, stage2=second,
     )  # fmt: skip
     if int(os.environ.get("RANK", "0")):
         return

@@ -4,7 +4,7 @@
 have the same shapes. Evaluation between epochs is eager: it has too few batches to pay for compiling once more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeVar
 
@@ -23,10 +23,11 @@ T = TypeVar("T")
 
 
 class Choice(NamedTuple):
-    """How a model runs: `mode` of torch.compile or None for eager mode, and why."""
+    """How a model runs: `mode` of torch.compile or None for eager mode, why, and whether block by block."""
 
     mode: str | None
     why: str
+    blocks: bool = False
 
     @property
     def graphs(self) -> bool:
@@ -54,7 +55,8 @@ def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int =
     | model.compile | device | processes | shapes | result |
     |---|---|---|---|---|
     | false | all | all | all | eager |
-    | auto | not CUDA | all | all | eager |
+    | auto, blocks | not CUDA | all | all | eager |
+    | blocks | CUDA | all | fixed | torch.compile of each kind of block, without CUDA graphs; else as auto |
     | auto | CUDA | all | any (detection) | eager: new sizes would be compiled again and again |
     | auto | CUDA | sharded (FSDP) | all | eager |
     | auto, true | CUDA | one | fixed | torch.compile with CUDA graphs |
@@ -65,12 +67,14 @@ def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int =
     asked, mode = model.compile, model.compile_mode
     if asked is False:
         return Choice(None, "as requested")
-    if asked == "auto" and device != "cuda":
+    if asked in ("auto", "blocks") and device != "cuda":
         return Choice(None, f"compiling does not pay on {device}")
-    if asked == "auto" and shapes == "any":
+    if asked in ("auto", "blocks") and shapes == "any":
         return Choice(None, "images of many sizes would be compiled again and again")
-    if asked == "auto" and sharded:
+    if asked in ("auto", "blocks") and sharded:
         return Choice(None, "it is sharded over processes")
+    if asked == "blocks" and shapes == "fixed" and not sharded:
+        return Choice("default" if mode in (None, *GRAPHS) else mode, "one block for all of its kind", True)
     if mode is not None:
         return Choice(mode, f"mode {mode} as requested")
     if device == "cuda" and shapes == "fixed" and processes == 1 and not sharded:
@@ -85,22 +89,23 @@ class CompiledModel:
 
     Args:
         model: of the run.
-        part: the part of it that is compiled.
+        parts: what of it is compiled: all of it, or its blocks.
         choice: how.
         shapes: of the training batches.
         line: prints a line.
     """
 
     def __init__(
-        self, model: nn.Module, part: nn.Module, choice: Choice, shapes: Shapes, line: Callable[[str], None]
+        self, model: nn.Module, parts: Sequence[nn.Module], choice: Choice, shapes: Shapes, line: Callable[[str], None]
     ) -> None:
-        self.model, self.part, self.choice, self.line = model, part, choice, line
+        self.model, self.parts, self.choice, self.line = model, parts, choice, line
         self.active = choice.mode is not None
         self._updates = 0
         self._buffers = list(model.buffers())  # of batch norm: a forward pass changes them
         if self.active:
             try:
-                part.compile(mode=choice.mode, dynamic=DYNAMIC[shapes])
+                for part in parts:
+                    part.compile(mode=choice.mode, dynamic=DYNAMIC[shapes])
             except Exception as error:
                 self._give_up(_reason(error))
 
@@ -143,7 +148,8 @@ class CompiledModel:
         """Free compiled code and CUDA graphs."""
         if self.active:
             self.active = False
-            self.part._compiled_call_impl = None
+            for part in self.parts:
+                part._compiled_call_impl = None
             torch.compiler.reset()
 
     def _give_up(self, reason: str) -> None:

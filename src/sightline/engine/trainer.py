@@ -73,7 +73,8 @@ class Trainer:
         updates = min(self.epochs * steps, config.run.max_steps or self.epochs * steps)
         self.printer = ProgressPrinter(main, self.epochs, steps, updates, config.batch.size, every, self.spec.unit)
         choice = choose(config.model, accelerator.device.type, task.shapes, accelerator.num_processes, self.sharded)
-        self.compiled = CompiledModel(self.raw, task.compiled, choice, task.shapes, self.printer.line)
+        parts = task.repeated if choice.blocks else [task.compiled]
+        self.compiled = CompiledModel(self.raw, parts, choice, task.shapes, self.printer.line)
         self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim, lag, self.compiled)
         self.progress = Progress()
         self.saved_at = self.started = time.monotonic()

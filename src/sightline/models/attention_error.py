@@ -1,13 +1,14 @@
 """How far the attention of a student is from that of its teacher, block by block, on the teacher's own inputs."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 BLOCK = "block_{:02d}"  # the key of a block's error in the metrics of a run
+Call = tuple[tuple[Any, ...], dict[str, Any], Tensor]
 ATTENTION = re.compile(r"(?:^|\.)blocks\.\d+\.attn$")
 
 
@@ -22,29 +23,52 @@ def block_errors(row: Mapping[str, Any]) -> list[float]:
     return [float(row[key]) for key in sorted(row) if key.startswith(prefix) and row[key] is not None]
 
 
+class Watched(nn.Module):
+    """An attention, and its last call. No hook: compiled blocks with different hooks would not share their code."""
+
+    def __init__(self, attn: nn.Module) -> None:
+        super().__init__()
+        self.attn = attn
+        self.call: Call | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        out: Tensor = self.attn(*args, **kwargs)
+        self.call = (args, kwargs, out)
+        return out
+
+
 class AttentionCalls:
-    """What attention modules are called with, and what they return, as long as it exists.
+    """What the attention of every block is called with, and what it returns, until `close`.
 
     Args:
-        modules: to watch. Copies of them are not watched.
+        model: whose attention is put into `Watched` modules.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._found: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
-        self._handles = [module.register_forward_hook(self._add, with_kwargs=True) for module in modules]
+    def __init__(self, model: nn.Module) -> None:
+        modules = set(attention_modules(model))
+        self._owners = [owner for owner in model.modules() if getattr(owner, "attn", None) in modules]
+        self.attention = [owner.attn for owner in self._owners]
+        self._watched = [Watched(attn) for attn in self.attention]  # type: ignore[arg-type]
+        for owner, watched in zip(self._owners, self._watched, strict=True):
+            owner.attn = watched
 
-    def take(self) -> list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]:
-        """Positional and keyword arguments and output of every call since the last time."""
-        found = list(self._found)
-        self._found.clear()
-        return found
+    def take(self) -> list[Call]:
+        """Positional and keyword arguments and output of the last call of every block."""
+        found = [watched.call for watched in self._watched]
+        for watched in self._watched:
+            watched.call = None
+        return [call for call in found if call is not None]
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        for owner, attn in zip(self._owners, self.attention, strict=True):
+            owner.attn = attn
 
-    def _add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
-        self._found.append((args, kwargs, out))
+
+class RelativeError(nn.Module):
+    """`relative_error` as a module, so that it can be compiled."""
+
+    def forward(self, found: Tensor, wanted: Tensor) -> Tensor:
+        return relative_error(found, wanted)
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> Tensor:
@@ -62,7 +86,7 @@ def attention_errors(teacher: nn.Module, student: nn.Module, images: Tensor) -> 
         teacher, student: sightline models with the same blocks.
         images: (batch, channels, height, width), normalized.
     """
-    calls = AttentionCalls(attention_modules(teacher))
+    calls = AttentionCalls(teacher)
     try:
         teacher(images)
         found = calls.take()

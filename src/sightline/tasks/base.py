@@ -6,6 +6,7 @@ them; everything above goes through that table and these types.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ B = TypeVar("B")
 Scored = TypeVar("Scored", contravariant=True)
 OnError: TypeAlias = Literal["stop", "skip"]
 Shapes: TypeAlias = Literal["fixed", "lengths", "any"]
+BLOCK = re.compile(r"(?:^|\.)blocks\.\d+$")  # the name of a block, in our models and in timm's transformers
 SKIP = "on_error=skip"  # argument of `evaluate` and `predict`
 
 
@@ -91,6 +93,11 @@ class Task(Protocol[T, B]):
         """The part of the model that torch.compile takes."""
         return self.model
 
+    @property
+    def repeated(self) -> Sequence[nn.Module]:
+        """What `model.compile=blocks` compiles: parts of one structure share the code of the first of them."""
+        return blocks_of(self.compiled) or [self.compiled]
+
     def __len__(self) -> int:
         """Examples to evaluate."""
 
@@ -108,6 +115,11 @@ class Task(Protocol[T, B]):
 
     def close(self) -> None:
         """End the loader processes."""
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model, in their order."""
+    return [module for name, module in model.named_modules() if BLOCK.search(name)]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 import sightline
 from sightline.cli.main import main
@@ -20,8 +21,8 @@ from sightline.data.readers.images import ImagesReader
 from sightline.engine import linearize as engine
 from sightline.engine.settings import configure, load_recipe
 from sightline.engine.train import train
-from sightline.models.attention_error import attention_modules, block_errors
-from sightline.tasks.linearize.distiller import Distiller
+from sightline.models.attention_error import block_errors
+from sightline.tasks.linearize.distiller import Distiller, divergence
 from sightline.tasks.linearize.task import Linearization
 from sightline.util.errors import FileError, InputError, RunError
 
@@ -127,7 +128,7 @@ def test_the_loss_is_zero_for_the_teacher_itself(folder: Path) -> None:
     assert isinstance(model, Distiller)
     batch = next(task.batches(0, 0))
     assert float(model(batch)) > 1e-4
-    model.student.blocks[2].attn = model.attention[2] = attention_modules(model.teacher.model)[2]  # type: ignore[union-attr]
+    model.student.blocks[2].attn = model.attention[2] = model.teacher.calls.attention[2]  # type: ignore[union-attr]
     assert float(model(batch)) == pytest.approx(0, abs=1e-6)
 
 
@@ -139,6 +140,29 @@ def test_a_compiled_step_is_one_graph(folder: Path) -> None:
         task.model.compile(backend="aot_eager", fullgraph=True)
         assert task.loss(task.model, batch).item() == pytest.approx(want, rel=1e-5)
         torch.compiler.reset()
+
+
+def test_blocks_of_one_kind_are_compiled_once(folder: Path) -> None:
+    for recipe, graphs in (("linearize_stage1", 3), ("linearize", 4)):  # teacher, student or attention, error of tokens
+        task = task_of(folder, recipe, **{"linearize.blocks": 0.1})
+        batch = next(task.batches(0, 0))
+        want = task.loss(task.model, batch).item()
+        counters.clear()
+        for part in task.repeated:
+            part.compile(backend="aot_eager", dynamic=False)
+        for _ in range(2):
+            assert task.loss(task.model, batch).item() == pytest.approx(want, rel=1e-5)
+        assert counters["stats"]["unique_graphs"] == graphs
+        torch.compiler.reset()
+
+
+def test_small_crops_and_a_softer_divergence(folder: Path) -> None:
+    task = task_of(folder, **{"data.train_size": 8, "linearize.temperature": 2.0})
+    batch, (images, _) = next(task.batches(0, 0)), next(task.evaluation())
+    assert (batch.shape[2:], images.shape[2:]) == ((8, 8), (16, 16))
+    assert task.loss(task.model, batch).isfinite()
+    found, wanted = torch.randn(2, 4, 5)
+    assert divergence(found, wanted, 2.0) == pytest.approx(4 * float(divergence(found / 2, wanted / 2)), rel=1e-5)
 
 
 def test_resumes_with_the_same_bits(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ class Data(config.ImageData):
     )
     class_map: str | None = entry(None, "text file with one class per line, in the order of the labels")
     size: Size | None = entry(None, "pixels: 224, or [384, 640] for height, width; by default the model's")
+    train_size: Size | None = entry(None, "pixels of training crops; by default data.size, which is evaluated")
     mean: tuple[Number, ...] | None = entry(None, "mean of the channels, 0 to 1; by default ImageNet's")
     std: tuple[Annotated[Number, Field(ge=1e-6)], ...] | None = entry(
         None, "deviation of the channels; by default ImageNet's"

@@ -69,6 +69,11 @@ class Normalize:
         return (images - self.mean) / self.std
 
 
+def training_card(config: Config, card: ModelCard) -> ModelCard:
+    """The card at the size of training crops."""
+    return card if config.data.train_size is None else at_size(card, config.data.train_size)
+
+
 def pixel_items(
     split: Split, transform: Transform, card: ModelCard, replace: bool = False
 ) -> Items[tuple[Tensor, int]]:
@@ -94,9 +99,9 @@ class WorkerLoader(Loader):
         train, val = splits
         self.order = placement.order(len(train), config.augment.repeats)
         self.placement, self.card, self.images = placement, card, len(val)
-        self.normalize = Normalize(card, placement.device)
+        self.normalize, crops = Normalize(card, placement.device), training_card(config, card)
         items = (
-            pixel_items(train, train_transform(card, config.augment), card, config.data.on_error == "skip"),
+            pixel_items(train, train_transform(crops, config.augment), crops, config.data.on_error == "skip"),
             pixel_items(val, eval_transform(card), card),
         )
         pin = placement.device.type == "cuda"
@@ -128,7 +133,8 @@ class DeviceLoader(Loader):
     ) -> None:
         self.placement, self.card = placement, card
         self.normalize = Normalize(card, placement.device)
-        self.augment = BatchAugment(config.augment, card.input_size[1:], card.mean, placement.device)
+        size = training_card(config, card).input_size[1:]
+        self.augment = BatchAugment(config.augment, size, card.mean, placement.device)
         self.compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         if config.model.compile and placement.device.type == "cuda":
             self.compiled = torch.compile(self.augment.__call__, dynamic=False)

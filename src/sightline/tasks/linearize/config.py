@@ -4,12 +4,14 @@ Nothing heavy is imported here, so that `sightline linearize --help` stays fast.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sightline.tasks import config
 from sightline.tasks.classification import config as classification
 from sightline.util.errors import InputError
-from sightline.util.schema import Amount, Count, Natural, entry
+from sightline.util.schema import Amount, Count, Natural, Number, entry
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Linearize:
         2, "1: each attention learns the teacher's, with the teacher's inputs; 2: the whole student learns its outputs"
     )
     logits: Amount = entry(1.0, "weight of the divergence of the classes, in stage 2")
+    temperature: Annotated[Number, Field(ge=0.01)] = entry(1.0, "of the classes that diverge, in stage 2")
     tokens: Amount = entry(1.0, "weight of the error of the final tokens, in stage 2")
     hidden: Amount = entry(0.0, "weight of the error of the tokens after each block or stage, in stage 2")
     blocks: Amount = entry(0.0, "weight of the loss of stage 1, in stage 2")

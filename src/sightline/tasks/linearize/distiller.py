@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.models.attention_error import AttentionCalls, attention_modules, relative_error
+from sightline.models.attention_error import AttentionCalls, Call, RelativeError, attention_modules, relative_error
 from sightline.models.base import LoadResult, VisionModel
+from sightline.tasks.base import blocks_of
 from sightline.tasks.linearize.config import Linearize
 
 
@@ -20,7 +21,7 @@ class Teacher:
 
     def __init__(self, model: VisionModel) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.calls = AttentionCalls(attention_modules(model))
+        self.calls = AttentionCalls(model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Teacher":
         return self
@@ -39,6 +40,7 @@ class Distiller(nn.Module):
         super().__init__()
         self.student, self.teacher, self.loss, self.replaced = student, teacher, loss, replaced
         self.attention = attention_modules(student)  # a list, so that they are not registered twice
+        self.error = RelativeError()
         if loss.stage == 1:
             learns = {id(p) for i in replaced for p in self.attention[i].parameters()}
             for parameter in student.parameters():
@@ -46,6 +48,14 @@ class Distiller(nn.Module):
         elif not loss.logits:  # processes wait for the gradients of all parameters that learn
             for name, parameter in student.named_parameters():
                 parameter.requires_grad_(not name.startswith(("head.", "fc_norm.", "attn_pool.")))
+
+    @property
+    def repeated(self) -> list[nn.Module]:
+        """The parts of a pass that are alike and many: blocks, attention modules, and the error of tokens."""
+        loss, student = self.loss, self.student
+        parts = [*blocks_of(self.teacher.model), self.error]
+        parts += self.attention if loss.stage == 1 or loss.blocks else []
+        return [*parts, *blocks_of(student)] if loss.stage == 2 else parts
 
     def forward(self, images: Tensor) -> Tensor:
         """The loss of a batch (B, C, H, W)."""
@@ -60,22 +70,22 @@ class Distiller(nn.Module):
             return self._attention(calls)
         found, passed = student.run_layers(images, len(layers), hidden)
         features = student._finish(found)
-        total = loss.tokens * relative_error(features, tokens)
+        total = loss.tokens * self.error(features, tokens)
         if loss.logits:
             with torch.no_grad():
                 wanted = teacher.forward_head(tokens)
-            total = total + loss.logits * divergence(student.forward_head(features), wanted)
+            total = total + loss.logits * divergence(student.forward_head(features), wanted, loss.temperature)
         if hidden:
-            errors = [relative_error(passed[i][0], middle[i][0]) for i in hidden]
+            errors = [self.error(passed[i][0], middle[i][0]) for i in hidden]
             total = total + loss.hidden * torch.stack(errors).mean()
         return total + loss.blocks * self._attention(calls) if loss.blocks else total
 
-    def _attention(self, calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]) -> Tensor:
+    def _attention(self, calls: list[Call]) -> Tensor:
         """The sum of the errors of the replaced blocks, each with the teacher's input."""
         errors = []
         for i in self.replaced:
             args, kwargs, out = calls[i]
-            errors.append(relative_error(self.attention[i](*args, **kwargs), out))
+            errors.append(self.error(self.attention[i](*args, **kwargs), out))
         return torch.stack(errors).sum()
 
     @torch.no_grad()
@@ -102,7 +112,7 @@ class Distiller(nn.Module):
         return self.student.load_state_dict(state_dict, strict, assign)
 
 
-def divergence(found: Tensor, wanted: Tensor) -> Tensor:
-    """The mean Kullback-Leibler divergence of classes, from logits (B, classes)."""
-    own, theirs = found.float().log_softmax(-1), wanted.float().log_softmax(-1)
-    return F.kl_div(own, theirs, reduction="batchmean", log_target=True)
+def divergence(found: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
+    """The mean Kullback-Leibler divergence of classes, from logits (B, classes), times the squared temperature."""
+    own, theirs = ((logits.float() / temperature).log_softmax(-1) for logits in (found, wanted))
+    return temperature**2 * F.kl_div(own, theirs, reduction="batchmean", log_target=True)

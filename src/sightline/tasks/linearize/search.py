@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from sightline.data.order import Placement
-from sightline.models.attention_error import attention_modules
 from sightline.tasks.linearize.config import Config
 from sightline.tasks.linearize.distiller import Distiller, divergence
 from sightline.tasks.linearize.model import build
@@ -48,7 +47,7 @@ def search(config: Config, placement: Placement, errors: Sequence[float], number
     finally:
         task.close()
     wanted = model.teacher.model(images)
-    students, teachers = model.attention, attention_modules(model.teacher.model)
+    students, teachers = model.attention, model.teacher.calls.attention
     owners = [_owner(model.student, module) for module in students]
     left = sorted(range(len(errors)), key=lambda i: -errors[i])[: CANDIDATES * number]
     kept: list[int] = []

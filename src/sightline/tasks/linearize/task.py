@@ -54,6 +54,11 @@ class Linearization(Task[Tensor, LabelBatch]):
         self.notes = (str(student.inherited), f"evaluated on {self.images:,} {labels} images", *splits[1].notes)
         check_mixing(self.augment, self.order, placement)
 
+    @property
+    def repeated(self) -> list[nn.Module]:
+        assert isinstance(self.model, Distiller)
+        return self.model.repeated
+
     def __len__(self) -> int:
         """Images to evaluate."""
         return self.images
