@@ -1,10 +1,13 @@
 """Graphs of torch.export for any batch and size, and the parts that make them possible."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from sightline.hub.trace import Graph, MeanPool, Wide, in_half, mean_matrix, trace, traceable
+from sightline.ops.inline.projected import inline_from_tokens
 from tests.models.tiny import assert_close, image, tiny
 
 
@@ -49,3 +52,19 @@ def test_a_graph_for_any_batch_and_size(family: str) -> None:
     for shape in ((1, 64, 64), (3, 65, 90), (2, 33, 200)):
         x = image(*shape[1:], batch=shape[0])
         assert_close(run(x)[0], model(x))
+
+
+def test_a_graph_starts_from_the_tokens_as_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights that torch.export shows are no plain tensors; the graph needs no projection to queries and keys."""
+    calls: list[torch.Size] = []
+
+    def counted(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        calls.append(x.shape)
+        return inline_from_tokens(x, *args, **options)
+
+    monkeypatch.setattr("sightline.layers.mechanisms.inline.inline_from_tokens", counted)
+    model = tiny("deit", depths=1, img_size=256)  # 256 tokens
+    trace(Graph(model), (3, 256, 256), (), torch.device("cpu"))
+    assert len(calls) == 1
+    trace(Graph(model, layers=True), (3, 256, 256), (), torch.device("cpu"))  # the projection is a layer in int8
+    assert len(calls) == 1

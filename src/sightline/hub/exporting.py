@@ -138,7 +138,7 @@ def export(
     remove_stale(path)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as folder:
         work, tell = Path(folder) / path.name, progress or (lambda text: None)
-        opset = _write(Graph(model, half), work, metadata, size, axes, place, loaded, files, tell)
+        opset = _write(Graph(model, half, bool(files)), work, metadata, size, axes, place, loaded, files, tell)
         tell("comparing the file with the model")
         checks = tuple(_compare(model, run_file(work)[1], size, axes, place))
         worst = max(check.difference for check in checks)

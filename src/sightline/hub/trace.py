@@ -18,11 +18,16 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)
 
 
 class Graph(nn.Module):
-    """What is exported: images (B, C, H, W) in float32 -> a tuple of outputs in float32."""
+    """What is exported: images (B, C, H, W) in float32 -> a tuple of outputs in float32.
 
-    def __init__(self, model: nn.Module, half: bool = False) -> None:
+    Args:
+        half: in float16, see `in_half`.
+        layers: keep linear layers as they are, to quantize them, where a faster form has other products instead.
+    """
+
+    def __init__(self, model: nn.Module, half: bool = False, layers: bool = False) -> None:
         super().__init__()
-        self.model = in_half(model) if half else model
+        self.model = in_half(model) if half else with_layers(model) if layers else model
         self.dtype = torch.float16 if half else torch.float32
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -67,6 +72,15 @@ def _drop_asserts(program: ExportedProgram) -> None:
             program.graph.erase_node(node)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
+
+
+def with_layers(model: nn.Module) -> nn.Module:
+    """A copy whose linear layers are all called: a layer with a hook is part of no other product."""
+    model = deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda module, inputs, output: None)
+    return model
 
 
 def in_half(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from sightline.models.casting import cast_weights
 from sightline.models.weights.description import record_arguments, recorded_arguments
 from sightline.models.weights.fit import adapt, prepare
 from sightline.models.weights.reader import State, unwrap
-from sightline.ops.checks import accumulate_dtype
+from sightline.ops.inline.product import mean_token
 from sightline.util.errors import InputError
 
 Size = int | tuple[int, int]
@@ -35,10 +35,7 @@ def to_pair(size: Size) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-@register_notrace_function
-def mean_token(x: Tensor) -> Tensor:
-    """(B, N, C) -> (B, C), summed in float32 or wider."""
-    return x.mean(1, dtype=accumulate_dtype(x.dtype)).to(x.dtype)
+register_notrace_function(mean_token)
 
 
 @register_notrace_function

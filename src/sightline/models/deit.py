@@ -19,8 +19,9 @@ from sightline.layers.core import Grid
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
-from sightline.models.base import LayerGroups, Size, Tokens, VisionModel, check_choice, mean_token
+from sightline.models.base import LayerGroups, Size, Tokens, VisionModel, check_choice
 from sightline.models.pyramid import drop_path_rates, stage_grid, stage_values
+from sightline.ops.inline.product import mean_token
 from sightline.util.errors import InputError
 
 NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": RmsNorm}

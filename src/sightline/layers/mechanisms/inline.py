@@ -14,6 +14,7 @@ from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
 from sightline.ops.feature_maps import AFFINE_MAP
+from sightline.ops.inline.product import mean_token
 from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
 from sightline.ops.inline.reference import local_residual
 
@@ -159,7 +160,7 @@ class ResidualWeights(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, C, 3, 3); masked tokens do not count in the mean."""
         if mask is None:
-            mean = tokens.mean(1, dtype=accumulate_dtype(tokens.dtype)).to(tokens.dtype)
+            mean = mean_token(tokens)
         else:
             total = tokens.masked_fill(~mask.unsqueeze(-1), 0).sum(1, dtype=accumulate_dtype(tokens.dtype))
             mean = (total / mask.sum(1, keepdim=True).clamp(min=1)).to(tokens.dtype)

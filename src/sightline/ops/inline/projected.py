@@ -13,16 +13,19 @@ whose means are small.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from sightline import backend as backends
 from sightline.ops.checks import Grid
-from sightline.ops.inline.product import matmul, moment
+from sightline.ops.inline.product import matmul, mean_token, moment
 from sightline.ops.inline.reference import add_local, local_residual
+
+PLAIN = (Tensor, nn.Parameter, FakeTensor)  # the last in torch.export
 
 
 def prefers_tokens(x: Tensor, qkv: nn.Linear) -> bool:
     """Whether to start from the tokens x (B, N, C). A projection with an adapter or quantized weights is called."""
-    plain = type(qkv) is nn.Linear and type(qkv.weight) in (Tensor, nn.Parameter)
+    plain = type(qkv) is nn.Linear and type(qkv.weight) in PLAIN
     return plain and backends.unprojected_tokens(x)
 
 
@@ -39,8 +42,9 @@ def inline_from_tokens(
     batch, tokens, dim = x.shape
     heads = (num_heads, dim // num_heads)
     w_q, w_k, _ = weight.unflatten(0, (3, *heads)).unbind(0)  # H D C
-    v = F.linear(x, weight[2 * dim :], None if bias is None else bias[2 * dim :])
-    mean_x, mean_v = x.mean(1), v.mean(1)
+    to_v = weight[2 * dim :], None if bias is None else bias[2 * dim :]
+    v, mean_x = F.linear(x, *to_v), mean_token(x)
+    mean_v = F.linear(mean_x, *to_v)
     cross = moment(v, x) / tokens - mean_v.unsqueeze(2) * mean_x.unsqueeze(1)
     per_head = cross.view(batch, *heads, dim).transpose(0, 1).reshape(num_heads, -1, dim)  # H BD C
     covariance = torch.bmm(per_head, w_k.transpose(1, 2)) * heads[1] ** -0.5  # H BD D, transposed

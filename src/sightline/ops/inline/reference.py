@@ -12,7 +12,7 @@ from torch import Tensor
 from sightline import backend as backends
 from sightline.ops.checks import Grid, accumulate_dtype, is_symbolic
 from sightline.ops.feature_maps import Affine, apply_feature_map, hide, key_features
-from sightline.ops.inline.product import matmul, moment
+from sightline.ops.inline.product import matmul, moment, sum_tokens
 
 
 def inline_attention(
@@ -35,7 +35,7 @@ def inline_attention(
     share: Tensor | float = 1 / max(fk.shape[1], 1)
     if key_mask is not None:
         share = 1 / key_mask.sum(1).clamp(min=1).to(wide)[:, None, None, None]  # B 1 1 1
-    mean_k, mean_v = fk.sum(1, keepdim=True) * share, fv.sum(1, keepdim=True) * share  # B 1 H D
+    mean_k, mean_v = sum_tokens(fk) * share, sum_tokens(fv) * share  # B 1 H D
     # Centered before the product, so that large means do not cancel in it.
     centered_k, centered_v = hide(fk - mean_k, hidden), hide(fv - mean_v, hidden)
     covariance = moment(centered_k.transpose(1, 2), centered_v.transpose(1, 2)) * (share * scale)  # B H D E
