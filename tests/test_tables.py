@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 import collect_dense
 import measure_sequences
 from make_tables import with_block
-from measuring import Budget, measure
+from measuring import Budget, kept, measure
 from tables.dense import cost_section, runs_section
 from tables.export import accuracy_section, checks_section, latency_section, packages_section
 from tables.sequences import sequences_section
@@ -158,6 +158,11 @@ def test_exported_files(tmp_path: Path) -> None:
     times = {"eager": [4.0, 3.0], "compiled": [2.0], "onnxruntime": [1.5], "int8": [1.0]}
     path = write(tmp_path / "latency.json", {**about, "rows": [{"model": "net", "size": 8, "ms": times}]})
     assert cells(latency_section(path), "`net`")[1:] == ["8", "3.0", "2.0", "1.5", "1.0"]
+    assert "`net` at 8" not in latency_section(path)
+    older = {"model": "net", "size": 8, "ms": times, "commit": "abcdefghij"}
+    path = write(tmp_path / "latency.json", {**about, "rows": [older]})
+    assert "`net` at 8: abcdefg." in latency_section(path)
+    assert kept(str(path)) == [older]
     row = {
         "model": "net", "size": 8, "batch": 10, "dynamic": "batch", "dtype": "float32", "difference": 1e-6,
         "alone": None, "ms": {"package": [2.0, 4.0, 3.0], "compiled": [6.0]},

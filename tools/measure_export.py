@@ -5,8 +5,8 @@
 
 Random weights and images, one image at a time, files for one size. The four take turns, so that what else runs on the
 machine slows down all of them; the table has the fastest round of each. Rows of other models and sizes that the file
-has already, from the same commit, are kept. On a machine that is in use, `--clock cpu --threads 1` counts the time of
-the processor that the call took, which others hardly change.
+has already are kept, with the commit that they are of. On a machine that is in use, `--clock cpu --threads 1` counts
+the time of the processor that the call took, which others hardly change.
 """
 
 import time
@@ -85,6 +85,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     exporting.SECONDS = 0.0
     rows = kept(options.out)
+    facts = {"machine": machine_name("cpu"), "clock": options.clock, "onnxruntime": package_version("onnxruntime")}
     print(f"{'milliseconds':24}{''.join(f'{kind:>14}' for kind in KINDS)}", flush=True)
     for name in options.models.split(","):
         for size in map(int, options.sizes.split(",")):
@@ -92,8 +93,8 @@ def main() -> None:
             rows = [other for other in rows if (other["model"], other["size"]) != (name, size)] + [row]
             fastest = "".join(f"{min(found):>14.1f}" for found in row["ms"].values())
             print(f"{name:18}{size:>6}{fastest}", flush=True)
-    facts = {"machine": machine_name("cpu"), "clock": options.clock, "onnxruntime": package_version("onnxruntime")}
-    write(options.out, __file__, rows, torch.device("cpu"), **facts)
+            rows.sort(key=lambda row: (row["model"], row["size"]))
+            write(options.out, __file__, rows, torch.device("cpu"), **facts)
 
 
 if __name__ == "__main__":

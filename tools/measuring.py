@@ -67,9 +67,10 @@ def measure(call: Callable[[], Any], device: torch.device, seconds: float | None
 
 
 def write(path: str | None, script: str, rows: list[dict[str, Any]], device: torch.device, **facts: Any) -> None:
-    """Write the rows with versions, machine and command, if `path` is given."""
+    """Write the rows with versions, machine and command, if `path` is given; each row with its commit."""
     if path is None:
         return
+    rows = [{**row, "commit": row.get("commit", source_commit()[0])} for row in rows]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     given = [Path(word).name if word == path else word for word in sys.argv[1:]]
     made = {**versions(name), "command": " ".join(["python", f"tools/{Path(script).name}", *given])}
@@ -77,11 +78,11 @@ def write(path: str | None, script: str, rows: list[dict[str, Any]], device: tor
 
 
 def kept(path: str | None) -> list[dict[str, Any]]:
-    """The rows that an earlier call wrote, if it was of this commit."""
+    """The rows that earlier calls wrote, each with the commit that it was measured at."""
     if path is None or not Path(path).exists():
         return []
     made = json.loads(Path(path).read_text())
-    return list(made["rows"]) if made["versions"]["commit"] == source_commit()[0] else []
+    return [{**row, "commit": row.get("commit", made["versions"]["commit"])} for row in made["rows"]]
 
 
 def _timed(call: Callable[[], Any], device: torch.device, calls: int) -> float:

@@ -1,6 +1,7 @@
 """Exported files: their difference from the model, their latency on a CPU, and packages on a GPU."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,15 +18,16 @@ def checks_section(path: Path) -> str:
         return ""
     made = json.loads(path.read_text())
     rows = made["rows"]
+    about = _about(made, path, lambda row: _code(row["case"]))
     sizes = list(dict.fromkeys((c["height"], c["width"]) for c in rows[0]["checks"]))
     batches = " and ".join(map(str, sorted({c["batch"] for c in rows[0]["checks"]})))
     text = (
         f"The largest absolute difference of any output from the model in eager mode, float32, batches of {batches}; "
-        f"{made['tolerance']:g} is allowed. {_about(made, path)}"
+        f"{made['tolerance']:g} is allowed. {about}"
     )
     lines = [
         [
-            f"`{row['case'].partition(',')[0]}`{row['case'].partition(',')[1]}{row['case'].partition(',')[2]}",
+            _code(row["case"]),
             f".{row['suffix']}",
             *(f"{max(c['difference'] for c in row['checks'] if (c['height'], c['width']) == s):.1e}" for s in sizes),
         ]
@@ -49,14 +51,15 @@ def latency_section(path: Path) -> str:
     if not path.exists():
         return ""
     made = json.loads(path.read_text())
+    about = _about(made, path, lambda row: f"`{row['model']}` at {row['size']}")
     clock = " of processor time, as others used the machine" if made["clock"] == "cpu" else ""
     text = (
         f"Milliseconds per image{clock}; one image at a time, files for one size, random weights; the fastest of "
-        f"several rounds in which the four took turns. {_about(made, path)}"
+        f"several rounds in which the four took turns. {about}"
     )
-    rows = sorted(made["rows"], key=lambda row: (row["model"], row["size"]))
     lines = [
-        [f"`{row['model']}`", str(row["size"]), *(f"{min(row['ms'][kind]):.1f}" for kind in KINDS)] for row in rows
+        [f"`{row['model']}`", str(row["size"]), *(f"{min(row['ms'][kind]):.1f}" for kind in KINDS)]
+        for row in made["rows"]
     ]
     return "\n\n".join([text, table(("model", "size", *KINDS.values()), lines)])
 
@@ -90,9 +93,20 @@ def _package(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _about(made: dict[str, Any], path: Path) -> str:
+def _code(case: str) -> str:
+    name, comma, rest = case.partition(",")
+    return f"`{name}`{comma}{rest}"
+
+
+def _about(made: dict[str, Any], path: Path, name: Callable[[dict[str, Any]], str] | None = None) -> str:
+    """Provenance; the rows that are of another commit than the last one by `name`."""
     versions = made["versions"]
     machine = made["machine"].replace(" 1 threads", ", one thread")
     facts = f"{made_on(versions | {'device': machine})}, onnxruntime {made['onnxruntime']}"
-    note = f" {made['note']}" if "note" in made else ""
-    return f"{facts}. `{command_of(versions)}`.{note} Data: [{path.name}](../results/export/{path.name})."
+    groups: dict[str, list[str]] = {}
+    for row in made["rows"] if name else []:
+        groups.setdefault(row.get("commit", versions["commit"]), []).append(name(row))
+    older = [f"{', '.join(rows)}: {commit[:7]}" for commit, rows in groups.items() if commit != versions["commit"]]
+    notes = [*([f"Of an older commit: {'; '.join(older)}."] if older else []), *filter(None, [made.get("note")])]
+    text = "".join(f" {note}" for note in notes)
+    return f"{facts}. `{command_of(versions)}`.{text} Data: [{path.name}](../results/export/{path.name})."
