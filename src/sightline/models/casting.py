@@ -25,7 +25,8 @@ def cast_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
         for key, value in module.named_parameters(recurse=False)
         if type(value) is nn.Parameter and value.dtype == torch.float32
     }
-    dtype, cast = torch.get_autocast_dtype(device.type), dict[str, Tensor]()
+    dtype = torch.get_autocast_dtype(device.type)
+    cast: dict[str, Tensor] = {}
     for trained in (True, False):  # a gradient of one would ask for those of all
         names = [name for name, value in reversed(weights.items()) if value.requires_grad is trained]  # the head last
         for start in range(0, len(names), TOGETHER):
