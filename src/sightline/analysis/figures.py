@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
-from sightline.analysis.capture import capture, with_rows
+from sightline.analysis.capture import BlockCall, capture, with_rows
 from sightline.analysis.maps import AttentionMap, Query, maps_of
 from sightline.analysis.study import Facts, short
 from sightline.util.errors import InputError
@@ -99,9 +99,18 @@ def _scale(low: float, high: float) -> tuple[float, float, str]:
 
 def telling_maps(model: nn.Module, image: Tensor, query: Query, count: int = 3) -> list[AttentionMap]:
     """Maps of `count` blocks from the first to the last, of those with more than one token and a matrix of weights."""
-    blocks = with_rows([block for block in capture(model, image) if block.tokens - block.prefix > 1])
-    maps = maps_of(blocks, query)
+    maps = maps_of(_telling(model, image), query)
     return [maps[i] for i in first_to_last(len(maps), count)]
+
+
+def telling_calls(model: nn.Module, image: Tensor, count: int = 3) -> list[BlockCall]:
+    """The calls of the same blocks, for more than one query."""
+    blocks = _telling(model, image)
+    return [blocks[i] for i in first_to_last(len(blocks), count)]
+
+
+def _telling(model: nn.Module, image: Tensor) -> list[BlockCall]:
+    return with_rows([block for block in capture(model, image) if block.tokens - block.prefix > 1])
 
 
 def first_to_last(total: int, count: int) -> list[int]:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from sightline.analysis.capture import BlockCall
 from sightline.analysis.figures import attention_figure
+from sightline.analysis.hover import hover_maps
 from sightline.analysis.maps import AttentionMap, Patch, Query, in_shares, map_of, maps_of, roll_up
 from sightline.analysis.study import Facts, Study, Subject, short, telling_blocks
 from sightline.util.errors import InputError
@@ -38,6 +39,7 @@ def study_maps(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     animate: str = "none",
+    hover: bool = False,
 ) -> Study:
     """The attention of every subject on its first image, which is called `name` and drawn as `shown`.
 
@@ -48,6 +50,7 @@ def study_maps(
         layers: numbers from 0 on, below zero from the end; all by default.
         heads: indices from 0; all by default, averaged in the view `layers`.
         animate: layers, queries or none.
+        hover: whether to add the maps of all queries, for a page.
 
     Raises:
         InputError: there is no such layer, head or patch, or no class token where it is asked for.
@@ -71,6 +74,8 @@ def study_maps(
     facts: Facts = {"image": name, "view": view, "maps": results}
     columns = ("model", "layer", "mechanism", "query", "least", "most", "sum")
     study = Study("maps", f"Attention maps of {name}", facts, figures, columns, table, [SCALE])
+    if hover:
+        study.hovers = [hover_maps(title, shown, blocks) for title, blocks in captured.items()]
     if animate != "none":
         moments = _over_layers(captured, where[0]) if animate == "layers" else _over_queries(captured)
         study.animations[f"maps-{animate}"] = _gif([_frame(at, query, shown, heads) for at, query in moments])

@@ -44,6 +44,7 @@ class Study:
         columns, rows: the table to print.
         notes: how it was measured, one sentence each.
         animations: GIF files by name.
+        hovers: maps of all queries, see `hover_maps`, for pages.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Study:
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     animations: dict[str, bytes] = field(default_factory=dict)
+    hovers: list[Facts] = field(default_factory=list)
 
     @property
     def numeric(self) -> frozenset[int]:

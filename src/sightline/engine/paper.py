@@ -74,7 +74,7 @@ def _maps(session: Session, queries: Sequence[Query | Patch]) -> Study:
     grids = [block_grids(subject.model, subject.images[0]).values() for subject in session.subjects]
     depth = min(sum(height * width > 1 for height, width in each) for each in grids)
     layers = first_to_last(depth, 5)
-    return study_maps(session.subjects, session.picture(), session.names[0], queries, layers=layers)
+    return study_maps(session.subjects, session.picture(), session.names[0], queries, layers=layers, hover=True)
 
 
 def _masking(session: Session, labelled: int) -> Study:
@@ -110,9 +110,8 @@ def write_paper(folder: Path, which: str, made: Mapping[str, Study | str], sessi
 def _blocks(study: Study | str) -> list[html.Block]:
     if isinstance(study, str):
         return [html.Text(f"Not made: {study}", "missing")]
-    blocks: list[html.Block] = [
-        html.Picture.draw(figure, f"{study.title}: {name}", DPI) for name, figure in study.figures.items()
-    ]
+    blocks: list[html.Block] = [html.Hover(hover) for hover in study.hovers]
+    blocks += [html.Picture.draw(figure, f"{study.title}: {name}", DPI) for name, figure in study.figures.items()]
     if study.rows:
         blocks.append(html.Table(study.rows[:MAX_ROWS], study.columns, study.numeric))
         if (more := len(study.rows) - MAX_ROWS) > 0:

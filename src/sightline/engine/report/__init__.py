@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sightline.analysis.capture import attention_blocks
-from sightline.analysis.figures import attention_figure, telling_maps
+from sightline.analysis.figures import attention_figure, telling_calls
+from sightline.analysis.hover import hover_maps
+from sightline.analysis.maps import maps_of
+from sightline.analysis.study import Facts
 from sightline.engine.evaluate import run_data
 from sightline.engine.report.figures import blocks_figure, confusion_figure, curves_figure, write_figure
 from sightline.engine.report.page import run_page
@@ -40,19 +43,20 @@ def write_report(folder: Path, note: Callable[[str], object] = say) -> Path:
     """
     record = read_record(folder)
     drawn: dict[str, Path] = {}
+    hovers: dict[str, Facts] = {}
     try:
-        for name, figure in _figures(folder, record):
+        for name, figure in _figures(folder, record, hovers):
             write_figure(folder / f"{name}.png", figure)
             drawn[name] = folder / f"{name}.png"
     except (ValueError, OSError, RuntimeError) as error:
         note(f"the report is not complete: {one_line(error)}")
     page = folder / "report.html"
-    write_text(page, run_page(record, drawn))
+    write_text(page, run_page(record, drawn, hovers))
     return page
 
 
-def _figures(folder: Path, record: Record) -> "Iterator[tuple[str, Figure]]":
-    """The figures of a run by the names of their files."""
+def _figures(folder: Path, record: Record, hovers: dict[str, Facts]) -> "Iterator[tuple[str, Figure]]":
+    """The figures of a run by the names of their files; the maps of all queries go into `hovers` by the same names."""
     if (curves := curves_figure(record)) is not None:
         yield "curves", curves
     if (blocks := blocks_figure(record)) is not None:
@@ -66,5 +70,6 @@ def _figures(folder: Path, record: Record) -> "Iterator[tuple[str, Figure]]":
         raise ValueError(f"{loaded.card.name} has no attention blocks of sightline")
     section = run_data(folder, record.spec.name)
     for number, (title, image, picture) in enumerate(record.spec.examples(loaded, section), 1):
-        maps = telling_maps(loaded.model, image, QUERY)
-        yield f"attention/{number:02d}", attention_figure([(title, picture, maps)])
+        name, calls = f"attention/{number:02d}", telling_calls(loaded.model, image)
+        hovers[name] = hover_maps(title, picture, calls)
+        yield name, attention_figure([(title, picture, maps_of(calls, QUERY))])

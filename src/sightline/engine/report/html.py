@@ -2,7 +2,8 @@
 
     page = render("My run", [Section("Curves", [Picture.read(path, "learning curves")])])
 
-The template escapes all text: a class may be called `<script>`.
+The template escapes all text: a class may be called `<script>`. Pages share their style, and the scripts of maps, with
+those of `sightline explore`: the files in `web`.
 """
 
 import base64
@@ -15,10 +16,14 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
+from sightline.analysis.study import Facts
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Block", "Cards", "Code", "Columns", "Picture", "Section", "Table", "Text", "render"]
+__all__ = ["Block", "Cards", "Code", "Columns", "Hover", "Picture", "Section", "Table", "Text", "render"]
+
+WEB = Path(__file__).parent / "web"
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,14 @@ class Picture:
     @property
     def base64(self) -> str:
         return base64.b64encode(self.data).decode()
+
+
+@dataclass(frozen=True)
+class Hover:
+    """Attention maps whose query follows the pointer; `still` is shown and printed where scripts do not run."""
+
+    data: Facts  # of `hover_maps`
+    still: Picture | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,7 @@ class Columns:
     blocks: Sequence["Block"]
 
 
-Block = Picture | Table | Cards | Text | Code | Columns
+Block = Picture | Hover | Table | Cards | Text | Code | Columns
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ class Section:
 def render(
     title: str, sections: Sequence[Section], *, subtitle: str = "", warnings: Sequence[str] = (), contents: bool = False
 ) -> str:
-    """The page as HTML, with styles and pictures inside and no script.
+    """The page as HTML, with styles and pictures inside; a script only if there are maps to point at.
 
     Args:
         title: of the page.
@@ -109,7 +122,22 @@ def render(
         warnings: lines that a reader must not miss.
         contents: whether to link all sections at the top.
     """
-    return _template().render(title=title, sections=sections, subtitle=subtitle, warnings=warnings, contents=contents)
+    scripts = ["heatmap.js", "hover.js"] if any(_has_hover(section.blocks) for section in sections) else []
+    return _template().render(
+        title=title, sections=sections, subtitle=subtitle, warnings=warnings, contents=contents,
+        style=_file("theme.css"), scripts=[_file(name) for name in scripts],
+    )  # fmt: skip
+
+
+def _has_hover(blocks: Sequence[Block]) -> bool:
+    return any(
+        isinstance(block, Hover) or (isinstance(block, Columns) and _has_hover(block.blocks)) for block in blocks
+    )
+
+
+@cache
+def _file(name: str) -> str:
+    return (WEB / name).read_text(encoding="utf-8")
 
 
 @cache

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline.analysis.study import Facts
 from sightline.engine.records import Scores
-from sightline.engine.report.html import Block, Cards, Code, Columns, Picture, Section, Table, Text, render
+from sightline.engine.report.html import Cards, Code, Columns, Hover, Picture, Section, Table, Text, render
 from sightline.engine.report.record import Record
 from sightline.engine.settings import dump
 from sightline.tasks.describe import describe
@@ -14,8 +15,9 @@ from sightline.util.names import rate_cell
 
 MAX_CLASSES = 50  # rows of the table of classes: beyond, those with the lowest accuracy
 ATTENTION = (
-    "Attention of the query in the ring, mean over heads, as a multiple of uniform attention; every map has its own "
-    "scale. If weights are negative, blue is negative, white zero, red positive; else dark is lowest."
+    "Point at a patch: every map shows its attention, mean over heads, as a multiple of uniform attention, on a scale "
+    "of its own. Orange is positive; blue and hatched is negative. A click holds the query, arrows move it. The files "
+    "in attention/ show the query in the middle of the image."
 )
 BLOCKS = (
     "Squared error of the attention of every block over the variance of the teacher's, on the teacher's own inputs, in "
@@ -23,12 +25,13 @@ BLOCKS = (
 )
 
 
-def run_page(record: Record, figures: Mapping[str, Path]) -> str:
+def run_page(record: Record, figures: Mapping[str, Path], hovers: Mapping[str, Facts]) -> str:
     """The page of a run as HTML.
 
     Args:
         record: what the run folder holds.
         figures: files of the figures that could be drawn: `curves`, `confusion`, `attention/01` and so on.
+        hovers: the maps of `attention/01` and so on for all queries.
     """
     sections = [Section("", [Cards(_cards(record))])]
     if "curves" in figures:
@@ -41,11 +44,11 @@ def run_page(record: Record, figures: Mapping[str, Path]) -> str:
         sections.append(Section("Classes", [Columns([*matrix, _confusion_table(record)])]))
     elif record.found:
         sections.append(Section("Classes", [_found_table(record.found, record.spec.shown)]))
-    maps: list[Block] = [
-        Picture.read(path, "attention maps") for name, path in figures.items() if name.startswith("attention")
+    maps = [
+        Hover(hovers[name], Picture.read(path, "attention maps")) for name, path in figures.items() if name in hovers
     ]
     if maps:
-        sections.append(Section("Attention", [Columns(maps), Text(ATTENTION, "under")]))
+        sections.append(Section("Attention", [*maps, Text(ATTENTION, "under")]))
     versions = [(key, str(value)) for key, value in record.versions.items() if value is not None]
     sections.append(Section("Made by", [Table(versions)]))
     sections.append(Section("Configuration", [Code(dump(record.config))]))
