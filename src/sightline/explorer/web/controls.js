@@ -11,6 +11,7 @@ const Controls = {
     on("block", "input", (event) => app.set({ block: Number(event.target.value) }));
     on("photo", "input", (event) => app.set({ photo: Number(event.target.value) }));
     on("scale", "change", (event) => app.set({ scale: event.target.value }));
+    on("score", "change", (event) => app.set({ score: Number(event.target.value) }));
     on("views", "change", (event) => app.set({ view: event.target.value }));
     on("class", "click", () => app.set({ query: app.state.query === "class" ? [0.5, 0.5] : "class" }));
     on("play", "click", () => app.play());
@@ -102,6 +103,9 @@ const Controls = {
     byId("block-name").textContent = `${Math.max(0, state.block)} / ${app.depth - 1}`;
     byId("photo").value = state.photo;
     byId("scale").value = state.scale;
+    fill(byId("score"), (options.scores ?? []).map((score) => [score, score]), state.score);
+    byId("scale").parentElement.hidden = state.view === "confusion";
+    byId("score").parentElement.hidden = state.view !== "confusion";
     document.querySelector(`input[name=view][value=${state.view}]`).checked = true;
     byId("class").setAttribute("aria-pressed", String(state.query === "class"));
     byId("class").hidden = !first?.info.blocks.some((block) => block.prefix);

@@ -183,7 +183,7 @@ class DrawnPanel extends Panel {
     const [rows, columns] = view === "rollout" && this.info.rollout ? this.info.rollout.grid : block.grid;
     const name = view === "rollout" && this.info.rollout ? `blocks ${this.info.rollout.from}–${this.info.rollout.to}` : block.name.replace(/\.attn$/, "");
     const classes = this.answer?.prefix?.[0]?.length ? ` · class token ${Heatmap.digits(this.classShare)}` : "";
-    const row = this.answer ? ` · row ${Heatmap.digits(this.answer.ms)} ms` : "";
+    const row = this.answer?.ms ? ` · row ${Heatmap.digits(this.answer.ms)} ms` : "";
     return `${name} · ${block.mechanism} · ${rows} × ${columns}${classes} · forward ${Heatmap.digits(this.info.forward_ms)} ms${row}`;
   }
 

@@ -118,7 +118,7 @@ class Panel {
     const row = ["row", { block: this.index, query: of(block.grid) }];
     if (view === "attention") return [row];
     if (query === "class") return "Confusion compares patches: choose one.";
-    return [row, ["confusion", { block: this.index, head: this.head(block), query: of(block.grid) }]];
+    return [row, ["confusion", { block: this.index, head: this.head(block), query: of(block.grid), score: this.app.state.score }]];
   }
 
   head(block) {

@@ -10,6 +10,7 @@ const State = {
     const state = {
       image: options.samples[0] ? options.samples[0].id : "", size: [224, 224], panels: [{ model, attention: null }],
       block: -1, head: "mean", view: "attention", query: [0.5, 0.5], pinned: false, scale: "own", photo: 100,
+      score: options.score ?? 0.1,
     };
     return State.merge(state, options.start || {}, options);
   },
@@ -28,6 +29,7 @@ const State = {
     else if (shares && found.query.every((part) => part >= 0 && part <= 1)) next.query = found.query;
     if (typeof found.pinned === "boolean") next.pinned = found.pinned;
     if (SCALES.includes(found.scale)) next.scale = found.scale;
+    if ((options.scores ?? []).includes(found.score)) next.score = found.score;
     if (is(found.photo) && found.photo >= 0 && found.photo <= 100) next.photo = found.photo;
     return next;
   },
@@ -38,6 +40,7 @@ const State = {
     const parts = {
       image: State.quote(state.image), size: state.size.join("x"), panels: state.panels.map(name).join(","), block: state.block,
       head: state.head, view: state.view, query: state.query === "class" ? "class" : state.query.map((part) => part.toFixed(4)).join(","),
+      ...(state.view === "confusion" && { score: state.score }),
       ...(state.pinned && { pinned: 1 }), ...(state.scale !== "own" && { scale: state.scale }), ...(state.photo !== 100 && { photo: state.photo }),
     };
     return Object.entries(parts).map(([key, value]) => `${key}=${value}`).join("&");
@@ -51,7 +54,7 @@ const State = {
     const readers = {
       image: decodeURIComponent, size: (text) => text.split("x").map(number), block: number, photo: number, view: String, scale: String,
       head: (word) => (word === "mean" ? word : number(word)), query: (word) => (word === "class" ? word : word.split(",").map(Number)),
-      pinned: (word) => word === "1",
+      pinned: (word) => word === "1", score: Number,
       panels: (text) => text.split(",").map((each) => {
         const [model, attention = null] = each.split("~").map(decodeURIComponent);
         return { model, attention };
