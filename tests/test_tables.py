@@ -17,6 +17,7 @@ from make_tables import with_block
 from measuring import Budget, kept, measure
 from tables.dense import cost_section, runs_section
 from tables.export import accuracy_section, checks_section, latency_section, packages_section
+from tables.photos import photos_section
 from tables.sequences import sequences_section
 
 CPU = torch.device("cpu")
@@ -105,9 +106,22 @@ def test_sequences_have_accuracy_and_speed_of_every_task_that_was_run(tmp_path: 
     assert "Pathfinder" not in page
 
 
+def test_seeds_are_averaged(tmp_path: Path) -> None:
+    facts = {**VERSIONS, "steps": 100, "batch": 32, "lr": 1e-4, "val": 30.0, "examples": 2000, "published_as": None}
+    rows = [{**facts, "attention": "inline", "seed": seed, "test": 30.0 + seed} for seed in range(3)]
+    write(tmp_path / "listops-card.json", {"task": "listops", "rows": rows})
+    page = sequences_section(tmp_path, "card")
+    assert cells(page, "`inline`")[2:4] == ["30.00", "31.00 (30.00 to 32.00)"]
+    assert "seed 0, 1, 2" in page
+    rows = [{"top1": 90.0 + seed, "curve": [[20, 90.0, 1.0]], "job": {"recipe": "photos"}} for seed in range(3)]
+    page = photos_section(write(tmp_path / "photos.json", {"versions": VERSIONS, "rows": rows}))
+    assert cells(page, "`photos`")[1:] == ["20", "91.00", "90.00 to 92.00", "3", "91.57"]
+
+
 def test_results_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     assert runs_section(tmp_path / "none.json") == cost_section(tmp_path / "none.json") == ""
     assert sequences_section(tmp_path, "card") == ""
+    assert photos_section(tmp_path / "none.json") == ""
     assert with_block("a\n<!-- x -->\nold\n<!-- /x -->\nb", "x", "new") == "a\n<!-- x -->\nnew\n<!-- /x -->\nb"
 
 

@@ -15,6 +15,7 @@ from tables.export import accuracy_section, checks_section, latency_section, pac
 from tables.figures import FIGURES, PLAIN_FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
 from tables.performance import performance_page
+from tables.photos import photos_section
 from tables.plain import plain_reports, speed_block
 from tables.registry import mechanism_table, model_table
 from tables.sequences import sequences_section
@@ -43,7 +44,10 @@ def pages() -> dict[Path, str]:
             "mechanisms": mechanism_table(),
             "evidence": evidence_section(results / "mechanisms" / imagenette),
         },
-        docs / "training.md": {"imagenette": imagenette_section(results / "training" / imagenette)},
+        docs / "training.md": {
+            "photos": photos_section(results / "training" / f"photos-{MACHINE}.json"),
+            "imagenette": imagenette_section(results / "training" / imagenette),
+        },
         docs / "dense.md": {
             "runs": runs_section(results / "dense" / f"runs-{MACHINE}.json"),
             "cost": cost_section(results / "dense" / f"cost-{MACHINE}.json"),

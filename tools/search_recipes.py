@@ -7,11 +7,13 @@ that nothing is chosen by the validation images; several run at a time on one GP
     python tools/search_recipes.py imagenette128.zip --final photos photos_80 --seeds 3 --out final.jsonl \
         --results results/training/photos-nvidia_h200.json
 
-`--final` trains recipes on all training images and scores them on the validation images, averaged over seeds. Repeat a
-command to go on where it was stopped. `--rehearse` makes two updates on a few images on a CPU.
+`--final` trains recipes on all training images and scores them on the validation images, averaged over seeds; `--whole`
+does the same with trials, for an ablation. Repeat a command to go on where it was stopped. `--rehearse` makes two
+updates on a few images on a CPU.
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
 import statistics
@@ -33,13 +35,12 @@ from sightline.tasks.classification import loaders
 HELD_OUT = 5  # one of so many training images scores a trial
 QUIET = {
     "run.report": False, "run.tensorboard": False, "run.save_every": 10**6, "run.save_minutes": None,
-    "run.log_every": 10**6, "data.workers": 4,
+    "run.log_every": 10**6, "run.eval_every": 10, "data.workers": 4,
 }  # fmt: skip
 SMALL = {
     "run.device": "cpu", "run.precision": "no", "run.max_steps": 2, "data.limit": 7, "data.workers": 0, "data.size": 64,
     "batch.size": 32, "run.threads": 1,
 }  # fmt: skip
-SMALL_MODEL = {"embed_dims": [16, 32, 32, 64], "num_heads": [1, 1, 1, 2]}
 decode = loaders.preload
 
 
@@ -54,22 +55,14 @@ def main(arguments: list[str] | None = None) -> int:
             for recipe in options.final
         ]
     else:
-        held = hold_out(data, work / "search")
-        jobs = read_trials(options.trials, options.seeds, str(held))
+        jobs = read_trials(
+            options.trials, options.seeds, str(data if options.whole else hold_out(data, work / "search"))
+        )
     for job in jobs:
         job["changes"] = {**QUIET, **job["changes"]} | (SMALL if options.rehearse else {})
-        if options.rehearse:
-            job["changes"]["model.args"] = {**job["changes"].get("model.args", {}), **SMALL_MODEL}
         job["cache"] = str(work / "decoded")
-    rows = run_jobs(
-        jobs,
-        train_one,
-        Path(options.out),
-        work / "runs",
-        options.processes,
-        options.minutes * 60,
-        options.job_minutes * 60,
-    )
+    limits = (options.processes, options.minutes * 60, options.job_minutes * 60)
+    rows = run_jobs(jobs, train_one, Path(options.out), work / "runs", *limits)
     show(rows)
     if options.results and rows:
         write_results(Path(options.results), rows)
@@ -81,6 +74,9 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("data", help="Imagenette, as a folder or as a zip file with one")
     parser.add_argument(
         "--trials", help="YAML file: a `base` recipe and `trials`, names with the keys that they change"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="trials as --final does it: for an ablation, which chooses none"
     )
     parser.add_argument("--final", nargs="+", help="recipes to measure")
     parser.add_argument("--seeds", type=int, default=1)
@@ -154,12 +150,13 @@ def _decoded(cache: Path) -> Any:
     def preload(split: Any, card: Any, workers: int, placement: Any, broken: Any) -> loaders.Batch:
         what = f"{split.title}-{len(split)}-{card.input_size}-{card.crop_pct}-{card.interpolation}"
         path = cache / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.pt"
-        if not path.exists():
-            batch = decode(split, card, workers, placement, broken)
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=cache, delete=False) as file:
-                torch.save([tensor.cpu() for tensor in batch], file.name)
-            Path(file.name).rename(path)
+        cache.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one process decodes, the others wait
+            if not path.exists():
+                batch = decode(split, card, workers, placement, broken)
+                torch.save([tensor.cpu() for tensor in batch], path.with_suffix(".part"))
+                path.with_suffix(".part").rename(path)
         return loaders.Batch(*(tensor.to(placement.device) for tensor in torch.load(path, weights_only=True)))
 
     return preload

@@ -112,7 +112,13 @@ def _serve(work: Work, todo: Any, finished: Any, folder: Path, number: int, end:
 @contextmanager
 def _limit(seconds: float) -> Any:
     """Ask a training for its end after `seconds`, as SIGUSR1 does: it saves its state and raises."""
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
+
+    def stop(*_: object) -> None:
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # nothing is trained
+            raise TimeoutError("no time left")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
     try:
         yield

@@ -51,7 +51,10 @@ def _task(task: str, path: Path, speed: dict[str, Any] | None) -> str:
         f"{' ' + made['note'] if 'note' in made else ''} Data: [{path.name}](../results/sequences/{path.name})."
     )
     fast = {row["attention"]: row for row in speed["rows"] if row["task"] == task} if speed else {}
-    lines = [_line(row, task, fast.get(row["attention"])) for row in rows]
+    seeds_of: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        seeds_of.setdefault((row["attention"], row["steps"]), []).append(row)
+    lines = [_line(group, task, fast.get(name)) for (name, _), group in seeds_of.items()]
     shown = {row["published_as"] for row in rows}
     others = [
         [name, "", "", "", f"{scores[task]:.1f}", "", "", "", ""]
@@ -61,11 +64,15 @@ def _task(task: str, path: Path, speed: dict[str, Any] | None) -> str:
     return "\n\n".join([f"### {TITLES[task]}", text, table(HEADER, [*lines, *others])])
 
 
-def _line(row: dict[str, Any], task: str, fast: dict[str, Any] | None) -> list[str]:
+def _line(rows: list[dict[str, Any]], task: str, fast: dict[str, Any] | None) -> list[str]:
+    """The mean over the seeds of a mechanism, with the range of the test."""
+    row = rows[0]
     known = "" if row["published_as"] is None else f"{PUBLISHED[row['published_as']][task]:.1f}"
     modes = [fast[mode] if fast else {} for mode in ("train", "forward")]
     costs = [_number(mode.get(key)) for key in ("examples_per_second", "peak_mib") for mode in modes]
-    return [f"`{row['attention']}`", f"{row['steps']:,}", f"{row['val']:.2f}", f"{row['test']:.2f}", known, *costs]
+    val, test = (sum(row[key] for row in rows) / len(rows) for key in ("val", "test"))
+    span = f" ({min(row['test'] for row in rows):.2f} to {max(row['test'] for row in rows):.2f})" if rows[1:] else ""
+    return [f"`{row['attention']}`", f"{row['steps']:,}", f"{val:.2f}", f"{test:.2f}{span}", known, *costs]
 
 
 def _number(value: float | None) -> str:

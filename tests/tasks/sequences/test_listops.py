@@ -97,7 +97,7 @@ def test_trees_grow_as_one_draws_them_by_hand() -> None:
 def test_the_seed_decides(made: listops.TokenSet) -> None:
     again, other = listops.generate(COUNT, seed=3), listops.generate(COUNT, seed=4)
     assert again.values.tobytes() == made.values.tobytes()
-    assert sha256(made.values.tobytes()).hexdigest()[:16] == "23a1403a102bcf85"  # else data.VERSION must change
+    assert sha256(made.values.tobytes()).hexdigest()[:16] == "23a1403a102bcf85"  # else data.VERSIONS must change
     assert (again.labels == made.labels).all()
     assert other.values.tobytes() != made.values.tobytes()
     fewer = listops.generate(50, seed=3)

@@ -19,12 +19,12 @@ from sightline.tasks.sequences.files import read_pathfinder
 from sightline.util.errors import FileError
 from tests.engine.tiny import ENVIRONMENT
 
-COUNT = 500
+COUNT = 300
 
 
 @pytest.fixture(scope="module")
 def made() -> pathfinder.TokenSet:
-    return pathfinder.generate(COUNT, seed=5)
+    return pathfinder.generate(COUNT, seed=5, dashes=9)
 
 
 def pictures(tokens: pathfinder.TokenSet) -> np.ndarray:
@@ -32,18 +32,18 @@ def pictures(tokens: pathfinder.TokenSet) -> np.ndarray:
 
 
 def discs(image: np.ndarray) -> list[tuple[int, int]]:
-    """The middles of squares of 3 x 3 lit pixels."""
-    lit = image > 0
+    """The middles of squares of 3 x 3 bright pixels."""
+    lit = image == 255
     return [(r, c) for r in range(1, 31) for c in range(1, 31) if lit[r - 1 : r + 2, c - 1 : c + 2].all()]
 
 
 def reachable(image: np.ndarray, start: tuple[int, int]) -> set[tuple[int, int]]:
-    """Lit pixels that can be reached by steps of up to three rows and columns between lit pixels."""
+    """Lit pixels that can be reached by steps of up to two rows and columns between lit pixels."""
     lit = set(zip(*(axis.tolist() for axis in np.nonzero(image)), strict=True))
     found, todo = {start}, [start]
     while todo:
         r, c = todo.pop()
-        near = {(r + i, c + j) for i in range(-3, 4) for j in range(-3, 4)} & lit - found
+        near = {(r + i, c + j) for i in range(-2, 3) for j in range(-2, 3)} & lit - found
         found |= near
         todo.extend(near)
     return found
@@ -83,18 +83,43 @@ def test_classes_are_balanced(made: pathfinder.TokenSet) -> None:
 
 
 def test_the_seed_decides(made: pathfinder.TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sha256(made.values.tobytes()).hexdigest()[:16] == "71328e2d5ec22ded"  # else data.VERSION must change
+    assert sha256(made.values.tobytes()).hexdigest()[:16] == "90be59f5870bfefb"  # else data.VERSIONS must change
     assert len({image.tobytes() for image in pictures(made)}) == COUNT
     monkeypatch.setattr(pathfinder, "IMAGES", 64)
-    one, again, other = (pathfinder.generate(100, seed=seed).values.tobytes() for seed in (5, 5, 6))
+    one, again, other = (pathfinder.generate(100, seed=seed, dashes=6).values.tobytes() for seed in (5, 5, 6))
     assert one == again != other
 
 
 def test_several_processes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pathfinder, "IMAGES", 16)
-    one, several = (pathfinder.generate(100, seed=3, workers=workers) for workers in (1, 3))
+    one, several = (pathfinder.generate(100, seed=3, workers=workers, dashes=4) for workers in (1, 3))
     assert one.values.tobytes() == several.values.tobytes()
     assert one.labels.tolist() == several.labels.tolist()
+
+
+@pytest.mark.parametrize("dashes", [3, 6])
+def test_levels(dashes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of as many dashes and, where there are distractors, of a third as many."""
+    monkeypatch.setattr(pathfinder, "IMAGES", 16)
+    plain = pathfinder.generate(16, 0, dashes=dashes, distractors=0)
+    for image, label in zip(pictures(plain), plain.labels, strict=True):
+        ends = discs(image)
+        first = reachable(image, ends[0])
+        assert len(ends) == 2
+        assert (ends[1] in first) == bool(label)
+        rest = set(zip(*(axis.tolist() for axis in np.nonzero(image)), strict=True)) - first
+        assert rest
+        assert reachable(image, next(iter(rest))) == rest
+        assert len(rest) + len(first) <= 2 * (3 * dashes + 8)  # pixels of dashes, and what discs add to their ends
+    assert (pictures(pathfinder.generate(16, 0, dashes=dashes)) > 0).sum() > (pictures(plain) > 0).sum()
+
+
+def test_long_paths_start_near_the_middle() -> None:
+    """And with as much as they turn, their ends are nearer than their length."""
+    images, labels = pathfinder.draw(0, 64, 0, dashes=9, distractors=0)
+    apart = [np.hypot(*np.subtract(*discs(image.reshape(32, 32)))) for image in images[labels == 1]]
+    assert max(apart) < 9 * 4
+    assert np.mean(apart) < 0.7 * 9 * 4
 
 
 def publish(folder: Path, images: np.ndarray, labels: np.ndarray) -> Path:

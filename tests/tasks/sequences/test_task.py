@@ -87,6 +87,20 @@ def test_a_run_ends_and_is_the_same_again(cache: str, tmp_path: Path, task: str)
     assert {"top1", "val_loss"} <= line.keys()
 
 
+def test_a_curriculum(cache: str, tmp_path: Path) -> None:
+    """Training images get more dashes in equal parts of the epochs; those to evaluate stay the same."""
+    more = {"data__length": "1024", "model__args": "{embed_dim: 16, max_length: 1024}", "schedule__epochs": "4"}
+    config = configure(cache, tmp_path, "pathfinder", data__dashes="6", data__curriculum="[2, 4, 6]", **more)
+    task = Sequences(config, Placement(torch.device("cpu"), 64))
+    for epoch, level in enumerate((0, 0, 1, 2)):
+        ids, labels = next(iter(task.batches(epoch, 0)))
+        want, also = task.levels[level].batch(task.order.sequence(epoch)[:64].numpy(), 1024)
+        assert torch.equal(ids, want.int())
+        assert torch.equal(labels, also)
+    assert task.levels[-1] is task.train
+    assert len({level.values.tobytes() for level in task.levels}) == 3
+
+
 def test_an_interrupted_run_resumes_to_the_same_weights(cache: str, tmp_path: Path) -> None:
     train(configure(cache, tmp_path / "whole"))
     train(configure(cache, tmp_path / "parts", run__max_steps="4"))
@@ -250,6 +264,9 @@ def test_the_table(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["lra", "listops", "--out", ""], "--out: the path is empty"),
         (["lra", "listops", "--out", "/dev/null"], "/dev/null"),
         (["lra", "listops", "--set", "optim.rl=1"], "optim.rl"),
+        (["lra", "listops", "--set", "data.dashes=6"], "data.dashes: only for pathfinder"),
+        (["lra", "pathfinder", "--set", "data.curriculum=[4, 40]"], "data.curriculum"),
+        (["lra", "pathfinder", "--data", "x", "--set", "data.dashes=6"], "data.dashes: only for generated data"),
         (["train", "--config", "lra_image"], "image is not generated"),
     ],
 )

@@ -4,12 +4,15 @@ Nothing heavy is imported here, so that `sightline train --help` stays fast.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sightline.tasks import config
 from sightline.util.errors import InputError
-from sightline.util.schema import Count, Dropout, Seed, entry
+from sightline.util.schema import Count, Dropout, Natural, Seed, entry
 
+LEVEL = ("dashes", "distractors", "curriculum")  # keys of pathfinder
 TaskName = Literal["listops", "text", "retrieval", "image", "pathfinder"]
 
 
@@ -23,6 +26,15 @@ class Data:
     train: Count | None = entry(None, "examples to generate for training; by default as published")
     val: Count | None = entry(None, "examples to generate for validation; by default as published")
     test: Count | None = entry(None, "examples to generate for the test; by default as published")
+    dashes: Annotated[Count, Field(ge=2, le=16)] | None = entry(
+        None, "pathfinder: dashes of the two long paths, published with 6, 9 and 14; by default 14"
+    )
+    distractors: Annotated[Natural, Field(le=100)] | None = entry(
+        None, "pathfinder: paths of a third as many dashes that distract, if there is room; by default 20 dashes in all"
+    )
+    curriculum: tuple[Annotated[Count, Field(ge=2, le=16)], ...] = entry(
+        (), "pathfinder: dashes of the training images, one after the other in equal parts of the epochs: [4, 6, 9, 14]"
+    )
     seed: Seed = entry(0, "seed of the generator, and of the shuffle of published images")
     cache: str | None = entry(None, "cache folder for generated data; by default in the user's cache")
     epoch_steps: Count | None = entry(
@@ -57,6 +69,10 @@ class Config(config.RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("train", "val", "test"):
-            if self.data.path is not None and getattr(self.data, key) is not None:
+        data = self.data
+        for key in ("train", "val", "test", *LEVEL):
+            if data.path is not None and getattr(data, key) not in (None, ()):
                 raise InputError(f"data.{key}: only for generated data; leave out either this or data.path")
+        for key in LEVEL:
+            if data.name != "pathfinder" and getattr(data, key) not in (None, ()):
+                raise InputError(f"data.{key}: only for pathfinder, not for {data.name}; leave it out")

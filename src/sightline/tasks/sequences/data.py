@@ -2,8 +2,11 @@
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -16,7 +19,7 @@ from sightline.util.text import say
 
 PAUSE = 5.0  # seconds between progress lines
 SPLITS = ("train", "val", "test")
-VERSION = 1  # of the generators; changed whenever the generated data changes
+VERSIONS = {"listops": 1, "pathfinder": 2}  # of the generators; changed whenever the generated data changes
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,15 @@ def open_splits(config: Data, note: Note = quiet, splits: tuple[str, ...] = SPLI
     return found
 
 
+def open_levels(config: Data, note: Note, last: TokenSet) -> list[TokenSet]:
+    """The training sets of a curriculum, or the only one; `last` is the one of `config` itself."""
+    usual, few = config.dashes or pathfinder.DASHES, replace(config, val=2, test=2)
+    return [
+        last if dashes == usual else open_splits(replace(few, dashes=dashes), note, ("train",))["train"]
+        for dashes in config.curriculum or (usual,)
+    ]
+
+
 class ProgressPrinter:
     """Prints the progress of slow work: a line every few seconds with an estimate, and one at the end."""
 
@@ -103,10 +115,16 @@ def _generated(config: Data, task: SequenceTask, note: Note, splits: tuple[str, 
     if task.sizes is None:
         raise FileError(f"{config.name} is not generated; give data.path: {task.files}")
     sizes = [given or usual for given, usual in zip((config.train, config.val, config.test), task.sizes, strict=True)]
-    generate = {"listops": listops.generate, "pathfinder": pathfinder.generate}[config.name]
+    level, generate = "", cast(Callable[..., TokenSet], listops.generate)
+    if config.name == "pathfinder":
+        dashes, distractors = config.dashes or pathfinder.DASHES, config.distractors
+        level = f"-{dashes}" + ("" if distractors is None else f"-{distractors}")
+        generate = partial(pathfinder.generate, dashes=dashes, distractors=distractors)
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(config.cache) if config.cache else user / "sightline" / "sequences"
-    path = folder / f"{config.name}-{VERSION}-{config.seed}-{'-'.join(map(str, sizes))}.safetensors"
+    path = (
+        folder / f"{config.name}-{VERSIONS[config.name]}{level}-{config.seed}-{'-'.join(map(str, sizes))}.safetensors"
+    )
     count = sum(sizes)
     whole = cached(path, lambda: generate(count, config.seed, note), count, task.tokens, len(task.classes))
     return _divide(whole, sizes, splits)

@@ -15,10 +15,10 @@ from sightline.tasks.base import EvalOptions, Loaded, PredictOptions, Row, Score
 from sightline.tasks.evaluation import LabelScorer, run_scorer
 from sightline.tasks.sequences.card import SequenceCard
 from sightline.tasks.sequences.config import Config, Data
-from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_splits
+from sightline.tasks.sequences.data import SPLITS, ProgressPrinter, cut, open_levels, open_splits
 from sightline.tasks.sequences.model import build
 from sightline.tasks.sequences.model import open_model as open
-from sightline.tasks.sequences.tokens import TokenSet, quiet
+from sightline.tasks.sequences.tokens import DeviceTokens, TokenSet, quiet
 from sightline.util.errors import InputError
 
 __all__ = ["evaluate", "make", "open", "predictor"]
@@ -40,8 +40,11 @@ class Sequences(Task[Batch, Batch]):
         data = config.data
         torch.manual_seed(placement.seed)
         built, self.card = build(config.model, data)
-        splits = open_splits(data, ProgressPrinter() if placement.rank == 0 else quiet, ("train", "val"))
+        note = ProgressPrinter() if placement.rank == 0 else quiet
+        splits = open_splits(data, note, ("train", "val"))
         self.train, self.val = splits["train"], splits["val"]
+        self.levels, self.epochs = open_levels(data, note, self.train), config.schedule.epochs
+        self.kept: dict[int, DeviceTokens] = {}
         self.model = built.to(placement.device)
         self.placement, self.smoothing = placement, config.loss.smoothing
         self.order = placement.order(len(self.train), length=data.epoch_steps)
@@ -60,8 +63,9 @@ class Sequences(Task[Batch, Batch]):
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The micro-batches of an epoch from update `start` on, ready for the model."""
         sequence = self.order.sequence(epoch).numpy()
+        level = min(epoch * len(self.levels) // self.epochs, len(self.levels) - 1)
         for positions in self.order.positions(start):
-            yield self._batch(self.train, sequence[positions.numpy()])
+            yield self._batch(self.levels[level], sequence[positions.numpy()])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a micro-batch."""
@@ -80,8 +84,12 @@ class Sequences(Task[Batch, Batch]):
         return LabelScorer(self.card.classes, device)
 
     def _batch(self, tokens: TokenSet, indices: np.ndarray) -> Batch:
-        ids, labels = tokens.batch(indices, self.card.length)
         device = self.placement.device
+        if tokens.even and tokens.towers == 1 and tokens.even <= self.card.length:
+            if id(tokens) not in self.kept:
+                self.kept[id(tokens)] = DeviceTokens(tokens, device)
+            return self.kept[id(tokens)].batch(to_device(torch.from_numpy(indices), device))
+        ids, labels = tokens.batch(indices, self.card.length)
         return to_device(ids, device).int(), to_device(labels, device)
 
 

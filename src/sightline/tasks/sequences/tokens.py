@@ -102,6 +102,22 @@ class TokenSet:
         return torch.from_numpy(ids.reshape(shape)), labels
 
 
+class DeviceTokens:
+    """Sequences of one length on a device, such as images: a batch is gathered there.
+
+    Args:
+        tokens: with `even`, of one tower.
+    """
+
+    def __init__(self, tokens: TokenSet, device: torch.device) -> None:
+        self.values = torch.tensor(tokens.values.reshape(len(tokens), tokens.even), device=device)
+        self.labels = torch.tensor(tokens.labels, device=device)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids (B, N) and labels (B,) of the examples with these indices, (B,)."""
+        return self.values[indices].int() + 1, self.labels[indices]
+
+
 def cached(path: Path, make: Callable[[], TokenSet], examples: int, tokens: int, classes: int) -> TokenSet:
     """The set in a safetensors file; if it is missing or damaged, it is made and written.
 

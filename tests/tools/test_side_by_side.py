@@ -1,0 +1,83 @@
+"""Jobs side by side: every one once, in spite of failures and interruptions; the split that chooses recipes."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import side_by_side
+
+TRIALS = Path(side_by_side.__file__).parent / "trials"
+
+
+def work(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What a process does with a job of these tests."""
+    if job["name"] == "bad":
+        raise ValueError("no such thing")
+    (folder / "checkpoints").mkdir(parents=True)
+    return {"top1": job["number"]}
+
+
+JOBS = [{"name": name, "number": number} for number, name in enumerate(["a", "b", "bad", "c"])]
+
+
+def run(jobs: list[dict[str, Any]], tmp_path: Path, processes: int = 1, **limits: float) -> list[dict[str, Any]]:
+    given = {"seconds": 60.0, "job_seconds": 60.0, **limits}
+    return side_by_side.run_jobs(jobs, work, tmp_path / "out.jsonl", tmp_path / "runs", processes, **given)
+
+
+def test_every_job_is_done_once(tmp_path: Path) -> None:
+    rows = run(JOBS[:1], tmp_path)
+    with (tmp_path / "out.jsonl").open("a") as file:
+        file.write('{"key": "cut o')  # by a full disk
+    (tmp_path / "out.jsonl").write_text((tmp_path / "out.jsonl").read_text() + "\n")
+    rows = run(JOBS, tmp_path, processes=2)
+    assert sorted(row["top1"] for row in rows) == [0, 1, 3]
+    lines = side_by_side.read_rows(tmp_path / "out.jsonl")
+    assert sorted(row["name"] for row in lines) == ["a", "b", "bad", "c"]
+    assert [row["error"] for row in lines if row["name"] == "bad"] == ["ValueError: no such thing"]
+    assert not list((tmp_path / "runs").glob("*/checkpoints"))
+
+
+def test_names_of_jobs() -> None:
+    one, other = ({"name": "a b", "changes": {"x": number}} for number in (1, 2))
+    assert side_by_side.key_of(one) != side_by_side.key_of(other)
+    assert side_by_side.key_of(one) == side_by_side.key_of(json.loads(json.dumps(one)))
+    assert side_by_side.key_of(one).startswith("a_b-")
+
+
+def test_nothing_starts_when_the_time_is_over(tmp_path: Path) -> None:
+    assert run(JOBS[:2], tmp_path, seconds=0.0) == []
+
+
+def test_a_fifth_of_the_training_images_is_held_out(tmp_path: Path) -> None:
+    import search_recipes
+
+    for name in ("x", "y"):
+        (tmp_path / "data" / "train" / name).mkdir(parents=True)
+        for number in range(100):
+            (tmp_path / "data" / "train" / name / f"{name}{number}.jpg").write_text("")
+    made = search_recipes.hold_out(tmp_path / "data", tmp_path / "split")
+    train, val = ({path.name for path in (made / split).rglob("*.jpg")} for split in ("train", "val"))
+    assert not train & val
+    assert len(train | val) == 200
+    assert 20 <= len(val) <= 60
+    assert all(path.resolve().parent.parent == tmp_path / "data" / "train" for path in made.rglob("*.jpg"))
+
+
+@pytest.mark.parametrize("path", sorted(TRIALS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_trials_are_recipes(path: Path) -> None:
+    import search_recipes
+
+    from sightline.engine.settings import configure, load_recipe
+    from sightline.models.weights.identify import build_empty
+
+    for job in search_recipes.read_trials(str(path), 1, "x"):
+        config = configure(load_recipe(job["recipe"]), {**search_recipes.QUIET, **job["changes"]})
+        assert build_empty(config.model.name, dict(config.model.args)).num_classes == 1000
+    assert yaml.safe_load(path.read_text())["trials"]
