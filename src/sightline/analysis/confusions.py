@@ -54,9 +54,8 @@ def count_confusions(blocks: Sequence[BlockCall], thresholds: Thresholds = USUAL
     for block in blocks:
         tokens = spread_tokens(block, limit)
         rows = block.rows(tokens)
-        visible = block.visible(tokens).to(rows).repeat_interleave(len(rows) // len(block.parts), 0)
-        centred = rows - rows.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True) * visible
-        counts = [pairs(*matched(block.queries(tokens), each), thresholds) for each in (rows, centred)]
+        each = (rows, less_even(block, tokens, rows))
+        counts = [pairs(*matched(block.queries(tokens), weights), thresholds) for weights in each]
         literal, less = (int(confused.sum()) for confused, _ in counts)
         found.append(Confusions(block.name, literal, less, int(counts[0][1].sum())))
     return found
@@ -65,6 +64,12 @@ def count_confusions(blocks: Sequence[BlockCall], thresholds: Thresholds = USUAL
 def spread_tokens(block: BlockCall, limit: int) -> Tensor:
     """At most `limit` tokens after the prefix, evenly spread."""
     return torch.tensor(spread(range(block.prefix, block.tokens), limit))
+
+
+def less_even(block: BlockCall, tokens: Tensor, rows: Tensor) -> Tensor:
+    """The rows (heads, Q, M) of chosen tokens with even attention, of the same sum, subtracted."""
+    visible = block.visible(tokens).to(rows).repeat_interleave(len(rows) // len(block.parts), 0)
+    return rows - rows.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True) * visible
 
 
 def matched(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,18 +87,17 @@ def matched(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 def pairs(queries: Tensor, rows: Tensor, thresholds: Thresholds) -> tuple[Tensor, Tensor]:
     """For queries (H, Q, D) and their rows (H, Q, M): confused pairs and clearly different ones, each (H,)."""
     upper = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool, device=queries.device).triu(1)
-    different = (_distances(queries) > thresholds.query) & upper
-    confused = different & (_distances(rows) <= thresholds.score)
+    different = (distances(queries, queries) > thresholds.query) & upper
+    confused = different & (distances(rows, rows) <= thresholds.score)
     return confused.sum((1, 2)), different.sum((1, 2))
 
 
-def _distances(x: Tensor) -> Tensor:
-    """||x_i - x_j|| over the longer of the two, (H, Q, Q); 0 for two zeros."""
+def distances(x: Tensor, y: Tensor) -> Tensor:
+    """||x_i - y_j|| over the longer of the two, (H, Q, P); 0 for two zeros."""
     # Not through a matrix product: it would lose the small distances of interest.
-    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
-    lengths = x.norm(dim=-1)
-    longer = torch.maximum(lengths[:, :, None], lengths[:, None, :])
-    return distances / longer.clamp(min=torch.finfo(x.dtype).tiny)
+    apart = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    longer = torch.maximum(x.norm(dim=-1)[:, :, None], y.norm(dim=-1)[:, None, :])
+    return apart / longer.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def study_confusions(subjects: Sequence[Subject], thresholds: Thresholds = USUAL, queries: int = 128) -> Study:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sightline.analysis.capture import BlockCall, capture, with_rows
 from sightline.data.images import load_image, resize_transform
-from sightline.layers.core import Grid
+from sightline.layers.core import Factors, Grid
 from sightline.util.errors import InputError
 
 Query = tuple[float, float] | None  # (down, across) as fractions of the image; None for the class token
@@ -216,9 +216,23 @@ def last_run(blocks: Sequence[BlockCall]) -> list[BlockCall]:
 
 
 def _through(block: BlockCall, share: Tensor) -> Tensor:
-    """The product of share (N,) and the mean attention matrix of a block, from the rows with a share."""
+    """The product of share (N,) and the mean attention matrix of a block: by its factors, else by rows with a share."""
+    factors = [part.factors() for part in block.parts]
+    if all(pair is not None for pair in factors):
+        return _through_factors(block, [pair for pair in factors if pair is not None], share)
     heads = sum(part.core.num_heads for part in block.parts)
     passed = torch.zeros(block.keys)
     for tokens in torch.where(share != 0)[0].split(max(1, CHUNK // (block.keys * heads))):
         passed += share[tokens] @ block.rows(tokens).mean(0).cpu()
     return passed
+
+
+def _through_factors(block: BlockCall, factors: Sequence[Factors], share: Tensor) -> Tensor:
+    """The same in O(N): the matrix is never formed."""
+    passed, heads = torch.zeros(block.keys + 1), 0  # the first entry takes the padding
+    for part, (left, right) in zip(block.parts, factors, strict=True):
+        given = torch.cat([share.new_zeros(1), share]).to(left)[part.positions]  # windows N
+        found = torch.einsum("wn,whnr,whmr->wm", given, left, right).float().cpu()
+        passed.index_add_(0, part.key_positions.flatten().cpu(), found.flatten())
+        heads += left.shape[1]
+    return passed[1:] / heads

@@ -10,6 +10,7 @@ from pathlib import Path
 from sightline.models.base import Arguments
 from sightline.util.device import choose_device
 from sightline.util.errors import InputError
+from sightline.util.files import write_result
 from sightline.util.schema import both_sides
 from sightline.util.text import say
 
@@ -65,10 +66,20 @@ def explore(
     names = [attention] if isinstance(attention, str) else list(attention)
     if out is None:
         opened = listen(host, port)
+    elif not str(out).strip() or Path(out).is_dir() or not Path(out).parent.is_dir():
+        raise InputError(f"out: expected a file in a folder that exists, e.g. page.html; got {str(out)!r}")
     models = Models(paths, names, model, model_args, choose_device(device, "device"))
     session = Session(models, None if image is None else str(image), names, both_sides("img_size", img_size))
     if out is not None:
-        raise InputError("out: not there yet")
+        from sightline.explorer.page import check_tokens, page
+
+        for wanted in session.start:
+            check_tokens(models.find(wanted.model, wanted.attention), wanted.size)
+        panels = [session.panel(wanted)["id"] for wanted in session.start]
+        text = page(session, panels)
+        write_result(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
+        say(f"wrote {out} ({len(text) / 1e6:.1f} MB)")
+        return
     token = "" if host == LOCAL else secrets.token_urlsafe(16)
     address = f"http://{host}:{opened.getsockname()[1]}/" + (f"{token}/" if token else "")
 

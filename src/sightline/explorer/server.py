@@ -21,8 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sightline.data.images import ImageError
 from sightline.explorer.assets import ASSETS
+from sightline.explorer.inside import SCORE, SCORES
+from sightline.explorer.page import page
 from sightline.explorer.pictures import MAX_UPLOAD, TooLargeError, UnknownError
-from sightline.explorer.session import LARGEST, SMALLEST, BusyError, Session, Wanted
+from sightline.explorer.session import LARGEST, MAX_PANELS, SMALLEST, BusyError, Session, Wanted
 from sightline.explorer.views import Query
 from sightline.util.errors import FileError, InputError
 from sightline.util.names import parse_size
@@ -67,6 +69,10 @@ def application(session: Session, token: str = "", hosts: tuple[str, ...] = LOOP
         route("/api/images/{id}", _image),
         route("/api/panels", _panel, "POST"),
         route("/api/panels/{id}/row", _row),
+        route("/api/panels/{id}/local", _local),
+        route("/api/panels/{id}/rollout", _rollout),
+        route("/api/panels/{id}/confusion", _confusion),
+        route("/api/page", _download),
     ]
     app = Starlette(
         routes=[Mount(f"/{token}", routes=routes)] if token else routes,
@@ -164,6 +170,33 @@ async def _row(session: Session, request: Request) -> Response:
     return JSONResponse(await run_in_threadpool(session.row, request.path_params["id"], block, query))
 
 
+async def _local(session: Session, request: Request) -> Response:
+    block, query = _number(request, "block"), _query(request)
+    return JSONResponse(await run_in_threadpool(session.local, request.path_params["id"], block, query))
+
+
+async def _rollout(session: Session, request: Request) -> Response:
+    return JSONResponse(await run_in_threadpool(session.rollout, request.path_params["id"], _query(request)))
+
+
+async def _confusion(session: Session, request: Request) -> Response:
+    block, query = _number(request, "block"), _query(request)
+    head = None if request.query_params.get("head", "mean") == "mean" else _number(request, "head")
+    centred = request.query_params.get("centred") == "1"
+    score = _score(request.query_params.get("score", str(SCORE)))
+    panel = request.path_params["id"]
+    return JSONResponse(await run_in_threadpool(session.confusion, panel, block, head, query, centred, score))
+
+
+async def _download(session: Session, request: Request) -> Response:
+    panels = request.query_params.get("panels", "").split(",")
+    if len(panels) > MAX_PANELS:
+        raise InputError(f"panels: at most {MAX_PANELS}; got {len(panels)}")
+    html = await run_in_threadpool(page, session, panels)
+    headers = {"content-disposition": 'attachment; filename="sightline.html"'}
+    return Response(html, media_type="text/html", headers=headers)
+
+
 async def _body(request: Request, most: int, complaint: str) -> bytes:
     """The body of a request, which is not read further than allowed."""
     data = bytearray()
@@ -183,6 +216,13 @@ def _number(request: Request, name: str) -> int:
 
 def _query(request: Request) -> Query:
     return "class" if request.query_params.get("query") == "class" else _number(request, "query")
+
+
+def _score(text: str) -> float:
+    found = {str(score): score for score in SCORES}
+    if text not in found:
+        raise InputError(f"score: expected one of {', '.join(found)}; got {one_line(text, 40)!r}")
+    return found[text]
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -10,12 +10,16 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from sightline.explorer.factored import keep_factors
+from sightline.explorer.inside import SCORE, SCORES
 from sightline.explorer.kept import Kept
 from sightline.explorer.models import FIRST, Models
 from sightline.explorer.pictures import Pictures, UnknownError, as_jpeg
-from sightline.explorer.views import Answer, Query, View, keep_factors
+from sightline.explorer.views import Answer, Query, View
 from sightline.util.errors import InputError, RunError
+from sightline.util.names import format_size
 from sightline.util.provenance import VERSION
+from sightline.util.text import one_line
 
 SIZES = (224, 288, 384, 512, 768, 1024)
 SMALLEST, LARGEST = 16, 1024  # pixels along a side
@@ -77,6 +81,7 @@ class Session:
         if len(self.start) > MAX_PANELS:
             raise InputError(f"attention: {len(self.start)} panels; at most {MAX_PANELS} stand side by side")
         self._panels: Kept[View] = Kept(PANELS, lambda view: view.memory, least=MAX_PANELS)
+        self._wanted: Kept[Wanted] = Kept(1000)
         self._answers: Kept[Answer] = Kept(ANSWERS, _size)
         self._factors = keep_factors()
         self._running, self._waiting, self._count = Lock(), 0, Lock()
@@ -93,6 +98,8 @@ class Session:
             "models": [{"id": id, "title": item.title} for id, item in self.models.bases.items()],
             "attentions": self.models.attentions,
             "sizes": sorted({*SIZES, *(side for side in first.size if first.size[0] == first.size[1])}),
+            "scores": list(SCORES),
+            "score": SCORE,
             "max_panels": MAX_PANELS,
             "start": {"image": first.image, "size": list(first.size), "panels": panels},
         }
@@ -110,6 +117,7 @@ class Session:
             BusyError: too many are waiting.
         """
         view = self._panels.get(wanted.id, lambda: self._view(wanted))
+        self._wanted.get(wanted.id, lambda: wanted)
         return {"id": wanted.id, **self._answers.get((wanted.id,), view.facts)}
 
     def _view(self, wanted: Wanted) -> View:
@@ -119,7 +127,12 @@ class Session:
             card = model.card
             pixels = self.pictures.seen(picture, wanted.size, card.input_size[0])
             mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
-            return View(model, ((pixels - mean) / std).to(self.models.device), self._factors)
+            image = ((pixels - mean) / std).to(self.models.device)
+            try:
+                return View(model, image, self._factors)
+            except RuntimeError as error:
+                size = format_size(wanted.size)
+                raise InputError(f"{model.title} cannot be run at {size} ({one_line(error, 200)})") from error
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -145,14 +158,32 @@ class Session:
             return found
         raise UnknownError("no such panel, or no longer; choose its model again")
 
+    def wanted(self, panel: str) -> Wanted:
+        """What a panel was made for."""
+        if found := self._wanted.find(panel):
+            return found
+        raise UnknownError("no such panel, or no longer; choose its model again")
+
     def ask(self, panel: str, what: Callable[[View], Answer], *key: object) -> Answer:
         """An answer about a panel, computed once for its key."""
         view = self.view(panel)
         return self._answers.get((panel, *key), lambda: what(view))
 
     def row(self, panel: str, block: int, query: Query) -> Answer:
-        """The attention of a query in a block; see `View.row`."""
+        """The attention of a query in a block; see `View`, also for the following."""
         return self.ask(panel, lambda view: view.row(block, query), "row", block, query)
+
+    def local(self, panel: str, block: int, query: Query) -> Answer:
+        return self.ask(panel, lambda view: view.local(block, query), "local", block, query)
+
+    def rollout(self, panel: str, query: Query) -> Answer:
+        return self.ask(panel, lambda view: view.rollout(query), "rollout", query)
+
+    def confusion(
+        self, panel: str, block: int, head: int | None, query: Query, centred: bool = False, score: float = SCORE
+    ) -> Answer:
+        key = ("confusion", block, head, query, centred, score)
+        return self.ask(panel, lambda view: view.confusion(block, head, query, centred, score), *key)
 
 
 def _size(answer: Answer) -> int:

@@ -9,53 +9,36 @@ import time
 from base64 import b64encode
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from sightline.analysis.capture import BlockCall, CoreCall, attention_blocks, capture
+from sightline.analysis.capture import BlockCall, attention_blocks, capture, with_rows
+from sightline.analysis.confusions import USUAL
+from sightline.analysis.maps import AttentionMap, last_run, roll_up
 from sightline.data.labels import in_words
 from sightline.engine.study_models import StudyModel
+from sightline.explorer.factored import with_kept_factors
+from sightline.explorer.inside import (
+    SCORES,
+    Compared,
+    compared_heads,
+    confused_shares,
+    confused_with,
+    has_local,
+    local_row,
+)
 from sightline.explorer.kept import Kept
-from sightline.layers.core import Core, Factors
+from sightline.layers.core import Factors
 from sightline.models.base import VisionModel
 from sightline.util.errors import InputError
 
 Query: TypeAlias = int | Literal["class"]  # a token of the grid of a block, row by row; or the class token
 Answer: TypeAlias = dict[str, Any]  # JSON
 TOP, TOP_BY_BLOCK = 5, 3
-FACTORS = 768 << 20  # bytes of factors that all views keep together
 LARGEST = 127
-NUMBERS = count()  # of calls
-
-
-@dataclass(frozen=True)
-class FactoredCall(CoreCall):
-    """A call whose factors are kept, so that a row costs O(M r) and not what makes the factors."""
-
-    kept: Kept[Factors]
-    number: int
-
-    def rows(self, window: int, queries: Tensor) -> Tensor:
-        if type(self.core).rows is not Core.rows:  # it has no factors, or a faster way
-            return super().rows(window, queries)
-        left, right = self.kept.get(self.number, self._factors)
-        return left[window][:, queries.to(left.device)] @ right[window].transpose(-1, -2)
-
-    @torch.no_grad()
-    def _factors(self) -> Factors:
-        found = self.core.factors(self.q, self.k, self.place)
-        assert found is not None
-        return found
-
-
-def keep_factors() -> Kept[Factors]:
-    """What the views of a server share."""
-    return Kept(FACTORS, lambda pair: sum(t.numel() * t.element_size() for t in pair))
 
 
 class View:
@@ -79,8 +62,9 @@ class View:
             calls = capture(self.network, image)
             self.logits = outputs[""][0].float().cpu()
             self.forward_ms = _since(start)
+        self.shares: Kept[list[float]] = Kept(10_000)  # of confused pairs
         self.heads: dict[Hashable, int] = {}  # by mechanism and width
-        self.blocks = [_factored(block, kept) for block in calls]
+        self.blocks = [with_kept_factors(block, kept) for block in calls]
         self.by_block = [self._prediction(block, outputs.get(_parent(block.name))) for block in calls]
 
     @property
@@ -118,14 +102,14 @@ class View:
             "size": list(self.image.shape[1:]), "pixels": list(self.image.shape[1:]),
             "forward_ms": round(self.forward_ms, 2), "classes_known": bool(self.model.card.classes),
             "blocks": [self._block_facts(block) for block in self.blocks],
-            "top": self._likeliest(self.logits, TOP), "by_block": self.by_block,
+            "top": self._likeliest(self.logits, TOP), "by_block": self.by_block, "rollout": self.rolled,
         }  # fmt: skip
 
     def _block_facts(self, block: BlockCall) -> Answer:
         return {
             "name": block.name, "mechanism": block.mechanism, "grid": list(block.grid),
             "key_grid": list(block.key_grid), "prefix": block.prefix,
-            "heads": self._heads(block), "rows": block.has_rows, "local": False,
+            "heads": self._heads(block), "rows": block.has_rows, "local": has_local(block),
         }  # fmt: skip
 
     def _heads(self, block: BlockCall) -> int:
@@ -152,11 +136,76 @@ class View:
         Raises:
             InputError: there is no such block or query, or the block has no rows.
         """
-        block, start = self.block(index), time.perf_counter()
-        if not block.has_rows:
-            raise InputError(f"{block.mechanism} has no attention matrix to show; choose another block")
+        block, start = self._with_rows(index), time.perf_counter()
         row = block.rows([token_of(block, query)])[:, 0].cpu()
         return {**packed(row[:, block.prefix :], row[:, : block.prefix], block.key_grid), "ms": _since(start)}
+
+    def _with_rows(self, index: int) -> BlockCall:
+        block = self.block(index)
+        if not block.has_rows:
+            raise InputError(f"{block.mechanism} has no attention matrix to show; choose another block")
+        return block
+
+    def local(self, index: int, query: Query) -> Answer:
+        """The weights of the local term of a block, mean over the channels of a head, on the grid of the queries.
+
+        Raises:
+            InputError: there is no such block or query, or the block has no local term.
+        """
+        block, start = self.block(index), time.perf_counter()
+        token = token_of(block, query)
+        if not has_local(block):
+            raise InputError(f"{block.mechanism} has no local term to show; choose another view")
+        weights = local_row(block, token)
+        return {**packed(weights, weights[:, :0], block.grid), "ms": _since(start)}
+
+    @property
+    def rolled(self) -> Answer | None:
+        """The grid and the blocks of the rollout; None if the blocks cannot be rolled up."""
+        found = [block for block in self.blocks if block.has_rows]
+        chosen = last_run(found) if found else []
+        if not chosen or any(block.key_grid != block.grid for block in chosen):
+            return None
+        names = [block.name for block in self.blocks]
+        first, last = (names.index(block.name) for block in (chosen[0], chosen[-1]))
+        return {"grid": list(chosen[-1].grid), "from": first, "to": last}
+
+    def rollout(self, query: Query) -> Answer:
+        """Where the information of a token comes from over all blocks that share the last map; see `roll_up`.
+
+        Raises:
+            InputError: there is no such query, or the blocks cannot be rolled up.
+        """
+        start = time.perf_counter()
+        found = self.roll_up(query)
+        return {**packed(found.weights.flatten(1), found.prefix, found.grid), "ms": _since(start)}
+
+    def roll_up(self, query: Query) -> AttentionMap:
+        blocks, where = with_rows(self.blocks), None
+        last = last_run(blocks)[-1]
+        if query != "class":
+            token_of(last, query)
+            down, across = divmod(query, last.grid[1])
+            where = (down + 0.5) / last.grid[0], (across + 0.5) / last.grid[1]
+        return roll_up(blocks, where)
+
+    def confusion(self, index: int, head: int | None, query: Query, centred: bool, score: float) -> Answer:
+        """The patches that a block does not tell from a query; `head` None for the mean of all.
+
+        Raises:
+            InputError: there is no such block, head or query, or the block has no rows.
+        """
+        block, start = self._with_rows(index), time.perf_counter()
+        token, heads = token_of(block, query), compared_heads(block)
+        if head is not None and head >= heads:
+            raise InputError(f"head: expected mean, or a number from 0 to {heads - 1}; got {head}")
+        compared = Compared(head, centred)
+        shares = self.shares.get((index, compared), lambda: confused_shares(block, compared))
+        return {
+            "grid": list(block.grid), "same": confused_with(block, token, compared, score),
+            "share": shares[SCORES.index(score)], "thresholds": {"query": USUAL.query, "score": score},
+            "centred": centred, "ms": _since(start),
+        }  # fmt: skip
 
 
 def token_of(block: BlockCall, query: Query) -> int:
@@ -185,14 +234,6 @@ def packed(weights: Tensor, prefix: Tensor, grid: Sequence[int]) -> Answer:
         "scale": scale.tolist(), "prefix": prefix.tolist(), "min": weights.amin(1).tolist(),
         "max": weights.amax(1).tolist(), "sum": (weights.sum(1) + prefix.sum(1)).tolist(),
     }  # fmt: skip
-
-
-def _factored(block: BlockCall, kept: Kept[Factors]) -> BlockCall:
-    parts = tuple(
-        FactoredCall(part.core, part.q, part.k, part.v, part.place, part.positions, kept, next(NUMBERS))
-        for part in block.parts
-    )
-    return replace(block, parts=parts)
 
 
 @contextmanager
