@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, CoreCall
-from sightline.analysis.confusions import USUAL, Thresholds, distances, less_even, matched, pairs, spread_tokens
+from sightline.analysis.confusions import USUAL, distances, less_even, matched, spread_tokens
 from sightline.layers.core import Place
 
 CHUNK = 1 << 24  # weights in memory at a time
@@ -27,29 +27,44 @@ def has_local(block: BlockCall) -> bool:
 
 
 def local_row(block: BlockCall, token: int) -> Tensor:
-    """The weights (H, N) of the local term of a query, zero outside its neighborhood, mean over the channels of a head.
+    """The weights (H, N) of the local term of a token, mean over the channels of a head.
 
-    A local term is linear in the values, channel by channel: its weights are its derivative.
+    They are zero outside of its neighborhood, and of a class token everywhere. A local term is linear in the values,
+    channel by channel: its weights are its derivative.
     """
-    if token < block.prefix:  # a class token has no neighbors
-        heads = sum(part.core.num_heads for part in block.parts)
-        return torch.zeros(heads, block.tokens - block.prefix)
-    return torch.cat([_local(block, part, token) for part in block.parts])
+    return torch.cat([_local_row(block, part, token) for part in block.parts])
 
 
-def _local(block: BlockCall, part: CoreCall, token: int) -> Tensor:
+def _local_row(block: BlockCall, part: CoreCall, token: int) -> Tensor:
     windows, inside = part.locate(torch.tensor([token]))
-    window = int(windows[0])
-    one = slice(window, window + 1)
-    place, v = part.place.select(one), part.v[one]
+    place, v = part.place.select(windows), part.v[windows]
     with torch.enable_grad():
         values = (v if place.local is None else place.local).detach().requires_grad_()
         term = _term(part, v, place, values)
         (slope,) = torch.autograd.grad(term[0, int(inside[0])].sum(), values)
-    weights = slope[0].mean(-1).t().float()  # H N
-    whole = weights.new_zeros(len(weights), block.tokens + 1)  # the first column takes the padding
-    whole.index_add_(1, part.positions[window], weights)
-    return whole[:, 1 + block.prefix :].cpu()
+    found = torch.zeros(part.core.num_heads, block.tokens + 1)  # the first column takes the padding
+    found.index_add_(1, part.positions[windows[0]].cpu(), slope[0].mean(-1).t().float().cpu())
+    return found[:, 1 + block.prefix :]
+
+
+@torch.no_grad()
+def local_matrix(block: BlockCall) -> Tensor:
+    """`local_row` of all tokens at once, (H, tokens, N): what the local term makes of a one at each position."""
+    return torch.cat([_local_matrix(block, part) for part in block.parts])
+
+
+def _local_matrix(block: BlockCall, part: CoreCall) -> Tensor:
+    found = torch.zeros(part.core.num_heads, block.tokens + 1, block.tokens + 1)
+    for window, numbers in enumerate(part.positions):
+        nothing = torch.zeros_like((part.v if part.place.local is None else part.place.local)[:1])
+        still = _term(part, part.v[:1], part.place.select(slice(window, window + 1)), nothing)
+        for chunk in torch.arange(len(numbers)).split(max(1, CHUNK // nothing.numel())):
+            ones = nothing.repeat(len(chunk), 1, 1, 1)
+            ones[range(len(chunk)), chunk] = 1
+            place = part.place.select(torch.full((len(chunk),), window))
+            columns = (_term(part, ones, place, ones) - still).mean(-1).permute(2, 1, 0)  # H N chunk
+            found[:, numbers[:, None], numbers[chunk]] = columns.float().cpu()
+    return found[:, 1:, 1 + block.prefix :]
 
 
 def _term(part: CoreCall, v: Tensor, place: Place, values: Tensor) -> Tensor:
@@ -107,11 +122,10 @@ def confused_pairs(block: BlockCall, compared: Compared) -> Tensor:
 @torch.no_grad()
 def confused_shares(block: BlockCall, compared: Compared) -> list[float]:
     """Of the pairs of clearly different queries, the share that is confused, for every score; among spread ones."""
-    sides, found = compared.sides(block, spread_tokens(block, PAIRED)), []
-    for score in SCORES:
-        confused, different = pairs(*sides, Thresholds(USUAL.query, score))
-        found.append(round(int(confused.sum()) / max(int(different.sum()), 1), 6))
-    return found
+    queries, rows = compared.sides(block, spread_tokens(block, PAIRED))
+    different = (distances(queries, queries) > USUAL.query).triu(1)
+    apart, count = distances(rows, rows)[different], max(int(different.sum()), 1)
+    return [round(int((apart <= score).sum()) / count, 6) for score in SCORES]
 
 
 def compared_heads(block: BlockCall) -> int:

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, with_rows
+from sightline.analysis.maps import last_run
 from sightline.engine.study_models import StudyModel
 from sightline.explorer.assets import ASSETS
-from sightline.explorer.inside import Compared, compared_heads, confused_pairs, confused_shares, has_local, local_row
+from sightline.explorer.inside import Compared, compared_heads, confused_pairs, confused_shares, has_local, local_matrix
 from sightline.explorer.session import Session
-from sightline.explorer.views import Answer, Query, View
+from sightline.explorer.views import Answer, View
 from sightline.models.base import VisionModel
 from sightline.util.errors import InputError
 
@@ -113,11 +114,8 @@ def _packed(view: View) -> Answer:
     rollout = None
     if rolled is not None and view.blocks[rolled["to"]].name in names:
         last = view.blocks[rolled["to"]]
-        queries: list[Query] = list(range(last.grid[0] * last.grid[1]))
-        if last.prefix:
-            queries.append("class")
-        rows = torch.stack([torch.cat([m.prefix, m.weights.flatten(1)], 1) for m in map(view.roll_up, queries)], 1)
-        rollout = _packed_rows(rows, last.grid, last.prefix)
+        rows = rolled_rows(last_run(with_rows(view.blocks)))[_queries(last)]
+        rollout = _packed_rows(rows[None], last.grid, last.prefix)
     return {"blocks": blocks, "rollout": rollout}
 
 
@@ -142,16 +140,28 @@ def _too_many(title: str, tokens: int) -> InputError:
 
 
 def _packed_block(block: BlockCall) -> Answer:
-    patches, prefix = range(block.prefix, block.tokens), block.prefix
-    tokens = [*patches, *([0] if prefix else [])]
-    local = None
+    tokens, prefix, local = _queries(block), block.prefix, None
     if has_local(block):
-        local = _packed_rows(torch.stack([local_row(block, token) for token in tokens], 1), block.grid, 0)
+        local = _packed_rows(local_matrix(block)[:, tokens], block.grid, 0)
     return {
         "rows": _packed_rows(block.rows(tokens).cpu(), block.key_grid, prefix),
         "local": local,
         "confusion": {str(int(centred)): _packed_confusion(block, centred) for centred in (False, True)},
     }
+
+
+def _queries(block: BlockCall) -> list[int]:
+    """Its tokens in the order of the page: patches, then the class token."""
+    return [*range(block.prefix, block.tokens), *([0] if block.prefix else [])]
+
+
+def rolled_rows(blocks: Sequence[BlockCall]) -> Tensor:
+    """`roll_up` of all tokens (N, N) of blocks that share one map: the product of their matrices."""
+    shares = torch.eye(blocks[0].tokens)
+    for block in reversed(blocks):
+        matrix = block.rows(range(block.tokens)).mean(0).cpu()
+        shares = 0.5 * shares + 0.5 * shares @ matrix
+    return shares
 
 
 def _packed_rows(rows: Tensor, grid: Sequence[int], prefix: int) -> Answer:
@@ -175,4 +185,4 @@ def _packed_confusion(block: BlockCall, centred: bool) -> Answer:
 
 
 def _zipped(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> str:
-    return b64encode(gzip.compress(np.ascontiguousarray(array).tobytes(), 9, mtime=0)).decode()
+    return b64encode(gzip.compress(np.ascontiguousarray(array).tobytes(), 6, mtime=0)).decode()
