@@ -2,6 +2,8 @@
 "use strict";
 const percent = (p) => (p >= 0.0995 ? `${Math.round(100 * p)} %` : `${(100 * p).toFixed(1)} %`);
 
+const CONFUSION = "Patches whose rows are the same as that of the query; and of all pairs of clearly different queries of this block, how many have the same row.";
+
 class DrawnPanel extends Panel {
   /** Least and most weight on show, zero included. */
   span(map) {
@@ -48,6 +50,7 @@ class DrawnPanel extends Panel {
     this.drawHeads();
     this.drawGuesses();
     this.part(".value").textContent = this.value(map);
+    this.part(".value").title = this.app.state.view === "confusion" ? CONFUSION : "";
     this.part(".facts").textContent = this.facts();
     this.part(".note").textContent = this.part(".note").title = this.info.note ?? "";
     this.part(".note").hidden = !this.app.panels.some((panel) => panel.info?.note); // the same height everywhere
@@ -114,7 +117,7 @@ class DrawnPanel extends Panel {
   confused() {
     if (!this.same) return "\u00a0";
     const count = this.others.length, all = this.same.grid[0] * this.same.grid[1] - 1;
-    const share = this.same.share === null ? "" : ` · ${percent(this.same.share)} of the different pairs of this block`;
+    const share = this.same.share === null ? "" : ` · ${percent(this.same.share)} of pairs`;
     return `${count} of ${all} patches get the same attention${share}`;
   }
 
