@@ -13,7 +13,7 @@ import gzip
 import json
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from math import ceil
 
@@ -39,8 +39,11 @@ SCRIPT = re.compile(r'<script src="web/([\w.-]+)"></script>')
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def page(session: Session, panels: Sequence[str]) -> str:
+def page(session: Session, panels: Sequence[str], start: Mapping[str, object] | None = None) -> str:
     """The HTML of panels that were made.
+
+    Args:
+        start: what is shown first: block, head, view, query and so on, as in the address of the page.
 
     Raises:
         UnknownError: there is no such panel.
@@ -59,6 +62,7 @@ def page(session: Session, panels: Sequence[str]) -> str:
         "samples": [{"id": picture.id, "title": picture.title}],
         "sizes": [],
         "start": {
+            **(start or {}),
             "image": picture.id,
             "size": list(first.size),
             "panels": [{"model": item.model, "attention": item.attention} for item in wanted],

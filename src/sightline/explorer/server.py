@@ -44,6 +44,8 @@ STATUS: "dict[type[Exception], int]" = {
     UnknownError: 404, TooLargeError: 413, ImageError: 415, BusyError: 429, InputError: 400, FileError: 400,
 }  # fmt: skip
 WANTED = TypeAdapter(Wanted)
+START = TypeAdapter(dict[str, bool | int | float | str | list[float]])  # the view of a page, whose script checks it
+MAX_START = 1000
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -192,7 +194,11 @@ async def _download(session: Session, request: Request) -> Response:
     panels = request.query_params.get("panels", "").split(",")
     if len(panels) > MAX_PANELS:
         raise InputError(f"panels: at most {MAX_PANELS}; got {len(panels)}")
-    html = await run_in_threadpool(page, session, panels)
+    try:
+        start = START.validate_json(request.query_params.get("start", "{}")[:MAX_START])
+    except ValidationError:
+        raise InputError("start: expected the state of the page as an object in JSON") from None
+    html = await run_in_threadpool(page, session, panels, start)
     headers = {"content-disposition": 'attachment; filename="sightline.html"'}
     return Response(html, media_type="text/html", headers=headers)
 

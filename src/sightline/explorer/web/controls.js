@@ -17,11 +17,17 @@ const Controls = {
     on("play", "click", () => app.play());
     on("share", "click", () => app.attempt(() => Controls.share(app)));
     on("png", "click", () => Picture.draw(app).toBlob((blob) => Picture.save(blob, "sightline-explore.png")));
-    on("page", "click", () => app.attempt(async () => {
-      app.say("making the page …");
-      Picture.save(await app.source.page(app.panels.map((panel) => panel.info).filter(Boolean), app.state), "sightline-explore.html");
-      app.say("");
-    }));
+    on("page", "click", () =>
+      app.attempt(async () => {
+        app.say("making the page …");
+        const { image, size, panels, ...start } = app.state;
+        Picture.save(
+          await app.source.page(app.panels.map((panel) => panel.info).filter(Boolean), start),
+          "sightline-explore.html",
+        );
+        app.say("");
+      }),
+    );
     on("theme", "click", Controls.theme);
     app.message.querySelector("button").addEventListener("click", () => app.say(""));
     if (app.source.live) Controls.dropping(app);
@@ -29,13 +35,18 @@ const Controls = {
     let pointed = false;
     addEventListener("pointerdown", () => (pointed = true), true);
     addEventListener("keydown", () => (pointed = false), true);
-    for (const event of ["click", "change"]) document.addEventListener(event, ({ target }) => pointed && target.closest("button, select, input:not([type=text])")?.blur());
+    for (const event of ["click", "change"])
+      document.addEventListener(
+        event,
+        ({ target }) => pointed && target.closest("button, select, input:not([type=text])")?.blur(),
+      );
     for (const id of ["open", "page"]) byId(id).hidden = !app.source.live;
     for (const id of ["image", "size"]) byId(id).disabled = !app.source.live;
   },
 
   theme() {
-    const now = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    const now =
+      document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
     const name = now === "dark" ? "light" : "dark";
     document.documentElement.dataset.theme = name;
     try {
@@ -80,9 +91,13 @@ const Controls = {
 
   /** Sizes to choose from: squares, and the shape of the image. */
   sizes(app) {
-    const { sizes, samples } = app.options, image = samples.find((each) => each.id === app.state.image), entries = sizes.map((side) => [side, side]);
+    const { sizes, samples } = app.options,
+      image = samples.find((each) => each.id === app.state.image),
+      entries = sizes.map((side) => [side, side]);
     if (image?.width && image.width !== image.height) {
-      const ratio = image.width / image.height, most = Math.max(...sizes), even = (side) => Math.max(32, Math.round(side / 32) * 32);
+      const ratio = image.width / image.height,
+        most = Math.max(...sizes),
+        even = (side) => Math.max(32, Math.round(side / 32) * 32);
       for (const side of sizes) {
         const size = ratio > 1 ? [side, even(side * ratio)] : [even(side / ratio), side];
         if (Math.max(...size) <= most) entries.push(size);
@@ -94,16 +109,29 @@ const Controls = {
 
   /** Bring all controls up to date. */
   show(app) {
-    const { state, options, panels } = app, first = panels.find((panel) => panel.info);
-    fill(byId("image"), options.samples.map((each) => [each.id, each.title]), state.image);
-    fill(byId("size"), [...Controls.sizes(app), ...(app.source.live ? [["other", "other …"]] : [])], state.size.join("x"));
+    const { state, options, panels } = app,
+      first = panels.find((panel) => panel.info);
+    fill(
+      byId("image"),
+      options.samples.map((each) => [each.id, each.title]),
+      state.image,
+    );
+    fill(
+      byId("size"),
+      [...Controls.sizes(app), ...(app.source.live ? [["other", "other …"]] : [])],
+      state.size.join("x"),
+    );
     byId("block").max = app.depth - 1;
     byId("block").value = state.block;
     byId("block").disabled = state.view === "rollout";
     byId("block-name").textContent = `${Math.max(0, state.block)} / ${app.depth - 1}`;
     byId("photo").value = state.photo;
     byId("scale").value = state.scale;
-    fill(byId("score"), (options.scores ?? []).map((score) => [score, score]), state.score);
+    fill(
+      byId("score"),
+      (options.scores ?? []).map((score) => [score, score]),
+      state.score,
+    );
     byId("scale").parentElement.hidden = state.view === "confusion";
     byId("score").parentElement.hidden = state.view !== "confusion";
     document.querySelector(`input[name=view][value=${state.view}]`).checked = true;
@@ -118,11 +146,25 @@ const Keyboard = {
     const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
     const views = { a: "attention", l: "local", r: "rollout", f: "confusion" };
     const block = (by) => app.set({ block: Math.min(app.depth - 1, Math.max(0, app.state.block + by)) });
-    const keys = { "[": () => block(-1), "]": () => block(1), PageUp: () => block(-1), PageDown: () => block(1), " ": () => app.play(), m: () => app.set({ head: "mean" }), c: () => byId("class").hidden || byId("class").click(), Escape: () => app.set({ pinned: false }) };
+    const keys = {
+      "[": () => block(-1),
+      "]": () => block(1),
+      PageUp: () => block(-1),
+      PageDown: () => block(1),
+      " ": () => app.play(),
+      m: () => app.set({ head: "mean" }),
+      c: () => byId("class").hidden || byId("class").click(),
+      Escape: () => app.set({ pinned: false }),
+    };
     document.addEventListener("keydown", (event) => {
-      const key = event.key.length === 1 ? event.key.toLowerCase() : event.key, inside = event.target.closest("input, select, textarea, button");
+      const key = event.key.length === 1 ? event.key.toLowerCase() : event.key,
+        inside = event.target.closest("input, select, textarea, button");
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (inside && (inside.matches("select, input[type=text]") || key === " " || (arrows[key] && inside.matches("input")))) return;
+      if (
+        inside &&
+        (inside.matches("select, input[type=text]") || key === " " || (arrows[key] && inside.matches("input")))
+      )
+        return;
       if (arrows[key]) app.move(...arrows[key]);
       else if (/^\d$/.test(key)) app.set({ head: Number(key) });
       else if (views[key]) app.set({ view: views[key] });

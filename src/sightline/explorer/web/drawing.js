@@ -2,7 +2,8 @@
 "use strict";
 const percent = (p) => (p >= 0.0995 ? `${Math.round(100 * p)} %` : `${(100 * p).toFixed(1)} %`);
 
-const CONFUSION = "Patches whose rows are the same as that of the query; and of all pairs of clearly different queries of this block, how many have the same row.";
+const CONFUSION =
+  "Patches with the same row as the query; and the share of such pairs among all pairs of clearly different queries.";
 
 class DrawnPanel extends Panel {
   /** Least and most weight on show, zero included. */
@@ -32,13 +33,23 @@ class DrawnPanel extends Panel {
 
   /** Draw the photograph with the map on a canvas. */
   paintOn(canvas, dots) {
-    const { state, pointer } = this.app, map = this.map, confusion = state.view === "confusion";
-    const own = this.info.blocks[this.index].grid, place = (state.view === "rollout" && this.info.rollout?.grid) || own;
+    const { state, pointer } = this.app,
+      map = this.map,
+      confusion = state.view === "confusion";
+    const own = this.info.blocks[this.index].grid,
+      place = (state.view === "rollout" && this.info.rollout?.grid) || own;
     Heatmap.paint(canvas, {
-      photo: this.photo, dimmed: this.dimmed, strength: state.photo / 100, map: confusion ? null : map,
-      grid: confusion ? (this.same?.grid ?? place) : this.answer?.grid, end: map && this.end, root: this.app.state.scale.endsWith("root"),
-      lit: confusion ? this.others : null, query: state.query === "class" ? null : this.patch(state.query, place),
-      pointer: pointer && state.pinned && this.answer ? this.patch(pointer, this.answer.grid) : null, dots,
+      photo: this.photo,
+      dimmed: this.dimmed,
+      strength: state.photo / 100,
+      map: confusion ? null : map,
+      grid: confusion ? (this.same?.grid ?? place) : this.answer?.grid,
+      end: map && this.end,
+      root: this.app.state.scale.endsWith("root"),
+      lit: confusion ? this.others : null,
+      query: state.query === "class" ? null : this.patch(state.query, place),
+      pointer: pointer && state.pinned && this.answer ? this.patch(pointer, this.answer.grid) : null,
+      dots,
     });
   }
 
@@ -46,6 +57,7 @@ class DrawnPanel extends Panel {
     if (!this.info || !this.photo) return;
     const map = this.map;
     this.paintOn(this.canvas, window.devicePixelRatio || 1);
+    this.root.ariaBusy = String(Boolean(this.running || this.waiting));
     this.drawScale(map);
     this.drawHeads();
     this.drawGuesses();
@@ -66,26 +78,39 @@ class DrawnPanel extends Panel {
   }
 
   drawScale(map) {
-    const ticks = this.part(".ticks"), shown = map && this.app.state.view !== "confusion";
+    const ticks = this.part(".ticks"),
+      shown = map && this.app.state.view !== "confusion";
     this.part(".scale").classList.toggle("blank", !shown);
     if (!shown) return ticks.replaceChildren();
-    const { low, high } = this.span(map), dots = window.devicePixelRatio || 1, box = this.scaleCanvas.getBoundingClientRect();
-    [this.scaleCanvas.width, this.scaleCanvas.height] = [Math.max(1, Math.round(box.width * dots)), Math.max(1, Math.round(box.height * dots))];
+    const { low, high } = this.span(map),
+      dots = window.devicePixelRatio || 1,
+      box = this.scaleCanvas.getBoundingClientRect();
+    [this.scaleCanvas.width, this.scaleCanvas.height] = [
+      Math.max(1, Math.round(box.width * dots)),
+      Math.max(1, Math.round(box.height * dots)),
+    ];
     const top = high > low ? high : low + 1;
     Heatmap.legend(this.scaleCanvas, low, top, this.end, this.app.state.scale.endsWith("root"), dots);
-    ticks.replaceChildren(...this.ticks(map).map(({ text, where }) => {
-      const tick = document.createElement("span");
-      tick.textContent = text;
-      tick.className = where === 0 ? "first" : where === 1 ? "last" : "";
-      tick.style.left = `${100 * where}%`;
-      return tick;
-    }));
-    this.scaleCanvas.title = this.app.state.view === "local" ? "weights of the local residual" : `multiples of even attention, ${Heatmap.digits(this.even)}`;
+    ticks.replaceChildren(
+      ...this.ticks(map).map(({ text, where }) => {
+        const tick = document.createElement("span");
+        tick.textContent = text;
+        tick.className = where === 0 ? "first" : where === 1 ? "last" : "";
+        tick.style.left = `${100 * where}%`;
+        return tick;
+      }),
+    );
+    this.scaleCanvas.title =
+      this.app.state.view === "local"
+        ? "weights of the local residual"
+        : `multiples of even attention, ${Heatmap.digits(this.even)}`;
   }
 
   /** The numbers at the scale: [{text, where from 0 to 1}]. */
   ticks(map) {
-    const { low, high } = this.span(map), zero = high > low ? -low / (high - low) : 0, unit = this.app.state.view === "local" ? "" : " ×";
+    const { low, high } = this.span(map),
+      zero = high > low ? -low / (high - low) : 0,
+      unit = this.app.state.view === "local" ? "" : " ×";
     const text = (value) => (value === 0 ? "0" : Heatmap.digits(value / this.even) + unit);
     const middle = low < 0 && zero > 0.15 && zero < 0.85 ? [{ text: "0", where: zero }] : [];
     return [{ text: text(low), where: 0 }, ...middle, { text: text(high), where: 1 }];
@@ -103,49 +128,66 @@ class DrawnPanel extends Panel {
     const place = pointer ?? (state.query === "class" ? null : state.query);
     const ends = `Σ ${Heatmap.digits(this.sum)}`;
     if (!place) return ends;
-    const { grid, index } = this.patch(place, this.answer.grid), weight = map[index];
+    const { grid, index } = this.patch(place, this.answer.grid),
+      weight = map[index];
     const key = `${Math.floor(index / grid[1])},${index % grid[1]}`;
     const multiple = state.view === "local" ? "" : ` = ${Heatmap.digits(weight / this.even)} × even`;
     return `patch ${key}: ${Heatmap.digits(weight)}${multiple} · ${ends}`;
   }
 
   get sum() {
-    const { head } = this.app.state, sums = this.answer.sum;
+    const { head } = this.app.state,
+      sums = this.answer.sum;
     return head !== "mean" && head < sums.length ? sums[head] : sums.reduce((a, b) => a + b, 0) / sums.length;
   }
 
   confused() {
     if (!this.same) return "\u00a0";
-    const count = this.others.length, all = this.same.grid[0] * this.same.grid[1] - 1;
+    const count = this.others.length,
+      all = this.same.grid[0] * this.same.grid[1] - 1;
     const share = this.same.share === null ? "" : ` · ${percent(this.same.share)} of pairs`;
     return `${count} of ${all} patches get the same attention${share}`;
   }
 
   summary(map) {
-    const { state } = this.app, block = this.info.blocks[this.index];
-    const head = state.view === "rollout" ? "" : `, ${this.head(block) === "mean" ? "mean of heads" : `head ${state.head}`}`;
+    const { state } = this.app,
+      block = this.info.blocks[this.index];
+    const head =
+      state.view === "rollout" ? "" : `, ${this.head(block) === "mean" ? "mean of heads" : `head ${state.head}`}`;
     const query = state.query === "class" ? "class token" : `patch ${this.patch(state.query, block.grid).index}`;
     return `${state.view} of ${query}, ${block.name}${head}. ${this.value(map)}`;
   }
 
   drawHeads() {
-    const box = this.part(".heads"), { state } = this.app, answer = this.answer, count = answer ? Math.min(answer.heads, THUMBNAILS) : 0;
+    const box = this.part(".heads"),
+      { state } = this.app,
+      answer = this.answer,
+      count = answer ? Math.min(answer.heads, THUMBNAILS) : 0;
+    box.title = answer && answer.heads > count ? `${count} of ${answer.heads} heads` : "";
     const names = answer && state.view !== "rollout" ? ["mean", ...Array(count).keys()] : [];
     if (box.children.length !== names.length) {
-      box.replaceChildren(...names.map((name) => {
-        const button = document.createElement("button"), canvas = document.createElement("canvas"), label = document.createElement("span");
-        Object.assign(button, { type: "button", className: "head" });
-        button.setAttribute("aria-label", name === "mean" ? "mean of all heads" : `head ${name}`);
-        label.textContent = name;
-        button.append(canvas, label);
-        button.addEventListener("click", () => this.app.set({ head: name }));
-        return button;
-      }));
+      box.replaceChildren(
+        ...names.map((name) => {
+          const button = document.createElement("button"),
+            canvas = document.createElement("canvas"),
+            label = document.createElement("span");
+          Object.assign(button, { type: "button", className: "head" });
+          button.setAttribute("aria-label", name === "mean" ? "mean of all heads" : `head ${name}`);
+          label.textContent = name;
+          button.append(canvas, label);
+          button.addEventListener("click", () => this.app.set({ head: name }));
+          return button;
+        }),
+      );
     }
     const chosen = answer && state.head !== "mean" && state.head < answer.heads ? state.head : "mean";
     names.forEach((name, i) => {
-      const button = box.children[i], canvas = button.firstElementChild, map = Heatmap.weightsOf(answer, name), { low, high } = this.span(map);
-      const [rows, columns] = answer.grid, most = Math.max(rows, columns);
+      const button = box.children[i],
+        canvas = button.firstElementChild,
+        map = Heatmap.weightsOf(answer, name),
+        { low, high } = this.span(map);
+      const [rows, columns] = answer.grid,
+        most = Math.max(rows, columns);
       [canvas.height, canvas.width] = [Math.round((56 * rows) / most), Math.round((56 * columns) / most)];
       Heatmap.thumbnail(canvas, map, answer.grid, Math.max(-low, high), state.scale.endsWith("root"));
       button.setAttribute("aria-pressed", String(name === chosen));
@@ -154,45 +196,65 @@ class DrawnPanel extends Panel {
 
   /** The classifier after every block: a bar is the probability of its first guess, filled if that is the final one. */
   drawGuesses() {
-    const { top, by_block: blocks } = this.info, bars = this.part(".bars"), list = this.part(".top"), final = top?.[0]?.label;
+    const { top, by_block: blocks } = this.info,
+      bars = this.part(".bars"),
+      list = this.part(".top"),
+      final = top?.[0]?.label;
     if (bars.dataset.of !== this.info.id) {
       bars.dataset.of = this.info.id;
-      bars.replaceChildren(...blocks.map((guess, i) => {
-        const bar = document.createElement("button"), level = document.createElement("i");
-        Object.assign(bar, { type: "button", tabIndex: -1, title: guess ? `block ${i}: ${guess[0].label}, ${percent(guess[0].p)}` : `block ${i}` });
-        bar.setAttribute("aria-label", bar.title);
-        level.style.height = guess ? `${Math.max(4, 100 * guess[0].p)}%` : "0";
-        level.className = guess && guess[0].label === final ? "final" : "";
-        bar.append(level);
-        bar.addEventListener("click", () => this.app.set({ block: Math.ceil((i * this.app.depth) / blocks.length) }));
-        return bar;
-      }));
+      bars.replaceChildren(
+        ...blocks.map((guess, i) => {
+          const bar = document.createElement("button"),
+            level = document.createElement("i");
+          Object.assign(bar, {
+            type: "button",
+            tabIndex: -1,
+            title: guess ? `block ${i}: ${guess[0].label}, ${percent(guess[0].p)}` : `block ${i}`,
+          });
+          bar.setAttribute("aria-label", bar.title);
+          level.style.height = guess ? `${Math.max(4, 100 * guess[0].p)}%` : "0";
+          level.className = guess && guess[0].label === final ? "final" : "";
+          bar.append(level);
+          bar.addEventListener("click", () => this.app.set({ block: Math.ceil((i * this.app.depth) / blocks.length) }));
+          return bar;
+        }),
+      );
     }
     [...bars.children].forEach((bar, i) => bar.classList.toggle("now", i === this.index));
     const last = this.app.state.view === "rollout" || this.index === blocks.length - 1;
-    const guesses = ((last ? top : blocks[this.index] ?? top) ?? []).slice(0, 3);
-    list.replaceChildren(...guesses.map(({ label, p }) => {
-      const item = document.createElement("li"), name = document.createElement("span"), number = document.createElement("b");
-      name.textContent = name.title = label;
-      number.textContent = percent(p);
-      item.classList.toggle("final", label === final);
-      item.append(name, number);
-      return item;
-    }));
+    const guesses = ((last ? top : (blocks[this.index] ?? top)) ?? []).slice(0, 3);
+    list.replaceChildren(
+      ...guesses.map(({ label, p }) => {
+        const item = document.createElement("li"),
+          name = document.createElement("span"),
+          number = document.createElement("b");
+        name.textContent = name.title = label;
+        number.textContent = percent(p);
+        item.classList.toggle("final", label === final);
+        item.append(name, number);
+        return item;
+      }),
+    );
   }
 
   facts() {
-    const block = this.info.blocks[this.index], { view } = this.app.state;
+    const block = this.info.blocks[this.index],
+      { view } = this.app.state;
     const [rows, columns] = view === "rollout" && this.info.rollout ? this.info.rollout.grid : block.grid;
-    const name = view === "rollout" && this.info.rollout ? `blocks ${this.info.rollout.from}–${this.info.rollout.to}` : block.name.replace(/\.attn$/, "");
+    const name =
+      view === "rollout" && this.info.rollout
+        ? `blocks ${this.info.rollout.from}–${this.info.rollout.to}`
+        : block.name.replace(/\.attn$/, "");
     const classes = this.answer?.prefix?.[0]?.length ? ` · class token ${Heatmap.digits(this.classShare)}` : "";
     const row = this.answer?.ms ? ` · row ${Heatmap.digits(this.answer.ms)} ms` : "";
-    return `${name} · ${block.mechanism} · ${rows} × ${columns}${classes} · forward ${Heatmap.digits(this.info.forward_ms)} ms${row}`;
+    const forward = ` · forward ${Heatmap.digits(this.info.forward_ms)} ms`;
+    return `${name} · ${block.mechanism} · ${rows} × ${columns}${classes}${forward}${row}`;
   }
 
   /** The weight of the prefix tokens in the map on show. */
   get classShare() {
-    const { head } = this.app.state, sums = this.answer.prefix.map((each) => each.reduce((a, b) => a + b, 0));
+    const { head } = this.app.state,
+      sums = this.answer.prefix.map((each) => each.reduce((a, b) => a + b, 0));
     return head !== "mean" && head < sums.length ? sums[head] : sums.reduce((a, b) => a + b, 0) / sums.length;
   }
 }

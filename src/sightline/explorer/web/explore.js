@@ -25,7 +25,9 @@ class App {
     if (this.state.block >= this.depth) this.state.block = this.depth - 1;
     clearTimeout(this.saving);
     this.saving = setTimeout(() => this.save(), 200);
-    const same = ["image", "size", "panels"].every((key) => JSON.stringify(before[key]) === JSON.stringify(this.state[key]));
+    const same = ["image", "size", "panels"].every(
+      (key) => JSON.stringify(before[key]) === JSON.stringify(this.state[key]),
+    );
     if (!same) return this.update();
     Controls.show(this);
     for (const panel of this.panels) panel.refresh();
@@ -58,11 +60,17 @@ class App {
   }
 
   adder() {
-    this.plus ??= Object.assign(document.createElement("button"), { id: "add", type: "button", textContent: "+", title: "Add a panel" });
+    this.plus ??= Object.assign(document.createElement("button"), {
+      id: "add",
+      type: "button",
+      textContent: "+",
+      title: "Add a panel",
+    });
     this.plus.setAttribute("aria-label", "Add a panel");
     this.plus.hidden = !this.source.live || this.state.panels.length >= this.options.max_panels;
     this.plus.onclick = () => {
-      const last = this.state.panels.at(-1), used = this.state.panels.map((each) => each.attention);
+      const last = this.state.panels.at(-1),
+        used = this.state.panels.map((each) => each.attention);
       const model = this.options.models.find((each) => each.id === last.model);
       const next = (model?.attentions ?? this.options.attentions).find((name) => !used.includes(name));
       this.set({ panels: [...this.state.panels, { model: last.model, attention: next ?? null }] });
@@ -107,7 +115,8 @@ class App {
 
   /** A click: hold the query here, or let it go if it is held here. */
   pin(query) {
-    const grid = this.grid, index = (place) => place[0] * grid[0] >= 0 && [0, 1].map((i) => Math.floor(place[i] * grid[i])).join();
+    const grid = this.grid,
+      index = (place) => place[0] * grid[0] >= 0 && [0, 1].map((i) => Math.floor(place[i] * grid[i])).join();
     const again = this.state.pinned && this.state.query !== "class" && index(this.state.query) === index(query);
     this.set({ query, pinned: !again });
   }
@@ -121,8 +130,12 @@ class App {
 
   /** Move the query by patches. */
   move(down, across) {
-    const grid = this.grid, from = this.state.query === "class" ? [0.5, 0.5] : this.state.query, by = [down, across];
-    const query = [0, 1].map((i) => (Math.min(grid[i] - 1, Math.max(0, Math.floor(from[i] * grid[i]) + by[i])) + 0.5) / grid[i]);
+    const grid = this.grid,
+      from = this.state.query === "class" ? [0.5, 0.5] : this.state.query,
+      by = [down, across];
+    const query = [0, 1].map(
+      (i) => (Math.min(grid[i] - 1, Math.max(0, Math.floor(from[i] * grid[i]) + by[i])) + 0.5) / grid[i],
+    );
     this.pointer = null;
     this.set({ query, pinned: true });
     const panel = this.panels.find((each) => each.info);
@@ -141,10 +154,16 @@ class App {
   }
 
   caption() {
-    const { state } = this, image = this.options.samples.find((each) => each.id === state.image);
-    const head = state.view === "rollout" ? "" : `, ${state.head === "mean" ? "mean of heads" : `head ${state.head}`}, block ${state.block}`;
-    const query = state.query === "class" ? "class token" : `query at ${state.query.map((part) => part.toFixed(2)).join(", ")}`;
-    return `${state.view}${head}, ${query} · ${image?.title ?? state.image}, ${state.size.join(" × ")} pixels · sightline ${this.options.version ?? ""}`;
+    const { state } = this,
+      image = this.options.samples.find((each) => each.id === state.image);
+    const head =
+      state.view === "rollout"
+        ? ""
+        : `, ${state.head === "mean" ? "mean of heads" : `head ${state.head}`}, block ${state.block}`;
+    const query =
+      state.query === "class" ? "class token" : `query at ${state.query.map((part) => part.toFixed(2)).join(", ")}`;
+    const source = `${image?.title ?? state.image}, ${state.size.join(" × ")} pixels`;
+    return `${state.view}${head}, ${query} · ${source} · sightline ${this.options.version ?? ""}`;
   }
 
   /** One line on the page; the page stays as it is. */

@@ -31,10 +31,14 @@ class PageSource {
   }
 
   async ask(kind, panel, wanted) {
-    const { blocks, rollout } = panel.packed, block = kind === "rollout" ? null : blocks[wanted.block];
+    const { blocks, rollout } = panel.packed,
+      block = kind === "rollout" ? null : blocks[wanted.block];
     const packed = { rollout, row: block?.rows, local: block?.local, confusion: block?.confusion?.[0] }[kind];
     if (!packed) throw new Error("this page does not contain that view");
-    const answer = kind === "confusion" ? await this.confusion(packed, panel.blocks[wanted.block], wanted) : await this.row(packed, wanted);
+    const answer =
+      kind === "confusion"
+        ? await this.confusion(packed, panel.blocks[wanted.block], wanted)
+        : await this.row(packed, wanted);
     this.kept.set(JSON.stringify([kind, panel.id, wanted]), answer);
     return answer;
   }
@@ -50,20 +54,34 @@ class PageSource {
   }
 
   async row({ heads, grid, prefix, data, stats }, { query }) {
-    const cells = grid[0] * grid[1], numbers = new Int8Array(await this.bytes(data)), facts = new Float32Array(await this.bytes(stats));
-    const at = query === "class" ? numbers.length / (heads * cells) - 1 : query, wide = 4 + prefix;
+    const cells = grid[0] * grid[1],
+      numbers = new Int8Array(await this.bytes(data)),
+      facts = new Float32Array(await this.bytes(stats));
+    const at = query === "class" ? numbers.length / (heads * cells) - 1 : query,
+      wide = 4 + prefix;
     const fact = (head) => facts.subarray((at * heads + head) * wide, (at * heads + head + 1) * wide);
     const all = (read) => Array.from({ length: heads }, (_, head) => read(fact(head)));
     return {
-      grid, heads, weights: numbers.subarray(at * heads * cells, (at + 1) * heads * cells), scale: all((each) => each[0]), min: all((each) => each[1]),
-      max: all((each) => each[2]), sum: all((each) => each[3]), prefix: all((each) => [...each.subarray(4)]), ms: null,
+      grid,
+      heads,
+      weights: numbers.subarray(at * heads * cells, (at + 1) * heads * cells),
+      scale: all((each) => each[0]),
+      min: all((each) => each[1]),
+      max: all((each) => each[2]),
+      sum: all((each) => each[3]),
+      prefix: all((each) => [...each.subarray(4)]),
+      ms: null,
     };
   }
 
   /** Patches that are confused with the query up to the chosen distance. */
   async confusion({ share, data }, { grid }, { head, query, score }) {
-    const { scores } = this.data.options, level = scores.indexOf(score), found = new Uint8Array(await this.bytes(data));
-    const places = grid[0] * grid[1], at = head === "mean" ? share.length - 1 : head, start = (at * places + query) * places;
+    const { scores } = this.data.options,
+      level = scores.indexOf(score),
+      found = new Uint8Array(await this.bytes(data));
+    const places = grid[0] * grid[1],
+      at = head === "mean" ? share.length - 1 : head,
+      start = (at * places + query) * places;
     const same = [...Array(places).keys()].filter((other) => found[start + other] <= level);
     return { grid, same, share: share[at][level], thresholds: { score }, ms: null };
   }

@@ -12,8 +12,7 @@ class Panel {
     this.part = (name) => this.root.querySelector(name);
     this.canvas = this.part(".stage canvas");
     this.scaleCanvas = this.part(".scale canvas");
-    this.info = this.photo = this.dimmed = this.answer = this.same = this.running = this.pointer = null;
-    this.time = {};
+    this.info = this.photo = this.dimmed = this.answer = this.same = this.running = null;
     for (const name of ["model", "attention"]) this.part(`.${name}`).addEventListener("change", () => this.choose());
     this.part(".remove").addEventListener("click", () => app.remove(this.number));
     this.listen();
@@ -41,7 +40,8 @@ class Panel {
 
   listen() {
     const at = (event) => {
-      const box = this.canvas.getBoundingClientRect(), inside = (part) => Math.min(0.9999, Math.max(0, part));
+      const box = this.canvas.getBoundingClientRect(),
+        inside = (part) => Math.min(0.9999, Math.max(0, part));
       return [inside((event.clientY - box.top) / box.height), inside((event.clientX - box.left) / box.width)];
     };
     this.canvas.addEventListener("pointermove", (event) => {
@@ -55,7 +55,9 @@ class Panel {
 
   /** Ask for the panel again: another image, size, model or mechanism. */
   async load() {
-    const { app, spec } = this, { image, size } = app.state, key = JSON.stringify([image, size, spec]);
+    const { app, spec } = this,
+      { image, size } = app.state,
+      key = JSON.stringify([image, size, spec]);
     this.menus();
     if (key === this.key) return;
     this.key = key;
@@ -66,9 +68,19 @@ class Panel {
     this.root.classList.add("busy");
     this.notice(this.info ? "" : "computing …");
     try {
-      const [info, photo] = await Promise.all([app.source.panel({ image, ...spec, size }, control.signal), app.source.image(image, size)]);
+      const [info, photo] = await Promise.all([
+        app.source.panel({ image, ...spec, size }, control.signal),
+        app.source.image(image, size),
+      ]);
       if (this.loading !== control) return;
-      Object.assign(this, { info, photo, dimmed: Heatmap.dim(photo), answer: null, same: null, failed: false, time: {} });
+      Object.assign(this, {
+        info,
+        photo,
+        dimmed: Heatmap.dim(photo),
+        answer: null,
+        same: null,
+        failed: false,
+      });
     } catch (error) {
       if (error.name === "AbortError" || this.loading !== control) return;
       Object.assign(this, { info: null, answer: null, same: null, failed: true, key: null });
@@ -81,10 +93,19 @@ class Panel {
   }
 
   menus() {
-    const { models, attentions } = this.app.options, spec = this.spec;
+    const { models, attentions } = this.app.options,
+      spec = this.spec;
     const model = models.find((each) => each.id === spec.model);
-    fill(this.part(".model"), models.map((each) => [each.id, each.title]), spec.model);
-    fill(this.part(".attention"), [["", "as it is"], ...(model?.attentions ?? attentions).map((name) => [name, name])], spec.attention ?? "");
+    fill(
+      this.part(".model"),
+      models.map((each) => [each.id, each.title]),
+      spec.model,
+    );
+    fill(
+      this.part(".attention"),
+      [["", "as it is"], ...(model?.attentions ?? attentions).map((name) => [name, name])],
+      spec.attention ?? "",
+    );
     this.part(".remove").hidden = !this.app.source.live || this.app.state.panels.length < 2;
     for (const name of ["model", "attention"]) this.part(`.${name}`).disabled = !this.app.source.live;
     this.root.setAttribute("aria-label", `Panel ${this.number + 1}`);
@@ -97,7 +118,8 @@ class Panel {
 
   /** The block of this panel that belongs to the slider. */
   get index() {
-    const depth = this.app.depth, blocks = this.info.blocks.length;
+    const depth = this.app.depth,
+      blocks = this.info.blocks.length;
     return Math.min(blocks - 1, Math.floor((this.app.state.block * blocks) / depth));
   }
 
@@ -109,16 +131,26 @@ class Panel {
 
   /** What has to be known for the chosen view: [kind, what is wanted], or a line that says why there is nothing. */
   need() {
-    const { view, query, head } = this.app.state, block = this.info.blocks[this.index];
+    const { view, query, head } = this.app.state,
+      block = this.info.blocks[this.index];
     const of = (grid) => (query === "class" ? "class" : this.patch(query, grid).index);
-    if (view === "rollout") return this.info.rollout ? [["rollout", { query: of(this.info.rollout.grid) }]] : "This model has no rollout: its keys lie on reduced maps.";
+    if (view === "rollout")
+      return this.info.rollout
+        ? [["rollout", { query: of(this.info.rollout.grid) }]]
+        : "This model has no rollout: its keys lie on reduced maps.";
     if (!block.rows) return `${block.mechanism} has no matrix of weights`;
     if (query === "class" && !block.prefix) return "This block has no class token.";
-    if (view === "local") return block.local ? [["local", { block: this.index, query: of(block.grid) }]] : `${block.mechanism} has no local residual`;
+    if (view === "local")
+      return block.local
+        ? [["local", { block: this.index, query: of(block.grid) }]]
+        : `${block.mechanism} has no local residual`;
     const row = ["row", { block: this.index, query: of(block.grid) }];
     if (view === "attention") return [row];
     if (query === "class") return "Confusion compares patches: choose one.";
-    return [row, ["confusion", { block: this.index, head: this.head(block), query: of(block.grid), score: this.app.state.score }]];
+    return [
+      row,
+      ["confusion", { block: this.index, head: this.head(block), query: of(block.grid), score: this.app.state.score }],
+    ];
   }
 
   head(block) {
@@ -129,7 +161,9 @@ class Panel {
   /** Show the query. One request is under way at a time; of those that come meanwhile only the newest is kept. */
   refresh() {
     if (!this.info) return;
-    const need = this.need(), key = JSON.stringify(need);
+    this.root.ariaBusy = "true"; // until it is drawn
+    const need = this.need(),
+      key = JSON.stringify(need);
     if (typeof need === "string") {
       this.notice(need);
       this.waiting = this.answer = this.same = null;
@@ -150,7 +184,9 @@ class Panel {
   }
 
   async run(need, key) {
-    const abort = new AbortController(), mine = (this.running = { key, abort, since: performance.now() }), info = this.info;
+    const abort = new AbortController(),
+      mine = (this.running = { key, abort, since: performance.now() }),
+      info = this.info;
     let answers = null;
     try {
       answers = await Promise.all(need.map(([kind, wanted]) => this.app.source.ask(kind, info, wanted, abort.signal)));
@@ -161,6 +197,7 @@ class Panel {
     if (this.running !== mine) return;
     this.running = null;
     if (answers && this.info === info) this.take(answers);
+    else this.app.drawAll();
     if (this.key === null) await this.load();
     else if (this.waiting) {
       this.waiting = null;
@@ -177,16 +214,22 @@ class Panel {
   /** The map on show, or null. */
   get map() {
     if (!this.answer) return null;
-    const head = this.app.state.head, one = head !== "mean" && head < this.answer.heads;
+    const head = this.app.state.head,
+      one = head !== "mean" && head < this.answer.heads;
     return Heatmap.weightsOf(this.answer, one ? head : "mean");
   }
 
   /** The size of the canvas: as large as the stage allows, with the shape of the image. */
   fit() {
-    const box = this.part(".stage").getBoundingClientRect(), [high, wide] = this.info?.pixels ?? [1, 1];
+    const box = this.part(".stage").getBoundingClientRect(),
+      [high, wide] = this.info?.pixels ?? [1, 1];
     if (!box.width || !box.height) return;
-    const factor = Math.min(box.width / wide, box.height / high), dots = window.devicePixelRatio || 1;
-    Object.assign(this.canvas.style, { width: `${Math.floor(wide * factor)}px`, height: `${Math.floor(high * factor)}px` });
+    const factor = Math.min(box.width / wide, box.height / high),
+      dots = window.devicePixelRatio || 1;
+    Object.assign(this.canvas.style, {
+      width: `${Math.floor(wide * factor)}px`,
+      height: `${Math.floor(high * factor)}px`,
+    });
     this.canvas.width = Math.round(wide * factor * dots);
     this.canvas.height = Math.round(high * factor * dots);
     this.draw();

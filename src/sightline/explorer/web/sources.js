@@ -1,4 +1,4 @@
-/* Where answers come from: a server (HttpSource) or the page itself (page_source.js). The rest of the page does not know. */
+/* Where answers come from: a server (here), or the page itself (page_source.js); the rest does not know which. */
 "use strict";
 
 /** Answers by key, the least recently used forgotten first. */
@@ -48,7 +48,12 @@ class HttpSource {
   }
 
   post(address, body, signal) {
-    return this.json(address, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
+    return this.json(address, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(body),
+      signal,
+    });
   }
 
   options() {
@@ -56,13 +61,20 @@ class HttpSource {
   }
 
   upload(file) {
-    return this.json(`api/images?${new URLSearchParams({ name: file.name || "image" })}`, { method: "POST", body: file });
+    return this.json(`api/images?${new URLSearchParams({ name: file.name || "image" })}`, {
+      method: "POST",
+      body: file,
+    });
   }
 
   /** The image as the model sees it, asked for once by all panels. */
   image(id, size) {
     const address = `api/images/${encodeURIComponent(id)}?size=${size.join("x")}`;
-    const found = this.images.get(address) ?? this.fetch(address).then((answer) => answer.blob()).then(createImageBitmap);
+    const found =
+      this.images.get(address) ??
+      this.fetch(address)
+        .then((answer) => answer.blob())
+        .then(createImageBitmap);
     this.images.set(address, found);
     found.catch(() => this.images.found.delete(address));
     return found;
@@ -77,7 +89,10 @@ class HttpSource {
     const key = JSON.stringify([kind, panel.id, wanted]);
     const known = this.kept.get(key);
     if (known) return known;
-    const answer = await this.json(`api/panels/${encodeURIComponent(panel.id)}/${kind}?${new URLSearchParams(wanted)}`, { signal });
+    const answer = await this.json(
+      `api/panels/${encodeURIComponent(panel.id)}/${kind}?${new URLSearchParams(wanted)}`,
+      { signal },
+    );
     const found = kind === "confusion" ? answer : Heatmap.unpack(answer);
     this.kept.set(key, found);
     return found;

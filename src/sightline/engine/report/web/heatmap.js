@@ -1,18 +1,29 @@
 /* Heat maps of signed weights on a photograph. Orange is positive, blue negative; negative patches are also hatched, so
-   that the sign can be read without colour. Used by explore and by the reports of runs; plain script, global `Heatmap`. */
+   that the sign can be read without colour. Used by explore and by reports of runs: a plain script, global `Heatmap`. */
 "use strict";
 const Heatmap = (() => {
-  const POSITIVE = [[0, 214, 78, 0], [0.45, 255, 140, 20], [1, 255, 236, 170]]; // [share of the end, r, g, b]
-  const NEGATIVE = [[0, 20, 74, 196], [0.45, 62, 146, 255], [1, 205, 232, 255]];
+  const POSITIVE = [
+    [0, 214, 78, 0],
+    [0.45, 255, 140, 20],
+    [1, 255, 236, 170],
+  ]; // [share of the end, r, g, b]
+  const NEGATIVE = [
+    [0, 20, 74, 196],
+    [0.45, 62, 146, 255],
+    [1, 205, 232, 255],
+  ];
   const HATCHED = 0.1; // share of the end from which a negative patch is hatched
-  const DIM = 0.55, FLOOR = 8; // of the photograph under a map
+  const DIM = 0.55,
+    FLOOR = 8; // of the photograph under a map
 
   /** The colour of a share in [-1, 1] of the end of the scale: [r, g, b, opacity 0 to 255]. */
   function colour(share) {
-    const size = Math.min(1, Math.abs(share)), ramp = share < 0 ? NEGATIVE : POSITIVE;
+    const size = Math.min(1, Math.abs(share)),
+      ramp = share < 0 ? NEGATIVE : POSITIVE;
     let i = 1;
     while (i < ramp.length - 1 && size > ramp[i][0]) i++;
-    const [from, to] = [ramp[i - 1], ramp[i]], part = (size - from[0]) / (to[0] - from[0]);
+    const [from, to] = [ramp[i - 1], ramp[i]],
+      part = (size - from[0]) / (to[0] - from[0]);
     const mixed = [1, 2, 3].map((c) => from[c] + part * (to[c] - from[c]));
     return [...mixed, 230 * size ** 0.75];
   }
@@ -32,10 +43,12 @@ const Heatmap = (() => {
 
   /** The weights of a head, or the mean of all heads: Float32Array (h * w). */
   function weightsOf(answer, head) {
-    const cells = answer.grid[0] * answer.grid[1], found = new Float32Array(cells);
+    const cells = answer.grid[0] * answer.grid[1],
+      found = new Float32Array(cells);
     const heads = head === "mean" ? [...Array(answer.heads).keys()] : [head];
     for (const h of heads) {
-      const factor = answer.scale[h] / heads.length, start = h * cells;
+      const factor = answer.scale[h] / heads.length,
+        start = h * cells;
       for (let i = 0; i < cells; i++) found[i] += factor * answer.weights[start + i];
     }
     return found;
@@ -43,7 +56,8 @@ const Heatmap = (() => {
 
   /** Least and most of a map. */
   function range(map) {
-    let low = Infinity, high = -Infinity;
+    let low = Infinity,
+      high = -Infinity;
     for (const weight of map) {
       if (weight < low) low = weight;
       if (weight > high) high = weight;
@@ -55,7 +69,8 @@ const Heatmap = (() => {
   function tile(map, grid, end, root, solid) {
     const canvas = document.createElement("canvas");
     [canvas.height, canvas.width] = grid;
-    const context = canvas.getContext("2d"), pixels = context.createImageData(grid[1], grid[0]);
+    const context = canvas.getContext("2d"),
+      pixels = context.createImageData(grid[1], grid[0]);
     for (let i = 0; i < map.length; i++) {
       const [r, g, b, opacity] = colour(share(map[i], end, root));
       pixels.data.set([r, g, b, opacity], 4 * i);
@@ -76,7 +91,8 @@ const Heatmap = (() => {
     canvas.height = photo.naturalHeight || photo.height;
     const context = canvas.getContext("2d", { willReadFrequently: true });
     context.drawImage(photo, 0, 0);
-    const pixels = context.getImageData(0, 0, canvas.width, canvas.height), data = pixels.data;
+    const pixels = context.getImageData(0, 0, canvas.width, canvas.height),
+      data = pixels.data;
     for (let i = 0; i < data.length; i += 4) {
       const grey = FLOOR + DIM * (0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2]);
       data[i] = data[i + 1] = data[i + 2] = grey;
@@ -102,8 +118,10 @@ const Heatmap = (() => {
 
   /** The rectangle of a patch in a canvas: [x, y, width, height]. */
   function cell(canvas, grid, index) {
-    const [rows, columns] = grid, row = Math.floor(index / columns), column = index % columns;
-    const [x, y] = [column * canvas.width / columns, row * canvas.height / rows];
+    const [rows, columns] = grid,
+      row = Math.floor(index / columns),
+      column = index % columns;
+    const [x, y] = [(column * canvas.width) / columns, (row * canvas.height) / rows];
     return [x, y, canvas.width / columns, canvas.height / rows];
   }
 
@@ -120,7 +138,9 @@ const Heatmap = (() => {
   /** Draw a map. Options: photo, dimmed (canvas of `dim`), strength of the photograph 0 to 1, map, grid, end, root, lit
       (indices of patches shown as they are), query and pointer ({grid, index}), dots (device pixels per pixel). */
   function paint(canvas, options) {
-    const context = canvas.getContext("2d"), { width, height } = canvas, dots = options.dots || 1;
+    const context = canvas.getContext("2d"),
+      { width, height } = canvas,
+      dots = options.dots || 1;
     context.fillStyle = "#17181b";
     context.fillRect(0, 0, width, height);
     context.imageSmoothingEnabled = true;
@@ -140,12 +160,14 @@ const Heatmap = (() => {
       context.fill(region);
     }
     if (options.lit) light(context, canvas, options, dots);
-    if (options.pointer) outline(context, cell(canvas, options.pointer.grid, options.pointer.index), dots, "#d8d8d8", 1);
+    if (options.pointer)
+      outline(context, cell(canvas, options.pointer.grid, options.pointer.index), dots, "#d8d8d8", 1);
     if (options.query) outline(context, cell(canvas, options.query.grid, options.query.index), dots, "#ffffff", 2);
   }
 
   function light(context, canvas, options, dots) {
-    const region = new Path2D(), places = options.grid[0] * options.grid[1];
+    const region = new Path2D(),
+      places = options.grid[0] * options.grid[1];
     for (const index of options.lit) if (index < places) region.rect(...cell(canvas, options.grid, index));
     context.save();
     context.clip(region);
@@ -168,8 +190,9 @@ const Heatmap = (() => {
 
   /** Draw the scale from low to high (which include zero), with the negative part hatched. */
   function legend(canvas, low, high, end, root, dots) {
-    const context = canvas.getContext("2d"), { width, height } = canvas;
-    const steps = Float32Array.from({ length: 256 }, (_, i) => low + (high - low) * i / 255);
+    const context = canvas.getContext("2d"),
+      { width, height } = canvas;
+    const steps = Float32Array.from({ length: 256 }, (_, i) => low + ((high - low) * i) / 255);
     context.imageSmoothingEnabled = true;
     context.drawImage(tile(steps, [1, 256], end, root, true), 0, 0, width, height);
     if (low < 0) {
@@ -181,7 +204,8 @@ const Heatmap = (() => {
 
   /** A number with two or three digits that matter. */
   function digits(value) {
-    const size = Math.abs(value), sign = value < 0 ? "−" : "";
+    const size = Math.abs(value),
+      sign = value < 0 ? "−" : "";
     if (size === 0) return "0";
     if (size < 1e-4) return sign + size.toExponential(0).replace("-", "−");
     return sign + (size < 0.995 ? size.toPrecision(2) : size.toFixed(size < 9.995 ? 2 : size < 99.95 ? 1 : 0));
