@@ -12,7 +12,7 @@ const Heatmap = (() => {
     [0.45, 62, 146, 255],
     [1, 205, 232, 255],
   ];
-  const HATCHED = 0.1; // share of the end from which a negative patch is hatched
+  const HATCHED = 0.05; // share of the end from which a negative patch is hatched
   const DIM = 0.55,
     FLOOR = 8; // of the photograph under a map
 
