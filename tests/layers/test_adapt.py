@@ -183,3 +183,20 @@ def test_models_inherit(family: str) -> None:
     torch.testing.assert_close(model(x), given(x), rtol=1e-4, atol=1e-4)
     with pytest.warns(UserWarning, match="keep their initial values"):
         model.load_state_dict(tiny(family, attention="softmax").state_dict())
+
+
+def test_fewer_hidden_units_are_units_of_zeros() -> None:
+    small, whole = lively(build("inline(hidden=2)")), build("inline")
+    with torch.no_grad():
+        for own, padded in zip(whole.residual.layers, small.residual.layers, strict=True):
+            own.copy_(padded)
+    q, k, v = (tokens(2, 12, HEADS, DIM // HEADS) for _ in range(3))
+    place = Place(GRID, context=tokens(2, 12, 1, DIM).flatten(2))
+    assert_close(small(q, k, v, place), whole(q, k, v, place))
+    whole(q, k, v, place).sum().backward()
+    assert not whole.residual.fc1.weight.grad.unflatten(0, (HEADS, -1))[:, 2:].any()  # so that they stay zeros
+    for hidden in (-1, 7):
+        with pytest.raises(InputError, match=rf"hidden={hidden}"):
+            build(f"inline(hidden={hidden})")
+    with pytest.raises(InputError, match="hidden=2"):
+        build("inline(residual=false,hidden=2)")

@@ -56,6 +56,7 @@ def test_every_published_variant(name: str) -> None:
         ("inline_pvt_tiny", {"attention": "mala(kernel=5)"}, False),
         ("inline_deit_tiny", {"attention": "ttt(project=true,kernel=3)"}, False),
         ("inline_swin_tiny", {"attention": "inline(key_norm=true,temperature=true,head_map=true)"}, False),
+        ("inline_cswin_tiny", {"attention": "inline(hidden=8)"}, False),
         ("inline_deit_tiny", {"attention": "linear(temperature=true)"}, False),
         ("inline_cswin_tiny", {"attention": "inline"}, False),
         ("inline_cswin_tiny", {"depths": (1, 2, 17, 1)}, False),

@@ -123,8 +123,8 @@ OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 }
 
 
-# Options that a layer applies to queries and keys before the operator.
-OF_LAYERS = ("key_norm", "temperature", "head_map")
+# Options that a layer applies to what the operator takes.
+OF_LAYERS = ("key_norm", "temperature", "head_map", "hidden")
 
 
 def operator_of(spec: Spec) -> tuple[str, Callable[..., Tensor]] | None:

@@ -17,6 +17,7 @@ from sightline.ops.feature_maps import AFFINE_MAP
 from sightline.ops.inline.product import mean_token
 from sightline.ops.inline.projected import inline_from_tokens, prefers_tokens
 from sightline.ops.inline.reference import local_residual
+from sightline.util.errors import InputError
 
 if backend.TRITON_INSTALLED:
     from sightline.ops.inline.layer import (
@@ -34,6 +35,7 @@ class InlineCore(Core):
     Args:
         phi: the feature map.
         residual: add the 3x3 neighborhood, which has one row in a sequence.
+        hidden: units per head between the two layers that make its weights; 0 for the width of a head, as published.
         key_norm, temperature, head_map: learned changes of queries and keys, see `Adapt`. The temperature multiplies
             the queries.
     """
@@ -51,6 +53,7 @@ class InlineCore(Core):
         *,
         phi: str = "identity",
         residual: bool = True,
+        hidden: int = 0,
         key_norm: bool = False,
         temperature: bool = False,
         head_map: bool = False,
@@ -58,7 +61,10 @@ class InlineCore(Core):
         super().__init__(dim, num_heads, stride, length)
         self.phi = phi
         self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
-        self.residual = ResidualWeights(dim, num_heads, 3 if length is None else 1) if residual else None
+        if not 0 <= hidden <= self.head_dim or (hidden and not residual):
+            raise InputError(f"inline(hidden={hidden}): give 1 to {self.head_dim} units, with the residual")
+        rows = 3 if length is None else 1
+        self.residual = ResidualWeights(dim, num_heads, rows, hidden) if residual else None
         self.by_one_operator = phi != AFFINE_MAP and (length is None or not residual)
         self.adapt: Adapt | None = None
         if key_norm or temperature or head_map:
@@ -148,14 +154,16 @@ class ResidualWeights(nn.Module):
     With `rows=1` only the middle row of the weights is made, for a sequence of tokens; the others are zero.
     """
 
-    def __init__(self, dim: int, num_heads: int, rows: int = 3) -> None:
+    def __init__(self, dim: int, num_heads: int, rows: int = 3, hidden: int = 0) -> None:
         super().__init__()
+        hidden = hidden or dim // num_heads
+        self.missing = dim // num_heads - hidden  # units per head
         self.dim = dim
         self.num_heads = num_heads
         self.rows = rows
         # Convolutions only by their parameters' shape, which is that of the published weights.
-        self.fc1 = nn.Conv1d(dim, dim, 1, groups=num_heads)
-        self.fc2 = nn.Conv1d(dim, 3 * rows * dim, 1, groups=num_heads)
+        self.fc1 = nn.Conv1d(dim, num_heads * hidden, 1, groups=num_heads)
+        self.fc2 = nn.Conv1d(num_heads * hidden, 3 * rows * dim, 1, groups=num_heads)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, C, 3, 3); masked tokens do not count in the mean."""
@@ -172,9 +180,16 @@ class ResidualWeights(nn.Module):
 
     @property
     def layers(self) -> "ResidualLayers":
-        """The parameters, as kernels take them."""
-        fc1, fc2 = self.fc1, self.fc2
-        return ResidualLayers(fc1.weight, fc1.bias, fc2.weight, fc2.bias)  # type: ignore[arg-type]
+        """The parameters, as kernels take them: as many hidden units as channels, of which some may be zero."""
+        fc1, fc2, missing = self.fc1, self.fc2, self.missing
+        assert fc1.bias is not None
+        assert fc2.bias is not None
+        if not missing:
+            return ResidualLayers(fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+        units = (self.num_heads, -1)
+        w1 = F.pad(fc1.weight.unflatten(0, units), (0, 0, 0, 0, 0, missing)).flatten(0, 1)
+        b1 = F.pad(fc1.bias.unflatten(0, units), (0, missing)).flatten()
+        return ResidualLayers(w1, b1, F.pad(fc2.weight, (0, 0, 0, missing)), fc2.bias)
 
     def _per_head(self, layer: nn.Conv1d, x: Tensor) -> Tensor:
         """(H, D, B) -> (H, E, B): a batched product, many times faster than a grouped convolution of one token."""

@@ -141,7 +141,8 @@ def mechanism_of(block: Mapping[str, Shape], family: str, stride: int) -> Spec:
     if any(key.startswith("feature_map.") for key in core):
         options = (("phi", "relu_affine"), *options)
     if any(key.startswith("residual.") for key in core):
-        return Spec("inline", options)
+        width, hidden = ((*core.get(f"residual.fc{i}.weight", ()), 0, 0)[1] for i in (1, 2))
+        return Spec("inline", options if hidden in (0, width) else (("hidden", hidden), *options))
     windowed = any("position_bias." in key for key in block)
     return Spec("linear", options) if options or (family == "swin" and not windowed) else Spec("softmax")
 
