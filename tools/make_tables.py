@@ -1,8 +1,9 @@
 """Write the generated parts of the documentation: `python tools/make_tables.py` (or `make tables`).
 
 These are the README's headline and table of speeds; the tables of docs/models.md, docs/mechanisms.md, docs/training.md,
-docs/dense.md, docs/export.md and docs/sequences.md; docs/performance.md and docs/performance_tables.md; the figures in
-docs/images. `--check` writes nothing and fails if a page is out of date or a figure is missing.
+docs/dense.md, docs/export.md, docs/linearize.md and docs/sequences.md; docs/performance.md and
+docs/performance_tables.md; the figures in docs/images. `--check` writes nothing and fails if a page is out of date or
+a figure is missing.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from tables.dense import cost_section, runs_section
 from tables.export import accuracy_section, checks_section, latency_section, packages_section
 from tables.figures import FIGURES, PLAIN_FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
+from tables.linearize import finetune_section, ladder_section, resolution_section
 from tables.performance import performance_page
 from tables.photos import photos_section
 from tables.plain import plain_reports, speed_block
@@ -57,6 +59,11 @@ def pages() -> dict[Path, str]:
             "accuracy": accuracy_section(results / "export" / "accuracy-cpu.json"),
             "latency": latency_section(results / "export" / "latency-cpu.json"),
             "packages": packages_section(results / "export" / f"packages-{MACHINE}.json"),
+        },
+        docs / "linearize.md": {
+            "ladder": ladder_section(results / "linearize" / f"ladder-{MACHINE}.json"),
+            "resolution": resolution_section(results / "linearize" / f"resolution-{MACHINE}.json"),
+            "finetune": finetune_section(results / "linearize" / f"finetune-{MACHINE}.json"),
         },
         docs / "sequences.md": {"results": sequences_section(results / "sequences", MACHINE)},
     }

@@ -192,7 +192,7 @@ def test_fewer_hidden_units_are_units_of_zeros() -> None:
             own.copy_(padded)
     q, k, v = (tokens(2, 12, HEADS, DIM // HEADS) for _ in range(3))
     place = Place(GRID, context=tokens(2, 12, 1, DIM).flatten(2))
-    assert_close(small(q, k, v, place), whole(q, k, v, place))
+    assert_close(small(q, k, v, place), whole(q, k, v, place), 1e-9)
     whole(q, k, v, place).sum().backward()
     assert not whole.residual.fc1.weight.grad.unflatten(0, (HEADS, -1))[:, 2:].any()  # so that they stay zeros
     for hidden in (-1, 7):

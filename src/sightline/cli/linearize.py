@@ -77,7 +77,9 @@ def run(options: Options) -> None:
 def _keep(text: str) -> int | tuple[int, ...]:
     parts = [part.strip() for part in text.strip("[]").split(",") if part.strip()]
     if not parts or not all(part.isdecimal() for part in parts):
-        raise InputError(f"--keep: expected a number of blocks, or a list of them such as 0,6,11; got {text!r}")
+        raise InputError(
+            f"--keep: expected a number of blocks, or a list such as 0,6,11 (--search chooses them); got {text!r}"
+        )
     numbers = tuple(map(int, parts))
     return numbers[0] if len(numbers) == 1 and "," not in text and "[" not in text else numbers
 

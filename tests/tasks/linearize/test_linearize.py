@@ -202,6 +202,24 @@ def test_search_keeps_what_helps_most(folder: Path, tmp_path: Path) -> None:
     assert not torch.equal(first[f"blocks.{kept}.attn.qkv.weight"], teacher[f"blocks.{kept}.attn.qkv.weight"])
 
 
+def test_a_student_goes_on_with_all_its_weights(folder: Path, tmp_path: Path) -> None:
+    done = run(folder, tmp_path / "run", keep=[1])
+    first = load_file(tmp_path / "run" / "checkpoints" / "best" / "model.safetensors")
+    again = task_of(folder, **{"linearize.start": str(done.folder), "linearize.keep": (1,)})
+    assert all(torch.equal(value, first[key]) for key, value in again.student.state_dict().items())
+    other = task_of(folder, **{"linearize.start": str(done.folder), "linearize.keep": (0, 1)})
+    teacher, key = load_file(folder / "teacher.safetensors"), "blocks.0.attn.qkv.weight"
+    assert torch.equal(other.student.state_dict()[key], teacher[key])
+    assert not torch.equal(first[key], teacher[key])
+    with pytest.raises(FileError, match="block 0 has inline"):
+        task_of(folder, **{"linearize.start": str(done.folder), "linearize.attention": "mala"})
+    starts = (str(done.folder / "stage1"), str(done.folder))
+    both = task_of(folder, **{"linearize.start": starts, "linearize.keep": (0,)}).student.state_dict()
+    assert torch.equal(both["blocks.2.attn.qkv.weight"], first["blocks.2.attn.qkv.weight"])
+    assert torch.equal(both["blocks.1.mlp.fc1.weight"], first["blocks.1.mlp.fc1.weight"])
+    assert torch.equal(both[key], teacher[key])
+
+
 def test_images_of_folders_and_zip_files(folder: Path, tmp_path: Path) -> None:
     reader = ImagesReader([str(folder / "images.zip"), str(folder / "images"), str(folder / "dev" / "*" / "0.png")])
     assert len(reader.targets) == 40 + 40 + 3
@@ -225,6 +243,8 @@ def test_images_of_folders_and_zip_files(folder: Path, tmp_path: Path) -> None:
         (["--keep", "13"], "--keep: 13"),
         (["--keep", "3"], "keep"),
         (["--keep", "some"], "--keep"),
+        (["--keep", "auto:99"], "--keep"),
+        (["--attention", "softmax"], "--attention"),
         (["--data", "empty"], "empty"),
         (["--checkpoint", "other.safetensors"], "other.safetensors"),
         (["--checkpoint", "headless.safetensors", "--eval", "{}/dev"], "classifier"),

@@ -81,7 +81,8 @@ class BatchAugment:
             theta = torch.bmm(theta, geometry(operations, levels))
         centred = images.float() / 255 - self.fill
         grid = F.affine_grid(theta[:, :2], [len(images), images.shape[1], *self.size], align_corners=False)
-        pixels = (F.grid_sample(centred, grid, align_corners=False) + self.fill).clamp(0, 1)
+        mode = self.augment.resample
+        pixels = (F.grid_sample(centred, grid, mode, align_corners=False) + self.fill).clamp(0, 1)
         if self.rand is not None:
             for layer in range(self.rand.layers):
                 pixels = colour.apply(pixels, operations[:, layer] - len(GEOMETRIC), levels[:, layer])

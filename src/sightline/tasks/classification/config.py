@@ -79,6 +79,7 @@ class Augment:
     )
     scale: Range[Annotated[Share, Field(ge=0.001)]] = entry((0.08, 1.0), "area fraction of a random resized crop")
     ratio: Range[Annotated[Number, Field(ge=0.01)]] = entry((0.75, 4 / 3), "aspect ratio of a random resized crop")
+    resample: Literal["bilinear", "bicubic"] = entry("bilinear", "resampling of crops with data.preload")
     hflip: Share = entry(0.5, "probability of a horizontal flip")
     vflip: Share = entry(0.0, "probability of a vertical flip")
     color_jitter: Amount = entry(0.0, "brightness, contrast and saturation; not together with auto")

@@ -40,9 +40,10 @@ class Linearize:
 
     attention: str = entry("inline", "mechanism of the student, or a pattern; see `sightline list --attention`")
     keep: Natural | tuple[Natural, ...] = entry(0, "blocks that keep softmax: their number, or a list from 0 on")
-    start: str | None = entry(
-        None, "weights of the student to start from, a file or run folder; by default the teacher's"
-    )
+    start: str | tuple[str, ...] | None = entry(
+        None, "weights of the student to start from, a file or run folder, or several: the last with the mechanism of "
+        "a block has its attention, the last of all everything else; by default the teacher's",
+    )  # fmt: skip
     stage: Literal[1, 2] = entry(
         2, "1: each attention learns the teacher's, with the teacher's inputs; 2: the whole student learns its outputs"
     )

@@ -7,16 +7,18 @@ import torch
 from torch import nn
 
 from sightline.data.labels import imagenet_classes
+from sightline.layers.pattern import parse_pattern
 from sightline.models.attention_error import attention_modules
 from sightline.models.base import VisionModel
 from sightline.models.linearize import linearize
 from sightline.models.weights.checkpoint import Checkpoint, load_model, prefix_errors
 from sightline.models.weights.description import recorded_arguments
-from sightline.models.weights.reader import State, read_weights
+from sightline.models.weights.identify import arguments
+from sightline.models.weights.reader import State, Weights, read_weights
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.card import ModelCard
 from sightline.tasks.create import create
-from sightline.tasks.linearize.config import Config, Linearize, Model
+from sightline.tasks.linearize.config import Config, Model
 from sightline.tasks.preprocess import card_of
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import jsonable
@@ -47,9 +49,12 @@ def build(config: Config) -> tuple[VisionModel, VisionModel, list[int], ModelCar
         if len({str(module.mechanism) for module in pair}) == 2
     ]
     if not replaced:
+        if keep in (0, ()):
+            raise InputError("linearize.attention: softmax is what the teacher has; give another mechanism")
         raise InputError("linearize.keep: all blocks keep softmax, so that there is nothing to learn; keep fewer")
-    if config.linearize.start is not None:
-        start(student, config.linearize, replaced)
+    given = config.linearize.start or ()
+    for path in (given,) if isinstance(given, str) else given:
+        start(student, path, replaced)
     return student, teacher, replaced, _card(student, config)
 
 
@@ -77,23 +82,40 @@ def read_teacher(model: Model) -> nn.Module:
     return source
 
 
-def start(student: VisionModel, config: Linearize, replaced: list[int]) -> None:
-    """Load the weights that a student starts from; blocks that keep softmax keep the teacher's attention.
+def start(student: VisionModel, path: str, replaced: list[int]) -> None:
+    """Load weights that a student starts from; a block with another mechanism there keeps the attention that it has.
 
     Raises:
         FileError: they are of another model.
     """
-    assert config.start is not None
-    weights = read_weights(config.start)
-    names = [name for name, module in student.named_modules() if module in set(attention_modules(student))]
-    kept = tuple(f"{name}." for i, name in enumerate(names) if i not in replaced)
+    weights = read_weights(path)
+    modules = attention_modules(student)
+    mine = [str(module.mechanism) for module in modules]
+    theirs = _mechanisms(weights, len(modules)) or [name if i in replaced else "" for i, name in enumerate(mine)]
+    other = [i for i, pair in enumerate(zip(mine, theirs, strict=True)) if len(set(pair)) == 2]
+    if wrong := [i for i in other if theirs[i] and "softmax" not in (mine[i], theirs[i])]:
+        raise FileError(f"{weights.path}: block {wrong[0]} has {theirs[wrong[0]]}, and this student {mine[wrong[0]]}")
+    names = [name for name, module in student.named_modules() if module in set(modules)]
+    kept = tuple(f"{names[i]}." for i in other) or ("\0",)
     own: State = dict(student.state_dict())
-    found = {key: value for key, value in weights.state.items() if not key.startswith(kept) or not kept}
-    wrong = [key for key in own if not key.startswith(kept or ("\0",)) and key not in found]
-    wrong += [key for key, value in found.items() if key not in own or own[key].shape != value.shape]
-    if wrong:
-        raise FileError(f"{weights.path}: not the weights of this student: {wrong[0]} does not fit")
+    found = {key: value for key, value in weights.state.items() if not key.startswith(kept)}
+    misfits = [key for key in own if not key.startswith(kept) and key not in found]
+    misfits += [key for key, value in found.items() if key not in own or own[key].shape != value.shape]
+    if misfits:
+        raise FileError(f"{weights.path}: not the weights of this student: {misfits[0]} does not fit")
     student.load_state_dict({**own, **found})
+
+
+def _mechanisms(weights: Weights, blocks: int) -> list[str]:
+    """The mechanism of every block as a file records it; empty if it does not."""
+    with prefix_errors(weights.path):
+        card = ModelCard.from_metadata(weights.metadata)
+    if card is None or card.name not in VARIANTS:
+        return []
+    args: dict[str, Any] = {**arguments(card.name), **card.arguments}
+    depths = (args["depths"],) if isinstance(args["depths"], int) else tuple(args["depths"])
+    found = [str(spec) for stage in parse_pattern(args["attention"], depths) for spec in stage]
+    return found if len(found) == blocks else []
 
 
 def _card(student: VisionModel, config: Config) -> ModelCard:

@@ -1,0 +1,65 @@
+"""The tools around `sightline linearize`: what a search puts together, and the tables of the documentation."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import measure_linearize
+import search_linearize
+from tables.linearize import finetune_section, ladder_section, resolution_section
+
+from sightline.engine.settings import configure, load_recipe
+from sightline.layers.spec import Spec
+
+VERSIONS = {"device": "1 x cuda (CARD)", "torch": "2.0", "timm": "1.0", "commit": "0123456789", "command": "python x"}
+
+
+def test_what_helped_is_put_together() -> None:
+    trials = {
+        "as it is": {}, "rate": {"optim.lr": 1.0}, "higher": {"optim.lr": 2.0}, "less": {"ema.decay": 0.5},
+        "key": {"linearize.attention": "inline(key_norm=true)"},
+        "map": {"linearize.attention": "inline(head_map=true)"}, "broken": {"batch.size": 1},
+    }  # fmt: skip
+    scores = {"as it is": 50.0, "rate": 51.0, "higher": 52.0, "less": 49.0, "key": 54.0, "map": 53.0}
+    rows: dict[str, Any] = {name: {"agreement": score} for name, score in scores.items()}
+    made = search_linearize.combined({**rows, "broken": {"error": "no"}}, trials)
+    assert set(made) == {"the best 2", "the best 3", "the best 4"}
+    assert made["the best 2"] == {"linearize.attention": "inline(key_norm=true,head_map=true)"}
+    assert made["the best 4"] == {**made["the best 2"], "optim.lr": 2.0}
+    assert search_linearize.combined({}, trials) == {}
+
+
+def test_all_trials_are_settings() -> None:
+    for changes in search_linearize.TRIALS.values():
+        own = {key: value for key, value in changes.items() if not key.startswith(search_linearize.STAGE1)}
+        config = configure(load_recipe("linearize"), {"data.images": ("x",), **own})
+        Spec.parse(config.linearize.attention).build(192, 3, 16)
+    for name in measure_linearize.MECHANISMS:
+        Spec.parse(name).build(192, 3, 16)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Any:
+    def write(*rows: dict[str, Any]) -> Path:
+        path = tmp_path / "rows.json"
+        path.write_text(json.dumps({"versions": VERSIONS, "rows": rows}))
+        return path
+
+    return write
+
+
+def test_tables(results: Any) -> None:
+    top = {"top1": 70.0, "standard_error": 1.02, "images": 2000}
+    step = {"attention": "mala", "softmax": 3, "agreement": 80.0, "stage1_errors": [0.1, 0.3]}
+    page = ladder_section(results({**step, **top, "images_per_second_224": 1000.0}, {"error": "no"}))
+    assert "CARD, torch 2.0, timm 1.0, commit 0123456" in page
+    assert "| `mala` | 3 | 70.00 ± 1.02 of 2,000 | 80.00 | 0.200 | 1,000 |" in page
+    page = resolution_section(results({"model": "student", "size": 384, "trained": True, **top}))
+    assert "| student | 384 | yes | 70.00 ± 1.02 of 2,000 | - |" in page
+    tuned = {"task": "camvid", "start": "random", "recipe": "camvid", "epochs": 200, "miou": 59.65}
+    assert "| camvid | random | `camvid` | 200 | 59.65 mIoU |" in finetune_section(results(tuned))
+    assert ladder_section(Path("nothing.json")) == ""

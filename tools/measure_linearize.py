@@ -1,0 +1,227 @@
+"""What linear students of a softmax model are good for. Three parts, each with a file in results/linearize:
+
+    python tools/measure_linearize.py ladder vit_tiny_patch16_224 --checkpoint W --data natural.zip \
+        --eval imagenet_dev --jobs 4 --epochs 8 --out results/linearize/ladder-nvidia_h200.json
+    python tools/measure_linearize.py resolution vit_tiny_patch16_224 --checkpoint W --student runs/box \
+        --data natural.zip --eval imagenet_dev --out results/linearize/resolution-nvidia_h200.json
+    python tools/measure_linearize.py finetune vit_tiny_patch16_224 --checkpoint W --student runs/box \
+        --camvid camvid --imagenette imagenette128 --out results/linearize/finetune-nvidia_h200.json
+
+ladder: mechanisms and numbers of softmax blocks; the first stage is shared by the students of a mechanism. resolution:
+accuracy and speed at sizes that were not trained, for teacher and student, and of the student after a short training
+there. finetune: the same recipe from the student, from random weights and from the teacher. `--runs` keeps the runs;
+what is complete is not repeated.
+"""
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import kept, measure, write
+from search_linearize import ATTENTION, Search, accuracy, run_one
+from torch import nn
+
+import sightline
+from sightline.data.labels import imagenet_classes
+from sightline.engine.checkpoint import write_weights
+from sightline.engine.settings import parse_changes
+from sightline.engine.train import train
+from sightline.models.base import VisionModel
+from sightline.models.linearize import chosen_blocks, linearize
+from sightline.models.weights.description import recorded_arguments
+from sightline.tasks.linearize.config import Model
+from sightline.tasks.linearize.model import read_teacher
+from sightline.tasks.preprocess import card_of
+from sightline.tasks.replay import replayed
+from sightline.util.files import jsonable
+
+MECHANISMS = ("inline", "linear", "mala", "rala", "hedgehog", "ttt", "focused", "soft(landmarks=49)")
+BLOCKS = (0, 1, 3, 6, 12)
+SIZES = (224, 384, 512, 768)
+SPEEDS = (224, 1024)
+STARTS = ("student", "random", "teacher")
+Row = dict[str, Any]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("ladder", "resolution", "finetune"))
+    parser.add_argument("teacher")
+    parser.add_argument("--checkpoint", help="weights of the teacher; by default the published ones")
+    parser.add_argument("--student", help="run folder of the student")
+    parser.add_argument("--data", action="append", default=[], help="images to train on; can be repeated")
+    parser.add_argument("--eval", help="labeled images")
+    parser.add_argument("--camvid")
+    parser.add_argument("--imagenette")
+    parser.add_argument("--attention", action="append", help="mechanisms of the ladder; by default eight")
+    parser.add_argument("--keep", type=int, nargs="+", default=BLOCKS, help="softmax blocks of the ladder")
+    parser.add_argument("--sizes", type=int, nargs="+", help="by default those of the documentation")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--stage1-epochs", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=4, help="trainings side by side")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which no training begins")
+    parser.add_argument("--batch", type=int, default=32, help="images of a timed pass")
+    parser.add_argument("--compile", action="store_true", help="time compiled models, with CUDA graphs")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--runs", type=Path, default=Path("runs/measure_linearize"))
+    parser.add_argument("--out", help="JSON file; by default only printed")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all trainings")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    parts = {"ladder": ladder, "resolution": resolution, "finetune": finetune}
+    rows = {_key(row): row for row in kept(options.out)}
+    if options.out:
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+    for row in parts[options.what](options, device):
+        rows[_key(row)] = row
+        print(row, flush=True)
+        write(options.out, __file__, list(rows.values()), device, teacher=options.teacher, epochs=options.epochs)
+    return 0
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("attention", "softmax", "model", "size", "trained", "task", "start"))
+
+
+def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """Every mechanism with every number of softmax blocks; all blocks of softmax are the teacher."""
+    mechanisms = options.attention or MECHANISMS
+    teacher = _teacher(options)
+    count = len(teacher.blocks)  # type: ignore[arg-type]
+    trials: dict[str, Mapping[str, object]] = {
+        f"{name} {number}": {ATTENTION: name, "linearize.keep": chosen_blocks(number, count)}
+        for name in mechanisms
+        for number in options.keep
+        if number < count
+    }
+    common = {**_common(options), "schedule.warmup_epochs": 1, **parse_changes(options.set, "set", {})}
+    search = Search(options.runs, common, options.epochs, options.stage1_epochs, time.monotonic() + options.budget)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, context) as pool:
+        if count in options.keep:
+            path = _save(teacher, options.runs / "teacher.safetensors")
+            top = pool.submit(accuracy, (str(path), options.eval)).result()
+            yield {"attention": "softmax", "softmax": count, **top, **_speeds(teacher, options, device)}
+        search.run(pool, trials)
+        good = {name: row for name, row in search.rows.items() if "error" not in row}
+        found = pool.map(accuracy, [(row["folder"], options.eval) for row in good.values()])
+        tops = dict(zip(good, found, strict=True))
+        firsts = {name: pool.submit(run_one, "linearize_stage1", search.stage1(trials[name]), 0.0) for name in good}
+        errors = {name: first.result()["errors"] for name, first in firsts.items()}
+    for name, row in search.rows.items():
+        attention, number = str(row["changes"][ATTENTION]), int(name.rpartition(" ")[2])
+        made = {"attention": attention, "softmax": number, "blocks": list(row["changes"]["linearize.keep"])}
+        if "error" in row:
+            yield {**made, "error": row["error"]}
+            continue
+        rates = _speeds(linearize(teacher, attention, number), options, device)
+        agreement = {"agreement": row["agreement"], "stage1_errors": errors[name]}
+        yield {**made, **agreement, **tops[name], **rates}
+
+
+def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """Accuracy and speed of teacher and student by size, and of the student after a short training at that size."""
+    teacher = _save(_teacher(options), options.runs / "teacher.safetensors")
+    for size in options.sizes or SIZES:
+        for name, path in (("teacher", str(teacher)), ("student", options.student)):
+            yield _at_size(name, path, size, False, options, device)
+        values = {
+            **_common(options), "data.size": size, "schedule.epochs": max(1, options.epochs // 4), "optim.lr": 2e-4,
+            "schedule.warmup_epochs": 0, "linearize.start": options.student, **_like(options.student),
+            **parse_changes(options.set, "set", {}), "run.folder": str(options.runs / f"at_{size}"),
+        }  # fmt: skip
+        done = run_one("linearize", values, time.time() + options.budget)
+        if "error" in done:
+            yield {"model": "student", "size": size, "trained": True, "error": done["error"]}
+        else:
+            yield _at_size("student", done["folder"], size, True, options, device)
+
+
+def finetune(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """Segmentation and classification from the student, from random weights and from the teacher."""
+    teacher = str(_save(_teacher(options), options.runs / "teacher.safetensors"))
+    loaded = sightline.load(options.student)
+    own = {key: value for key, value in loaded.card.arguments.items() if key != "num_classes"}
+    for task, recipe, data in (("camvid", "camvid", options.camvid), ("imagenette", "finetune", options.imagenette)):
+        for start in STARTS if data else ():
+            args = {**own, "attention": "softmax"} if start == "teacher" else own
+            weights = {"student": options.student, "random": None, "teacher": teacher}[start]
+            folder = options.runs / f"{task}_{start}"
+            changes: dict[str, Any] = {
+                "model.name": loaded.card.name, "model.args": args, "model.checkpoint": weights,
+                "model.pretrained": False, "run.tensorboard": False, **parse_changes(options.set, "set", {}),
+            }  # fmt: skip
+            begun = time.time()
+            run = train(recipe, data, out=folder, **changes)
+            row = {"task": task, "start": start, "recipe": recipe, "epochs": len(run.history), run.metric: run.best}
+            if run.metric == "top1":
+                row |= accuracy((str(folder), data))
+            yield {**row, "minutes": round((time.time() - begun) / 60, 2)}
+
+
+def _common(options: argparse.Namespace) -> dict[str, object]:
+    """The keys of all trainings of students."""
+    return {
+        "model.name": options.teacher, "model.checkpoint": options.checkpoint,
+        "model.pretrained": options.checkpoint is None, "data.images": tuple(options.data),
+        "data.workers": options.workers, "run.tensorboard": False, "run.report": False, "run.save_minutes": None,
+        "run.save_every": 10**6, "run.eval_every": 10**6,
+    }  # fmt: skip
+
+
+def _like(run: str) -> dict[str, object]:
+    """The mechanism of every block of a student."""
+    pattern = sightline.load(run).card.arguments.get("attention", "inline")
+    return {ATTENTION: pattern, "linearize.keep": 0}
+
+
+def _teacher(options: argparse.Namespace) -> VisionModel:
+    model = Model(name=options.teacher, checkpoint=options.checkpoint, pretrained=options.checkpoint is None)
+    return linearize(read_teacher(model), "softmax").float().eval()
+
+
+def _save(model: VisionModel, path: Path) -> Path:
+    """The teacher as a file that `sightline.load` opens."""
+    cfg: Any = model.pretrained_cfg
+    arguments: Any = jsonable({**recorded_arguments(cfg.get("notes"), type(model)), "num_classes": model.num_classes})
+    known = imagenet_classes()
+    classes = known if model.num_classes == len(known) else tuple(f"class {i}" for i in range(model.num_classes))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_weights(path, model, card_of(str(cfg["architecture"]), arguments, model, classes, 3, model.img_size))
+    return path
+
+
+def _at_size(
+    name: str, path: str, size: int, trained: bool, options: argparse.Namespace, device: torch.device
+) -> Row:  # fmt: skip
+    scores = accuracy((path, options.eval), img_size=size, workers=options.workers)
+    rate = _rate(sightline.load(path).model, size, options, device)
+    return {"model": name, "size": size, "trained": trained, **scores, f"images_per_second_{size}": rate}
+
+
+def _speeds(model: nn.Module, options: argparse.Namespace, device: torch.device) -> Row:
+    sizes = options.sizes or SPEEDS
+    return {f"images_per_second_{size}": _rate(model, size, options, device) for size in sizes}
+
+
+@torch.no_grad()
+def _rate(model: nn.Module, size: int, options: argparse.Namespace, device: torch.device) -> float | None:
+    """Images per second in evaluation mode: on a GPU in bfloat16 by replay of a CUDA graph, compiled or not."""
+    fast = device.type == "cuda"
+    images = torch.randn(options.batch, 3, size, size, device=device)
+    module: Any = replayed(model.eval().to(device), device)
+    if options.compile and fast:
+        torch.compiler.reset()
+        module = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    with torch.autocast(device.type, torch.bfloat16, enabled=fast):
+        found = measure(lambda: module(images), device, 2.0 if fast else 0.0, warm=10 if fast else 0)
+    return None if found["ms"] is None else round(1e3 * options.batch / found["ms"], 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""Results of linear students: the ladder of mechanisms, resolutions, and fine-tuning."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tables.markdown import command_of, made_on, table
+
+Row = dict[str, Any]
+NONE = "-"
+RATE = "images_per_second_"
+
+
+def ladder_section(path: Path) -> str:
+    """Accuracy, errors and speed by mechanism and number of softmax blocks; empty if the file is missing."""
+    titles = ("attention", "softmax blocks", "top-1, %", "agreement, %", "error of stage 1")
+    return _section(path, titles, _step)
+
+
+def resolution_section(path: Path) -> str:
+    """Accuracy and speed by size; empty if the file is missing."""
+    return _section(path, ("model", "px", "trained there", "top-1, %", "images/s"), _size, rates=False)
+
+
+def finetune_section(path: Path) -> str:
+    """Scores after fine-tuning by what it started from; empty if the file is missing."""
+    return _section(path, ("task", "from", "recipe", "epochs", "score, %"), _tuned)
+
+
+def _section(path: Path, titles: tuple[str, ...], cells: Callable[[Row], list[str]], rates: bool = True) -> str:
+    if not path.exists():
+        return ""
+    made = json.loads(path.read_text())
+    rows: list[Row] = [row for row in made["rows"] if "error" not in row]
+    found = {int(key.removeprefix(RATE)) for row in rows for key in row if key.startswith(RATE)}
+    sizes = sorted(found) if rates else []
+    lines = [[*cells(row), *(_number(row.get(f"{RATE}{size}"), ",.0f") for size in sizes)] for row in rows]
+    head = (
+        f"{made_on(made['versions'])}. `{command_of(made['versions'])}` "
+        f"Data: [{path.name}](../results/linearize/{path.name})."
+    )
+    return f"{head}\n\n{table([*titles, *(f'images/s at {size}' for size in sizes)], lines)}"
+
+
+def _step(row: Row) -> list[str]:
+    agreement, errors = _number(row.get("agreement")), row.get("stage1_errors")
+    error = _number(sum(errors) / len(errors) if errors else None, ".3f")
+    return [f"`{row['attention']}`", str(row["softmax"]), _top1(row), agreement, error]
+
+
+def _size(row: Row) -> list[str]:
+    rate = _number(row.get(f"{RATE}{row['size']}"), ",.0f")
+    return [row["model"], str(row["size"]), "yes" if row["trained"] else "no", _top1(row), rate]
+
+
+def _tuned(row: Row) -> list[str]:
+    score = _top1(row) if "top1" in row else f"{_number(row.get('miou'))} mIoU"
+    return [row["task"], row["start"], f"`{row['recipe']}`", str(row["epochs"]), score]
+
+
+def _top1(row: Row) -> str:
+    return f"{row['top1']:.2f} ± {row['standard_error']:.2f} of {row['images']:,}"
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+    return NONE if value is None else format(value, form)
