@@ -20,7 +20,6 @@ from playwright.sync_api import Browser, Page, sync_playwright
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 MECHANISMS = ("inline", "softmax", "linear")
 EYE = "image=cat&block=5&query=0.36,0.32&pinned=1"  # a patch of the left eye, in the middle of the network
-COLOURS = 256  # of a file
 SCREEN = {"width": 1280, "height": 720}
 
 
@@ -67,7 +66,7 @@ def serving(checkpoint: str, model: str | None) -> Iterator[str]:
 
 def opened(browser: Browser, address: str, panels: int, scheme: str = "light") -> Page:
     """The page, once all panels show a map."""
-    context = browser.new_context(viewport=SCREEN, device_scale_factor=1.5, color_scheme=scheme, accept_downloads=True)
+    context = browser.new_context(viewport=SCREEN, device_scale_factor=1.25, color_scheme=scheme, accept_downloads=True)
     page = context.new_page()
     page.goto(address)
     wanted = (
@@ -79,11 +78,11 @@ def opened(browser: Browser, address: str, panels: int, scheme: str = "light") -
 
 
 def save(data: bytes, path: Path, width: int | None = None) -> None:
-    """Write a PNG file of few colours, and of a given width."""
+    """Write a small PNG file, of a given width."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     if width is not None:
         image = image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.save(path, optimize=True)
     print(f"{path} ({path.stat().st_size >> 10} kB)")
 
 

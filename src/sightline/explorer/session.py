@@ -94,7 +94,7 @@ class Session:
         pictures = [*self.pictures.given.values(), *self.pictures.samples.values()]
         return {
             "version": VERSION,
-            "samples": [{"id": item.id, "title": item.title} for item in pictures],
+            "samples": [item.facts() for item in pictures],
             "models": [{"id": id, "title": item.title} for id, item in self.models.bases.items()],
             "attentions": self.models.attentions,
             "sizes": sorted({*SIZES, *(side for side in first.size if first.size[0] == first.size[1])}),

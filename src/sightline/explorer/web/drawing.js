@@ -64,7 +64,8 @@ class DrawnPanel extends Panel {
     this.part(".value").textContent = this.value(map);
     this.part(".value").title = this.app.state.view === "confusion" ? CONFUSION : "";
     this.part(".facts").textContent = this.facts();
-    this.part(".note").textContent = this.part(".note").title = this.info.note ?? "";
+    const note = (this.info.note ?? "").replace(`${this.info.title}: `, ""); // its title stands above
+    this.part(".note").textContent = this.part(".note").title = note;
     this.part(".note").hidden = !this.app.panels.some((panel) => panel.info?.note); // the same height everywhere
     this.canvas.setAttribute("aria-label", `${this.info.title}: ${this.summary(map)}`);
   }
