@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: test test-fast test-gpu test-cards demo lint types pytest tables format clean
 
-# mypy runs beside pytest.
+# What takes one core runs beside pytest.
 test: lint
 	$(MAKE) --no-print-directory --jobs 2 types pytest
 
@@ -28,10 +28,10 @@ demo: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tools/make_tables.py --check
 
 types: $(STAMP)
 	$(BIN)/mypy
+	$(BIN)/python tools/make_tables.py --check
 
 pytest: $(STAMP)
 	$(BIN)/pytest -n auto --dist loadgroup
