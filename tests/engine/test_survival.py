@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -158,54 +157,63 @@ def test_a_reader_that_goes_away_stops_and_saves(place: Path, terminal: bool) ->
 OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
 
 
-def die(out: Path, moment: int) -> None:
-    """Kill this process before its operation number `moment` that changes what the run folder `out` holds."""
-    done = 0
+def before_changes(out: Path, act: Callable[[int], None]) -> None:
+    """Call `act` with its number before every operation of this process that changes the run folder `out`."""
+    done, acting = 0, False
 
-    def count(event: str, values: tuple[object, ...]) -> None:
-        nonlocal done
-        if event not in OPERATIONS or not str(path := values[0]).startswith(str(out)):
+    def watch(event: str, values: tuple[object, ...]) -> None:
+        nonlocal done, acting
+        if acting or event not in OPERATIONS or not str(path := values[0]).startswith(f"{out}"):
             return
         written = event != "open" or values[1] == "a" or ".lock" in str(path)
         temporary = event in ("open", "os.remove") and ".tmp" in str(path)
         made = event == "os.mkdir" and Path(str(path)).exists()
-        done += written and not temporary and not made
-        if done == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if written and not temporary and not made:
+            done, acting = done + 1, True
+            act(done)
+            acting = False
 
-    sys.addaudithook(count)
+    sys.addaudithook(watch)
+
+
+def die(out: Path, moment: int) -> None:
+    """Kill this process before its change number `moment`."""
+    before_changes(out, lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == moment else None)
+
+
+def keep(out: Path, copies: Path) -> None:
+    """Copy what the folder `out` holds before every change, which is what a process killed there would leave."""
+
+    def copy(number: int) -> None:
+        (copies / f"{number}").mkdir(parents=True)
+        if out.exists():
+            shutil.copytree(out, copies / f"{number}/run")
+
+    before_changes(out, copy)
 
 
 @pytest.mark.slow
 def test_killed_before_every_change_of_a_file(place: Path) -> None:
-    """Every line of the metrics is there once, and the last checkpoint is that of a run that was not killed."""
-    more = (
-        "--data.limit",
-        "4",
-        "--batch.size",
-        "6",
-        "--run.max_steps",
-        "3",
-        "--run.save_steps",
-        "9",
-        "--data.workers",
-        "0",
-    )
-    whole, kills = place / "unkilled", 0
-    assert run(arguments(place, whole, *more)).returncode == 0
+    """Every line of the metrics is there once, and the last checkpoint is that of a run that was not killed.
+
+    Every third run is really killed again while it resumes.
+    """
+    whole, copies = place / "unkilled", place / "moments"
+    options = {"data.limit": 4, "batch.size": 6, "run.max_steps": 3, "run.save_steps": 9, "data.workers": 0}
+    more = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    assert run(arguments(place, whole, *more), partial(keep, whole, copies)).returncode == 0
     assert [line["step"] for line in metrics(whole)] == [2, 3]
-    for moment in count(1):
-        out = place / f"moment{moment}"
-        killed, moments = 0, [moment, moment % 4 + 2 if moment % 3 == 0 else -1]  # the second while it resumes
-        while (done := run(arguments(place, out, *more), partial(die, out, *moments[:1]))).returncode < 0:
-            killed, moments = killed + 1, moments[1:] or [-1]
+    moments, killed = len(list(copies.iterdir())), 0
+    for moment in range(1, moments + 1):
+        out = copies / f"{moment}/run"
+        if moment % 3 == 0:
+            killed += run(arguments(place, out, *more), partial(die, out, moment % 4 + 2)).returncode < 0
+        done = run(arguments(place, out, *more))
         assert done.returncode == 0 or "is complete" in done.stderr, done.stderr
         assert metrics(out) == metrics(whole), moment
         assert weights(out) == weights(whole), moment
-        if not killed:
-            break
-        kills += killed
-    assert kills > 30
+    assert moments > 24
+    assert killed > 6
 
 
 @pytest.mark.slow
