@@ -37,7 +37,7 @@ def _exact(
 
 
 @pytest.fixture
-def _fresh() -> Iterator[None]:
+def _no_plans() -> Iterator[None]:
     forget()
     yield
     forget()
@@ -48,7 +48,7 @@ WAYS.remove(("cut", SHAPES[1], torch.float32))  # a single token cannot be cut
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_fresh")
+@pytest.mark.usefixtures("_no_plans")
 @pytest.mark.parametrize(("way", "shape", "dtype"), WAYS)
 def test_output_and_gradients(way: str, shape: tuple, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "cut":
@@ -60,7 +60,7 @@ def test_output_and_gradients(way: str, shape: tuple, dtype: torch.dtype, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_fresh")
+@pytest.mark.usefixtures("_no_plans")
 def test_more_images_than_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "IMAGES", {True: 16, False: 16})
     check((17, (1, 1), 0, 1, 8), torch.float32)
