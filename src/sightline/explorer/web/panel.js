@@ -224,6 +224,7 @@ class Panel {
     const box = this.part(".stage").getBoundingClientRect(),
       [high, wide] = this.info?.pixels ?? [1, 1];
     if (!box.width || !box.height) return;
+    this.part(".stage").style.setProperty("--shape", `${wide} / ${high}`);
     const factor = Math.min(box.width / wide, box.height / high),
       dots = window.devicePixelRatio || 1;
     Object.assign(this.canvas.style, {
