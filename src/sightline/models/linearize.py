@@ -165,7 +165,7 @@ def _read(model: nn.Module) -> Source:
     if type(model).__module__ == "timm.models.swin_transformer":
         return read_swin(model)
     raise InputError(
-        f"model: a {type(model).__name__} cannot be linearized; give a VisionTransformer or SwinTransformer of timm, "
+        f"model: {type(model).__name__} cannot be linearized; give a VisionTransformer or SwinTransformer of timm, "
         f"or a model of sightline"
     )
 
