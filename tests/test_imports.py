@@ -18,7 +18,7 @@ LAYERS = (
     "data", "util",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(LAYERS)} | {"__main__": 0}
-EXTRAS = ("segmentation_models_pytorch", "accelerate", "matplotlib", "pycocotools", "onnx")
+EXTRAS = ("segmentation_models_pytorch", "accelerate", "matplotlib", "pycocotools", "onnx", "starlette", "uvicorn")
 # What all tasks share: the files of `tasks` itself. Segmentation and detection also share the folder `dense`,
 # and linearization, which trains classifiers, uses `classification`.
 SHARED_TASKS = {path.stem for path in (SOURCE / "tasks").glob("*.py")}

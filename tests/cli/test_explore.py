@@ -64,6 +64,7 @@ def test_port_in_use(capsys: CAPTURE) -> None:
 
 
 def test_extra_not_installed(capsys: CAPTURE, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sightline.explorer.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install sightline[explore]" in complaint(capsys, *TINY, "--no-browser")
 

@@ -56,7 +56,7 @@ def test_a_vision_transformer_of_timm(tmp_path: Path) -> None:
     assert len(models.first.card.classes) == 1000
     assert models.first.card.mean == (0.5, 0.5, 0.5)
     with pytest.raises(FileError, match="vit_small_patch16_224"):
-        Models([str(file)], (), "vit_small_patch16_224", args)
+        Models([str(file)], (), "vit_small_patch16_224", {"depth": 2})
 
 
 def test_unknown() -> None:

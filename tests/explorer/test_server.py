@@ -31,7 +31,7 @@ def page(found: Session) -> TestClient:
 
 def test_options(page: TestClient) -> None:
     options = page.get("/api/options").json()
-    assert options["samples"][0] == {"id": "cat", "title": "Cat"}
+    assert options["samples"][0] == {"id": "cat", "title": "Cat", "width": 451, "height": 300}
     assert options["models"] == [{"id": "m0", "title": "inline_deit_tiny (random weights)"}]
     assert {"softmax", "inline", "linear"} <= set(options["attentions"])
     assert {64, 224, 1024} <= set(options["sizes"])

@@ -1,11 +1,13 @@
 """`sightline explore`: look inside the attention of models, side by side, in a browser."""
 
 import secrets
+import socket
 import threading
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sightline.models.base import Arguments
 from sightline.util.device import choose_device
@@ -14,7 +16,11 @@ from sightline.util.files import write_result
 from sightline.util.schema import both_sides
 from sightline.util.text import say
 
+if TYPE_CHECKING:
+    from sightline.explorer.session import Session
+
 LOCAL = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")
 
 
 def explore(
@@ -52,41 +58,51 @@ def explore(
         InputError: an argument cannot be used, or a package is missing.
         FileError: a file cannot be read.
     """
-    if out is None:
-        try:
-            import uvicorn  # noqa: F401
-
-            from sightline.explorer.server import application, listen, serve
-        except ImportError as error:
-            raise InputError("explore needs starlette and uvicorn: pip install sightline[explore]") from error
     from sightline.explorer.models import Models
     from sightline.explorer.session import Session
 
-    paths = [str(item) for item in ([checkpoint] if isinstance(checkpoint, str | Path) else checkpoint)]
-    names = [attention] if isinstance(attention, str) else list(attention)
+    def session() -> Session:
+        paths = [str(item) for item in ([checkpoint] if isinstance(checkpoint, str | Path) else checkpoint)]
+        names = [attention] if isinstance(attention, str) else list(attention)
+        models = Models(paths, names, model, model_args, choose_device(device, "device"))
+        return Session(models, None if image is None else str(image), names, both_sides("img_size", img_size))
+
     if out is None:
-        opened = listen(host, port)
-    elif not str(out).strip() or Path(out).is_dir() or not Path(out).parent.is_dir():
-        raise InputError(f"out: expected a file in a folder that exists, e.g. page.html; got {str(out)!r}")
-    models = Models(paths, names, model, model_args, choose_device(device, "device"))
-    session = Session(models, None if image is None else str(image), names, both_sides("img_size", img_size))
-    if out is not None:
-        from sightline.explorer.page import check_tokens, page
+        _serve(session, host, port, browser)
+    else:
+        _write(session, Path(out))
 
-        for wanted in session.start:
-            check_tokens(models.find(wanted.model, wanted.attention), wanted.size)
-        panels = [session.panel(wanted)["id"] for wanted in session.start]
-        text = page(session, panels)
-        write_result(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
-        say(f"wrote {out} ({len(text) / 1e6:.1f} MB)")
-        return
+
+def _serve(session: "Callable[[], Session]", host: str, port: int, browser: bool) -> None:
+    """Answer requests until an interrupt."""
+    try:
+        from sightline.explorer.server import application, listen, serve
+    except ImportError as error:
+        raise InputError("explore needs starlette and uvicorn: pip install sightline[explore]") from error
     token = "" if host == LOCAL else secrets.token_urlsafe(16)
-    address = f"http://{host}:{opened.getsockname()[1]}/" + (f"{token}/" if token else "")
+    with listen(host, port) as opened:
+        app = application(session(), token)
+        name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{opened.getsockname()[1]}/" + (f"{token}/" if token else "")
 
-    def started() -> None:
-        say(f"{address} (Ctrl-C ends it)")
-        if browser:
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        def started() -> None:
+            say(f"{address} (Ctrl-C ends it)")
+            if browser:
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    with suppress(KeyboardInterrupt):
-        serve(application(session, token), opened, started)
+        with suppress(KeyboardInterrupt):
+            serve(app, opened, started)
+
+
+def _write(session: "Callable[[], Session]", out: Path) -> None:
+    """Write a page without a server."""
+    from sightline.explorer.page import check_tokens, page
+
+    if not out.name or out.is_dir() or not out.parent.is_dir():
+        raise InputError(f"out: expected a file in a folder that exists, e.g. page.html; got {str(out)!r}")
+    found = session()
+    for wanted in found.start:
+        check_tokens(found.models.find(wanted.model, wanted.attention), wanted.size)
+    text = page(found, [found.panel(wanted)["id"] for wanted in found.start])
+    write_result(out, lambda path: path.write_text(text, encoding="utf-8"))
+    say(f"wrote {out} ({len(text) / 1e6:.1f} MB)")

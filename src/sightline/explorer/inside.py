@@ -55,7 +55,7 @@ def local_matrix(block: BlockCall) -> Tensor:
 
 def _local_matrix(block: BlockCall, part: CoreCall) -> Tensor:
     found = torch.zeros(part.core.num_heads, block.tokens + 1, block.tokens + 1)
-    for window, numbers in enumerate(part.positions):
+    for window, numbers in enumerate(part.positions.cpu()):
         nothing = torch.zeros_like((part.v if part.place.local is None else part.place.local)[:1])
         still = _term(part, part.v[:1], part.place.select(slice(window, window + 1)), nothing)
         for chunk in torch.arange(len(numbers)).split(max(1, CHUNK // nothing.numel())):

@@ -26,7 +26,7 @@ from sightline.util.errors import FileError, InputError, WeightsWarning, shown
 from sightline.util.text import one_line
 
 DEFAULT = "inline_deit_tiny"
-FIRST = ("inline", "softmax", "linear")  # the mechanisms to start with
+FIRST = (None, "softmax", "linear")  # mechanisms to start with if nothing is given: that of the model, and two more
 TWINS = 9  # models with another attention that are kept
 
 
@@ -51,7 +51,7 @@ class Models:
         args: Arguments | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.device = device or torch.device("cpu")
+        self.device, self.is_default = device or torch.device("cpu"), not checkpoint
         args = args or {}
         opened = [open_any(path, name, args) for path in checkpoint] or [default_model(name, args)]
         titles = [_title(item) for item in opened]

@@ -59,7 +59,7 @@ def page(session: Session, panels: Sequence[str], start: Mapping[str, object] | 
         panel["blocks"] = [{**block, "rows": found is not None} for block, found in kept]
     options = session.options() | {
         "static": True,
-        "samples": [{"id": picture.id, "title": picture.title}],
+        "samples": [picture.facts()],
         "sizes": [],
         "start": {
             **(start or {}),

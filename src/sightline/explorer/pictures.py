@@ -78,8 +78,9 @@ class Pictures:
             raise TooLargeError(f"the image has more than {MAX_UPLOAD >> 20} MB; make it smaller")
         title = one_line(name.replace("\\", "/").rpartition("/")[2], 80) or "image"
         with open_image(data, "the image", 1 << 62) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise TooLargeError(f"the image has more than {MAX_PIXELS:,} pixels; make it smaller")
+            pixels = image.width * image.height
+        if pixels > MAX_PIXELS:
+            raise TooLargeError(f"the image has more than {MAX_PIXELS:,} pixels; make it smaller")
         id = sha256(data).hexdigest()[:20]
         return self._uploads.get(id, lambda: Picture(id, title, _smaller(load_image(data, "the image"))))
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import uvicorn
 from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -249,15 +250,14 @@ def listen(host: str, port: int) -> socket.socket:
         opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # by which asyncio sends at once
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((host, port))
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
+    except (OSError, OverflowError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
         raise InputError(f"port: cannot listen on {host}:{port} ({why}); give another port, or 0") from error
     return opened
 
 
 def serve(app: ASGIApp, opened: socket.socket, started: Callable[[], None]) -> None:
     """Answer requests until an interrupt; calls `started` once it listens."""
-    import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -265,5 +265,4 @@ def serve(app: ASGIApp, opened: socket.socket, started: Callable[[], None]) -> N
             started()
 
     config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1, server_header=False)
-    with opened:
-        Server(config).run(sockets=[opened])
+    Server(config).run(sockets=[opened])

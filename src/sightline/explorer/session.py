@@ -72,8 +72,7 @@ class Session:
     ) -> None:
         self.models, self.pictures = models, Pictures(models.first.card)
         first = next(iter(self.pictures.samples)) if image is None else self.pictures.open(image).id
-        default = models.first.checkpoint is None and not attention
-        chosen: Sequence[str | None] = FIRST if default else attention or (None,)
+        chosen: Sequence[str | None] = attention or (FIRST if models.is_default else (None,))
         size = size or models.first.card.input_size[1:]
         if not all(SMALLEST <= side <= LARGEST for side in size):
             raise InputError(f"img_size: expected from {SMALLEST} to {LARGEST} pixels; got {size[0]}x{size[1]}")
