@@ -55,6 +55,11 @@ def test_a_vision_transformer_of_timm(tmp_path: Path) -> None:
     assert "another mechanism" in str(models.find("m0", "inline").warning)
     assert len(models.first.card.classes) == 1000
     assert models.first.card.mean == (0.5, 0.5, 0.5)
+    classifier(tmp_path / "own.safetensors")
+    both = Models([str(file), str(tmp_path / "own.safetensors")], (), "vit_tiny_patch16_224", args)
+    assert [item.title for item in both.bases.values()] == ["teacher", "own"]
+    with pytest.raises(InputError, match="vit_tiny_patch16"):
+        Models([str(file)], (), "vit_tiny_patch16", args)
     with pytest.raises(FileError, match="vit_small_patch16_224"):
         Models([str(file)], (), "vit_small_patch16_224", {"depth": 2})
 

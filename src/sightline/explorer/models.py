@@ -1,6 +1,5 @@
 """The models to explore: checkpoints, or a default; each with its own attention, or with others on its weights."""
 
-import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -15,14 +14,17 @@ from sightline.explorer.kept import Kept
 from sightline.explorer.pictures import UnknownError
 from sightline.layers.table import MECHANISMS
 from sightline.models.base import Arguments
+from sightline.models.factory import check_name
 from sightline.models.linearize import linearize
 from sightline.models.weights.description import recorded_arguments
 from sightline.models.weights.published import PUBLISHED, cache_folder
+from sightline.models.weights.reader import read_weights
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.linearize.config import Model
 from sightline.tasks.linearize.model import read_teacher
 from sightline.tasks.preprocess import card_of
-from sightline.util.errors import FileError, InputError, WeightsWarning, shown
+from sightline.tasks.registry import task_of
+from sightline.util.errors import FileError, InputError, shown
 from sightline.util.text import one_line
 
 DEFAULT = "inline_deit_tiny"
@@ -102,11 +104,15 @@ def default_model(name: str | None, args: Arguments) -> StudyModel:
 
 
 def open_any(source: str, name: str | None, args: Arguments) -> StudyModel:
-    """A run folder or file of weights; with the name of one of timm's vision transformers, weights of that."""
+    """A run folder or file of weights; with the name of one of timm's vision transformers, weights of that.
+
+    A file that says what it is needs no name, so that a run can stand beside weights of timm.
+    """
     if name is None or name in VARIANTS:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", WeightsWarning)  # what is guessed is right for the models of timm
-            return open_model(source, name, args, None, 0)
+        return open_model(source, name, args, None, 0)
+    check_name(name)
+    if task_of(read_weights(source).metadata) is not None:
+        return open_model(source, None, {}, None, 0)
     model = linearize(read_teacher(Model(name=name, checkpoint=source, args=args)), "softmax").float().eval()
     if not model.num_classes:
         raise FileError(f"{source}: these weights have no classifier; give a checkpoint that has one")
