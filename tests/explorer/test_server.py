@@ -165,6 +165,8 @@ def test_bad_json(page: TestClient, body: bytes) -> None:
         ("/api/panels", 405),
         ("/api/page?panels=a,b,c,d", 400),
         ("/api/page", 404),
+        ('/api/page?start={"block":NaN}', 400),
+        ("/api/page?start=[", 400),
     ],
 )
 def test_bad_addresses(page: TestClient, path: str, status: int) -> None:

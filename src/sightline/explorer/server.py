@@ -7,11 +7,11 @@ path of this machine. Only this machine may ask; with another host, only who kno
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -45,7 +45,8 @@ STATUS: "dict[type[Exception], int]" = {
     UnknownError: 404, TooLargeError: 413, ImageError: 415, BusyError: 429, InputError: 400, FileError: 400,
 }  # fmt: skip
 WANTED = TypeAdapter(Wanted)
-START = TypeAdapter(dict[str, bool | int | float | str | list[float]])  # the view of a page, whose script checks it
+Real = Annotated[float, Field(allow_inf_nan=False)]
+START = TypeAdapter(dict[str, bool | int | Real | str | list[Real]])  # the view of a page, whose script checks it
 MAX_START = 1000
 Endpoint = Callable[[Request], Awaitable[Response]]
 
