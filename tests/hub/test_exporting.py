@@ -38,6 +38,9 @@ def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "SECONDS", 0.0)
 
 
+exported = pytest.mark.xdist_group("exported")  # one file for all of these
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exported]:
     """A folder with a classifier `model.safetensors` and its `model.onnx`, for any batch and size."""
@@ -53,6 +56,7 @@ def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
+@exported
 def test_a_file_is_compared_at_three_sizes_and_two_batches(made: tuple[Path, Exported]) -> None:
     folder, done = made
     assert done.inputs == ("batch", 3, "height", "width")
@@ -65,6 +69,7 @@ def test_a_file_is_compared_at_three_sizes_and_two_batches(made: tuple[Path, Exp
     assert {"commit", "versions", "machine", "tolerance"} <= report.keys()
 
 
+@exported
 def test_the_file_describes_itself(made: tuple[Path, Exported]) -> None:
     folder, done = made
     proto = onnx.load(str(folder / "model.onnx"))
@@ -77,6 +82,7 @@ def test_the_file_describes_itself(made: tuple[Path, Exported]) -> None:
     assert json.loads(props["exported"])["versions"]["torch"] == package_version("torch")
 
 
+@exported
 def test_predict_and_evaluate_take_the_file(made: tuple[Path, Exported], tmp_path: Path) -> None:
     folder, _ = made
     data = pictures(tmp_path / "data")
@@ -296,6 +302,7 @@ def test_foreign_files(tmp_path: Path, name: str, content: bytes) -> None:
         sightline.load(path)
 
 
+@exported
 @pytest.mark.parametrize(
     ("key", "old", "new"),
     [
@@ -318,6 +325,7 @@ def test_forged_facts(made: tuple[Path, Exported], tmp_path: Path, key: str, old
     assert "\n" not in str(caught.value)
 
 
+@exported
 def test_a_truncated_file(made: tuple[Path, Exported], tmp_path: Path) -> None:
     content = (made[0] / "model.onnx").read_bytes()
     for length in (100, len(content) // 2, len(content) - 1):
@@ -326,16 +334,22 @@ def test_a_truncated_file(made: tuple[Path, Exported], tmp_path: Path) -> None:
             sightline.load(tmp_path / "model.onnx")
 
 
+ENDS = "inline,none,none,inline"  # what lies between costs the exporter seconds, and is the same
+
+
 @pytest.mark.slow
 def test_windows_for_any_batch_and_size(tmp_path: Path) -> None:
-    done = sightline.export(tiny("swin"), tmp_path / "model.onnx")
+    """Plain and shifted ones, with padding."""
+    done = sightline.export(tiny("swin", attention=ENDS), tmp_path / "model.onnx")
     assert max(check.difference for check in done.checks) <= 1e-4
 
 
 @pytest.mark.slow
 def test_a_segmenter_for_any_size(tmp_path: Path) -> None:
     pytest.importorskip("segmentation_models_pytorch", reason="needs the extra `dense`")
-    model = Segmenter(Model(name="inline_pvt_tiny", args=dict(PYRAMID), head="upernet", channels=8), 4).eval()
+    model = Segmenter(
+        Model(name="inline_pvt_tiny", args={**PYRAMID, "attention": ENDS}, head="upernet", channels=8), 4
+    ).eval()
     done = sightline.export(model, tmp_path / "model.onnx", dynamic=("height", "width"))
     assert max(check.difference for check in done.checks) <= 1e-4
 
