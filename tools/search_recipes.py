@@ -14,6 +14,7 @@ updates on a few images on a CPU.
 
 import argparse
 import fcntl
+import gc
 import hashlib
 import json
 import statistics
@@ -132,6 +133,10 @@ def read_trials(path: str | None, seeds: int, data: str) -> list[Job]:
 def train_one(job: Job, folder: Path) -> Row:
     """One training, with the images decoded once for all of them."""
     loaders.preload = _decoded(Path(job["cache"]))
+    gc.collect()  # what is left of the training before
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     done = train(job["recipe"], data=job["data"], out=folder, **job["changes"])
     lines = read_metrics(folder)
     rates = [line["images_per_second"] for line in lines[1:] or lines]
