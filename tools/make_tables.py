@@ -20,7 +20,7 @@ from tables.performance import performance_page
 from tables.photos import photos_section
 from tables.plain import plain_reports, speed_block
 from tables.registry import mechanism_table, model_table
-from tables.sequences import sequences_section
+from tables.sequences import sequences_section, study_section
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = "nvidia_h200"
@@ -65,7 +65,10 @@ def pages() -> dict[Path, str]:
             "resolution": resolution_section(results / "linearize" / f"resolution-{MACHINE}.json"),
             "finetune": finetune_section(results / "linearize" / f"finetune-{MACHINE}.json"),
         },
-        docs / "sequences.md": {"results": sequences_section(results / "sequences", MACHINE)},
+        docs / "sequences.md": {
+            "results": sequences_section(results / "sequences", MACHINE),
+            "study": study_section(results / "sequences" / "listops_study-cpu.json"),
+        },
     }
     made = {
         docs / "performance.md": performance_page(results),

@@ -191,7 +191,8 @@ def _means(rows: list[Row]) -> list[tuple[float, float, str, list[Row]]]:
 def write_results(path: Path, rows: list[Row]) -> None:
     """What was measured, with versions, machine and command."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    made = {**versions(name), "command": " ".join(["python", "tools/search_recipes.py", *sys.argv[1:]])}
+    words = [Path(word).name for word in sys.argv[1:]]  # without the folders of the machine
+    made = {**versions(name), "command": " ".join(["python", "tools/search_recipes.py", *words])}
     rows = [{key: value for key, value in row.items() if key not in ("key", "memory_mib")} for row in rows]
     for row in rows:
         row["job"] = {key: row["job"][key] for key in ("recipe", "changes")}

@@ -13,11 +13,10 @@ import argparse
 import json
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import write
+from measuring import kept, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,7 +32,8 @@ MECHANISMS = ("softmax", "linear", "inline", "inline(residual=false)", "soft_nor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="JSON file; rows are added to those that it has")
+    parser.add_argument("--out", help="JSON file")
+    parser.add_argument("--add", nargs="*", default=[], help="earlier files whose rows are kept, none measured again")
     parser.add_argument("--attention", action="append", help="by default five mechanisms")
     parser.add_argument("--what", choices=("start", "first"), action="append")
     parser.add_argument("--tokens", type=int, action="append", help="for `first`; by default 32, 128 and 512")
@@ -43,7 +43,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0, help="per training")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    device, rows = torch.device(options.device), []
+    device = torch.device(options.device)
+    rows = [row for path in options.add for row in kept(path)]
+    if options.add:
+        write(options.out, __file__, rows, device)
+        return
     for attention in options.attention or MECHANISMS:
         if "start" in (options.what or ("start", "first")):
             rows.append({"what": "start", "attention": attention, **start(attention, device)})
@@ -57,8 +61,7 @@ def main() -> None:
                     rows.append({"what": "first", "attention": attention, **found})
                     print(json.dumps(rows[-1]), flush=True)
     if options.out:
-        before = json.loads(Path(options.out).read_text())["rows"] if Path(options.out).exists() else []
-        write(options.out, __file__, before + rows, device)
+        write(options.out, __file__, rows, device)
 
 
 def start(attention: str, device: torch.device) -> dict[str, Any]:

@@ -135,6 +135,20 @@ def test_images_have_three_channels(tmp_path: Path, tiny: Any, sections: dict[st
         tiny.config(tmp_path, tmp_path / "run", **sections)
 
 
+@pytest.mark.parametrize("tiny", [segmentation, detection], ids=["segmentation", "detection"])
+def test_convolutions_before_attention(tmp_path: Path, tiny: Any) -> None:
+    """A backbone of both trains; its maps must be those that decoders expect."""
+    data = tiny.make_data(tmp_path / "data")
+    small = {"embed_dims": [8, 16, 16, 32], "num_heads": [1, 1, 1, 2], "conv_depths": [1, 1, 1, 0],
+             "depths": [0, 0, 1, 1]}  # fmt: skip
+    model = {"name": "inline_conv_small", "args": small}
+    train(tiny.config(data, tmp_path / "run", model=model, run={"max_steps": 1}))
+    assert metrics(tmp_path / "run")[0]["train_loss"] > 0
+    model["args"] = {**small, "stem_stride": 2}
+    with pytest.raises(InputError, match=r"^model\.args: inline_conv_small .*\[2, 4, 8, 16\]"):
+        train(tiny.config(data, tmp_path / "other", model=model))
+
+
 def test_scales_are_needed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^test\.scales: .*\[\]"):
         segmentation.config(tmp_path, tmp_path / "run", test={"scales": []})

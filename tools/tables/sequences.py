@@ -1,6 +1,7 @@
 """Results on the Long Range Arena: accuracy, speed and memory by mechanism."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,29 @@ def sequences_section(folder: Path, machine: str) -> str:
     if speed:
         parts.append(f"{_about(speed['versions'], measured)} {speed.get('note', '')}".rstrip())
     return "\n\n".join([*parts, *(_task(task, path, speed) for task, path in found.items())])
+
+
+def study_section(path: Path) -> str:
+    """Updates until the first token is found, by number of tokens and mechanism; empty if there are no results.
+
+    Trainings that ended before another mechanism had found it say nothing and are left out.
+    """
+    if not path.exists():
+        return ""
+    made = json.loads(path.read_text())
+    trained = [row for row in made["rows"] if row["what"] == "first" and row["rate"] == 1e-3]
+    least = {row["tokens"]: row["updates"] for row in sorted(trained, key=lambda row: -(row["updates"] or math.inf))}
+    found: dict[str, dict[int, str]] = {}
+    for row in trained:
+        if row["stopped"] >= (least[row["tokens"]] or math.inf):
+            name = f"`{row['attention']}`" + ("" if row["sharpness"] == 1 else ", scores times N")
+            better = str(row["updates"]) if row["updates"] else f"> {row['stopped']}"
+            known = found.setdefault(name, {}).get(row["tokens"], "")
+            found[name][row["tokens"]] = better if not known or known.startswith(">") else known
+    sizes = sorted({size for cells in found.values() for size in cells})
+    lines = [[name, *(cells.get(size, "") for size in sizes)] for name, cells in found.items()]
+    where = f"{made_on(made['versions'])}; data: [{path.name}](../results/sequences/{path.name})."
+    return "\n\n".join([table(("updates until 90 % are right", *(f"N = {size}" for size in sizes)), lines), where])
 
 
 def _about(versions: dict[str, Any], path: Path) -> str:

@@ -72,6 +72,9 @@ def _features(config: DenseModel) -> tuple[Any, list[int]]:
         model: Any = create(config.name, {**kwargs, "num_classes": 0}, config.pretrained and config.checkpoint is None)
         if model.num_stages == 1:
             return FeatureNet(model, (len(model.feature_info) - 1,)), [0]
+        strides = [stage["reduction"] for stage in model.feature_info]
+        if strides != list(STRIDES):
+            raise InputError(f"model.args: {config.name} gives maps at strides {strides}, not at 4, 8, 16 and 32")
         return FeatureNet(model, model.default_features), list(range(len(STRIDES)))
     create(config.name, {})  # raises for an unknown name
     check_recordable(config.args)
