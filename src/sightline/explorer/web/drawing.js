@@ -132,14 +132,21 @@ class DrawnPanel extends Panel {
     const { grid, index } = this.patch(place, this.answer.grid),
       weight = map[index];
     const key = `${Math.floor(index / grid[1])},${index % grid[1]}`;
-    const multiple = state.view === "local" ? "" : ` = ${Heatmap.digits(weight / this.even)} × even`;
-    return `patch ${key}: ${Heatmap.digits(weight)}${multiple} · ${ends}`;
+    if (state.view === "local") return `patch ${key}: ${Heatmap.digits(weight)} · ${ends}`;
+    const least = this.ofHead(this.answer.scale) / 2, // smaller weights are rounded to zero
+      text = weight === 0 ? `below ${Heatmap.digits(least)}` : Heatmap.digits(weight);
+    return `patch ${key}: ${text} = ${Heatmap.digits((weight || least) / this.even)} × even · ${ends}`;
   }
 
   get sum() {
-    const { head } = this.app.state,
-      sums = this.answer.sum;
-    return head !== "mean" && head < sums.length ? sums[head] : sums.reduce((a, b) => a + b, 0) / sums.length;
+    return this.ofHead(this.answer.sum);
+  }
+
+  /** The number of the chosen head, or the mean. */
+  ofHead(numbers) {
+    const { head } = this.app.state;
+    if (head !== "mean" && head < numbers.length) return numbers[head];
+    return numbers.reduce((a, b) => a + b, 0) / numbers.length;
   }
 
   confused() {
@@ -254,8 +261,6 @@ class DrawnPanel extends Panel {
 
   /** The weight of the prefix tokens in the map on show. */
   get classShare() {
-    const { head } = this.app.state,
-      sums = this.answer.prefix.map((each) => each.reduce((a, b) => a + b, 0));
-    return head !== "mean" && head < sums.length ? sums[head] : sums.reduce((a, b) => a + b, 0) / sums.length;
+    return this.ofHead(this.answer.prefix.map((each) => each.reduce((a, b) => a + b, 0)));
   }
 }
