@@ -103,13 +103,13 @@ def test_keys(page: "Page") -> None:
     values(page, "2,3")
     page.keyboard.press("1")
     page.keyboard.press("[")
-    assert (state(page)["head"], state(page)["block"]) == ("1", "1")
+    assert (state(page)["head"], state(page)["block"]) == ("1", "0")
     assert page.locator(".head[aria-pressed=true]").all_text_contents() == ["1"] * 3
     page.keyboard.press("m")
-    page.keyboard.press("PageUp")
-    assert (state(page)["head"], state(page)["block"]) == ("mean", "0")
+    page.keyboard.press("PageDown")
+    assert (state(page)["head"], state(page)["block"]) == ("mean", "1")
     page.keyboard.press(" ")
-    page.wait_for_function("() => document.getElementById('block').value === '1'")
+    page.wait_for_function("() => document.getElementById('block').value === '2'")
     page.keyboard.press(" ")
     assert page.get_attribute("#play", "aria-pressed") == "false"
 

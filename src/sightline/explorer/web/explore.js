@@ -22,7 +22,7 @@ class App {
   set(change) {
     const before = this.state;
     this.state = State.merge(before, change, this.options);
-    if (this.state.block >= this.depth) this.state.block = this.depth - 1;
+    this.limit();
     clearTimeout(this.saving);
     this.saving = setTimeout(() => this.save(), 200);
     const same = ["image", "size", "panels"].every(
@@ -84,11 +84,18 @@ class App {
     this.set({ panels: this.state.panels.filter((_, i) => i !== number) });
   }
 
+  /** Keep to the blocks there are, once all panels are known. */
+  limit() {
+    if (this.panels.some((panel) => panel.root.classList.contains("busy"))) return;
+    if (this.state.block >= this.depth) this.state.block = this.depth - 1;
+  }
+
   /** A panel has arrived, or failed. */
   loaded() {
     const depths = this.panels.filter((panel) => panel.info).map((panel) => panel.info.blocks.length);
     this.depth = Math.max(1, ...depths);
-    if (depths.length && (this.state.block < 0 || this.state.block >= this.depth)) this.state.block = this.depth - 1;
+    if (depths.length && this.state.block < 0) this.state.block = Math.floor((this.depth - 1) / 2); // to start with
+    this.limit();
     Controls.show(this);
     this.save();
     for (const panel of this.panels) {
