@@ -31,16 +31,17 @@ def runs(mask: np.ndarray) -> list[int]:
     return [0, *lengths] if flat[0] else lengths
 
 
-def scene(seed: int, height: int = 96, width: int = 112) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """An image (H, W, 3), and its objects: a square as a polygon, a disc as run lengths."""
+def scene(seed: int, scale: int = 1) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """An image (96 `scale`, 112 `scale`, 3), and its objects: a square as a polygon, a disc as run lengths."""
     rng = np.random.default_rng(seed)
-    image = rng.integers(20, 60, (height, width, 3)).astype(np.uint8)
-    left, top, side = int(rng.integers(2, 8)), int(rng.integers(2, 8)), int(rng.integers(38, 44))
+    height, width = 96 * scale, 112 * scale
+    image = rng.integers(20, 60, (96, 112, 3)).astype(np.uint8).repeat(scale, 0).repeat(scale, 1)
+    left, top, side = (scale * int(rng.integers(*bounds)) for bounds in ((2, 8), (2, 8), (38, 44)))
     image[top : top + side, left : left + side] = COLOURS[1]
     corners = [left, top, left + side, top, left + side, top + side, left, top + side]
     square = {"category_id": 1, "bbox": [left, top, side, side], "area": side * side, "segmentation": [corners]}
     down, across = np.mgrid[:height, :width]
-    y, x, r = int(rng.integers(68, 72)), int(rng.integers(84, 88)), int(rng.integers(20, 23))
+    y, x, r = (scale * int(rng.integers(*bounds)) for bounds in ((68, 72), (84, 88), (20, 23)))
     mask = (down - y) ** 2 + (across - x) ** 2 <= r * r
     image[mask] = COLOURS[7]
     disc = {
@@ -52,32 +53,33 @@ def scene(seed: int, height: int = 96, width: int = 112) -> tuple[np.ndarray, li
     return image, [square, disc]
 
 
-def instances(count: int) -> tuple[list[np.ndarray], dict[str, Any]]:
+def instances(count: int, scale: int = 1) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Images, and their COCO file; the first has a crowd too."""
     images, objects = [], []
     entries = []
+    size = (96 * scale, 112 * scale)
     for number in range(count):
-        image, found = scene(number)
+        image, found = scene(number, scale)
         images.append(image)
-        entries.append({"id": 100 + number, "file_name": f"{number}.png", "height": 96, "width": 112})
+        entries.append({"id": 100 + number, "file_name": f"{number}.png", "height": size[0], "width": size[1]})
         objects += [{**item, "image_id": 100 + number, "iscrowd": 0} for item in found]
-    crowd = np.zeros((96, 112), bool)
-    crowd[:5, 90:] = True
+    crowd = np.zeros(size, bool)
+    crowd[:5, 90:112] = True
     objects.append(
         {"image_id": 100, "category_id": 7, "bbox": [90, 0, 22, 5], "area": 110, "iscrowd": 1,
-         "segmentation": {"size": [96, 112], "counts": runs(crowd)}}
+         "segmentation": {"size": list(size), "counts": runs(crowd)}}
     )  # fmt: skip
     categories = [{"id": 7, "name": "disc"}, {"id": 1, "name": "square"}]
     annotations = [{**item, "id": i + 1} for i, item in enumerate(objects)]
     return images, {"images": entries, "annotations": annotations, "categories": categories}
 
 
-def make_data(root: Path, count: int = 2) -> Path:
+def make_data(root: Path, count: int = 2, scale: int = 1) -> Path:
     """`root`/{train2017,val2017}/N.png and annotations; the same scenes in both splits."""
     (root / "annotations").mkdir(parents=True)
     for split in ("train2017", "val2017"):
         (root / split).mkdir()
-        images, content = instances(count)
+        images, content = instances(count, scale)
         for entry, image in zip(content["images"], images, strict=True):
             Image.fromarray(image).save(root / split / entry["file_name"])
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))

@@ -16,7 +16,7 @@ CALM = {"scale": [1.0, 1.0], "hflip": 0.0, "colour": False, "most_of_one": 1.0}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "epochs"),
-    [({"head": "upernet"}, 40), ({"head": "semantic_fpn", "channels": 64}, 50), ({"head": "upernet", **PLAIN}, 50)],
+    [({"head": "upernet"}, 60), ({"head": "semantic_fpn", "channels": 64}, 50), ({"head": "upernet", **PLAIN}, 80)],
     ids=["upernet", "semantic_fpn", "deit"],
 )
 def test_two_images_are_learned(tmp_path: Path, model: dict[str, Any], epochs: int) -> None:
