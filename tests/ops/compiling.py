@@ -79,7 +79,6 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
     "attention": [
         ((BF16, "bf16", 64, 128, "masked"), {"backward_queries"}),
         ((FP16, "tf32", 64, 128, "masked"), {"backward_keys"}),
-        ((FP32, "fp32", 14, 64, "layer"), {"layers_back"}),
         ((FP32, "fp32", 64, 64, "linear"), {"backward_queries"}),
     ],
     "projected": [((FP16, "tf32", 4, 64), {"layer_write"}), ((BF16, "bf16", 3, 128), {"layer_sums"})],
@@ -89,6 +88,8 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
     ],
     "convolution": [((BF16, "bf16", 128, 9), {"conv"})],
 }
+# In float32 it takes a small GPU to its limit, and a compiler three times as long as in half precision.
+LAYERS_BACK = {True: (FP32, "fp32", 14, 64, "layer"), False: (FP16, "tf32", 14, 64, "layer")}
 TYPED = [(BF16, "bf16"), (FP16, "tf32"), (FP32, "fp32")]
 WIDTHS = [*((*typed, dim) for typed in TYPED for dim in (32, 64, 128)), (FP32, "tf32", 128)]
 ALL: dict[str, list[tuple]] = {
@@ -164,7 +165,9 @@ def cases(capability: int, whole: bool) -> list[tuple[Case, set[str] | None]]:
     if whole or capability == 90:
         chosen = ALL if whole else CASES
         return [(Case.of(function, args), None) for function, rows in chosen.items() for args in rows]
-    return [(Case.of(function, args), names) for function, rows in LARGEST.items() for args, names in rows]
+    chosen = [(Case.of(function, args), names) for function, rows in LARGEST.items() for args, names in rows]
+    small = backend.SHARED_MEMORY[divmod(capability, 10)] <= backend.SMALL
+    return [*chosen, (Case.of("attention", LAYERS_BACK[small]), {"layers_back"})]
 
 
 def launches(capability: int, whole: bool) -> Iterator[tuple[Case, Launch]]:
