@@ -146,15 +146,17 @@ def finetune(options: argparse.Namespace, device: torch.device) -> Iterator[Row]
     """Segmentation and classification from the student, from random weights and from the teacher."""
     teacher = str(_save(_teacher(options), options.runs / "teacher.safetensors"))
     loaded = sightline.load(options.student)
-    own = {key: value for key, value in loaded.card.arguments.items() if key != "num_classes"}
+    card: Any = loaded.card
+    own = {key: value for key, value in card.arguments.items() if key != "num_classes"}
     for task, recipe, data in (("camvid", "camvid", options.camvid), ("imagenette", "finetune", options.imagenette)):
         for start in STARTS if data else ():
             args = {**own, "attention": "softmax"} if start == "teacher" else own
             weights = {"student": options.student, "random": None, "teacher": teacher}[start]
             folder = options.runs / f"{task}_{start}"
             changes: dict[str, Any] = {
-                "model.name": loaded.card.name, "model.args": args, "model.checkpoint": weights,
-                "model.pretrained": False, "run.tensorboard": False, **parse_changes(options.set, "set", {}),
+                "model.name": card.name, "model.args": args, "model.checkpoint": weights,
+                "model.pretrained": False, "data.mean": card.mean, "data.std": card.std,
+                "run.tensorboard": False, **parse_changes(options.set, "set", {}),
             }  # fmt: skip
             begun = time.time()
             run = train(recipe, data, out=folder, **changes)
