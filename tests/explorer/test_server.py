@@ -53,6 +53,11 @@ def test_panel(page: TestClient) -> None:
     assert (same["grid"], same["centred"], same["thresholds"]["score"]) == ([4, 4], True, 0.2)
 
 
+def test_gray_models() -> None:
+    page = small.client(small.session(("inline",), args={**small.ARGS, "in_chans": 1}))
+    assert panel(page, attention="inline", size=[32, 48])["blocks"][0]["grid"] == [2, 3]
+
+
 def test_upload(page: TestClient) -> None:
     data = png(300, 200)
     made = page.post("/api/images?name=C:\\fakepath\\<b>a</b>.png", content=data).json()

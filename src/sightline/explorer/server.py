@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,6 +43,7 @@ HEADERS = {
 }
 STATUS: "dict[type[Exception], int]" = {
     UnknownError: 404, TooLargeError: 413, ImageError: 415, BusyError: 429, InputError: 400, FileError: 400,
+    ClientDisconnect: 400,  # who left an upload gets no answer, and the terminal no traceback
 }  # fmt: skip
 WANTED = TypeAdapter(Wanted)
 Real = Annotated[float, Field(allow_inf_nan=False)]

@@ -129,7 +129,7 @@ class Session:
             image = ((pixels - mean) / std).to(self.models.device)
             try:
                 return View(model, image, self._factors)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 size = format_size(wanted.size)
                 raise InputError(f"{model.title} cannot be run at {size} ({one_line(error, 200)})") from error
 
