@@ -16,6 +16,7 @@ from transformers import (
     AutoImageProcessor,
     AutoModel,
     AutoModelForImageClassification,
+    TimmBackbone,
     TimmBackboneConfig,
 )
 
@@ -138,12 +139,11 @@ def test_transformers_training(saved: Path, tmp_path: Path) -> None:
         assert torch.equal(again(x).logits, model.eval()(x).logits)
 
 
-def test_transformers_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_backbone(tmp_path: Path) -> None:
     folder = sightline.save_for_hf(trained("pvt", tmp_path / "run"), tmp_path / "hf")
-    monkeypatch.setattr(HfApi, "repo_exists", lambda *_, **__: False)  # the hub is asked first
     x = torch.randn(1, 3, 64, 96)
     want = timm.create_model(f"local-dir:{folder}", pretrained=True, features_only=True).eval()
-    backbone = AutoBackbone.from_pretrained(f"local-dir:{folder}", out_indices=(0, 1, 2, 3)).eval()
+    backbone = TimmBackbone.from_pretrained(f"local-dir:{folder}", out_indices=(0, 1, 2, 3)).eval()
     with torch.inference_mode():
         for found, expected in zip(backbone(x).feature_maps, want(x), strict=True):
             assert torch.equal(found, expected)
@@ -180,6 +180,14 @@ def test_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = sent["files"]["README.md"].decode()
     assert "license: mit" in readme
     assert '"hf-hub:me/model"' in readme
+
+
+@pytest.mark.parametrize("name", ["me/model", "not a name"])
+def test_push_without_a_network(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained("deit", tmp_path / "run")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(FileError, match=name):
+        sightline.push_to_hf_hub(run, name, token="hf_x")
 
 
 def _answer(data: bytes) -> Any:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sightline.hub.trace import Graph, MeanPool, Wide, in_half, mean_matrix, trace, traceable
+from sightline.layers.window_attention import WindowAttention
 from sightline.ops.inline.projected import inline_from_tokens
 from tests.models.tiny import assert_close, image, tiny
 
@@ -68,3 +69,25 @@ def test_a_graph_starts_from_the_tokens_as_the_model_does(monkeypatch: pytest.Mo
     assert len(calls) == 1
     trace(Graph(model, layers=True), (3, 256, 256), (), torch.device("cpu"))  # the projection is a layer in int8
     assert len(calls) == 1
+
+
+class OneLayer(nn.Module):
+    """Windows of 7 on a map of patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 32, 32, padding=31)
+        self.attn = WindowAttention(8, 1, "inline", window=7, shift=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x)
+        return self.attn(x.flatten(2).mT, x.shape[2:]).mean(1)
+
+
+def test_windows_wider_than_the_maps_of_training() -> None:
+    """The example for torch.export has more than one window, whatever the size of training."""
+    model = OneLayer().eval()
+    run = trace(Graph(model), (3, 64, 64), ("batch", "height", "width"), torch.device("cpu")).module()
+    for side in (64, 300):
+        x = image(side, side, batch=3)
+        assert_close(run(x)[0], model(x), 1e-5)

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, ModelCardData
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from timm.models import save_for_hf as save_with_timm
 
 from sightline.hub import load, write_tensors
@@ -16,6 +16,8 @@ from sightline.util.files import check_writable, jsonable, reason
 from sightline.util.provenance import VERSION
 
 WEIGHTS = "model.safetensors"
+# The first base of the hub's errors is that of the HTTP library, of which there is another in other versions.
+NETWORK_ERRORS = (HfHubHTTPError.__bases__[0], HFValidationError, OSError)
 README = """---
 {data}
 ---
@@ -105,8 +107,9 @@ def push_to_hf_hub(
                 commit_message=commit_message,
                 create_pr=create_pr,
             )
-    except (HfHubHTTPError, OSError) as error:
-        raise FileError(f"{repo_id}: cannot be uploaded ({reason(error)}); check the name and the token") from error
+    except NETWORK_ERRORS as error:
+        remedy = "check the name, the token and the connection"
+        raise FileError(f"{repo_id}: cannot be uploaded ({reason(error)}); {remedy}") from error
 
 
 def _classifier(source: Loaded | str | Path) -> tuple[Loaded, ModelCard]:

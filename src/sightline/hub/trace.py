@@ -12,6 +12,7 @@ from sightline.util.names import MAX_SIDE
 
 AXES = {"batch": 0, "height": 2, "width": 3}
 LONG = 1057  # pixels: more than 1,024 tokens (`ops.linear.plan.SHORT`) at a stride of 32
+WIDE = 449  # pixels: more than one window of 14 at a stride of 32
 STRIDE = 32  # pixels that a token of the last map covers, if the model does not say
 MOST_IMAGES = 65535  # for more, torch would trace another graph on CUDA
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)
@@ -49,7 +50,7 @@ def trace(graph: Graph, size: Sequence[int], dynamic: Collection[str], device: t
     shape, dims = [1, *size], {}
     # An example that no window, table or stride fits, so that nothing of it gets into the graph; for kernels with so
     # many tokens in every stage that they take the steps which are right for any number.
-    least = LONG if device.type == "cuda" else 0
+    least = LONG if device.type == "cuda" else WIDE
     example = {"batch": 2, "height": max(2 * size[1] + 1, least), "width": max(2 * size[2] + 33, least + 64)}
     for name in dynamic:
         axis = AXES[name]

@@ -28,7 +28,11 @@ def soft_attention(
         keys = weights
         if key_mask is not None:
             keys, v_ = (t.masked_fill(~key_mask[:, None, :, None], 0.0) for t in (weights, v_))
-        return (weights @ (core @ (keys.transpose(-1, -2) @ v_))).transpose(1, 2).to(q.dtype)
+        if torch.compiler.is_exporting():  # a graph for any size cannot have P and its transpose in one kernel
+            mixed = (v_.transpose(-1, -2) @ keys).transpose(-1, -2)
+        else:
+            mixed = keys.transpose(-1, -2) @ v_
+        return (weights @ (core @ mixed)).transpose(1, 2).to(q.dtype)
 
 
 def gaussian(a: Tensor, b: Tensor) -> Tensor:
