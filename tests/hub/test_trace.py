@@ -91,3 +91,11 @@ def test_windows_wider_than_the_maps_of_training() -> None:
     for side in (64, 300):
         x = image(side, side, batch=3)
         assert_close(run(x)[0], model(x), 1e-5)
+
+
+@pytest.mark.parametrize("attention", ["linformer", "soft(iterations=2)"])
+def test_tables_and_landmarks_are_for_any_size(attention: str) -> None:
+    model = tiny("deit", depths=1, attention=attention)
+    run = trace(Graph(model), (3, 64, 64), ("height", "width"), torch.device("cpu")).module()
+    x = image(65, 200, batch=1)
+    assert_close(run(x)[0], model(x))

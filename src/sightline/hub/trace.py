@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from sightline.layers.mechanisms.landmarks import Landmarks
 from sightline.util.names import MAX_SIDE
 
 AXES = {"batch": 0, "height": 2, "width": 3}
@@ -37,8 +38,9 @@ class Graph(nn.Module):
 
 
 def least_side(model: nn.Module) -> int:
-    """The shortest dynamic side in pixels: to torch.export, a last map of one token is another graph."""
-    return int(getattr(model, "final_stride", STRIDE)) + 1
+    """The shortest dynamic side in pixels: to torch.export, a map of one token or landmark is another graph."""
+    stride = int(getattr(model, "final_stride", STRIDE))
+    return 1 + (max(stride, STRIDE) if any(isinstance(module, Landmarks) for module in model.modules()) else stride)
 
 
 def trace(graph: Graph, size: Sequence[int], dynamic: Collection[str], device: torch.device) -> ExportedProgram:

@@ -104,10 +104,11 @@ def _interpolation(source: int, target: int, like: Tensor) -> Tensor:
     Every position takes shares that sum to source / target. Unlike torch's own resampling, products with it have
     gradients at any size under torch.compile and give the same bits in every run.
     """
-    centre = (torch.arange(target, device=like.device) + 0.5) * (source / target) - 0.5
+    ratio = torch.ones((), device=like.device) * source / target  # a tensor: a graph for any size has no branches
+    centre = (torch.arange(target, device=like.device) + 0.5) * ratio - 0.5
     distance = (torch.arange(source, device=like.device) - centre.clamp(0, source - 1)[:, None]).abs()
-    shares = (1 - distance / max(1.0, source / target)).clamp(min=0)
-    return (shares / shares.sum(1, keepdim=True) * (source / target)).to(like.dtype)
+    shares = (1 - distance / ratio.clamp(min=1)).clamp(min=0)
+    return (shares / shares.sum(1, keepdim=True) * ratio).to(like.dtype)
 
 
 def _shorten(x: Tensor, projection: Tensor, prefix: int) -> Tensor:
