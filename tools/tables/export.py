@@ -104,8 +104,9 @@ def _about(made: dict[str, Any], path: Path, name: Callable[[dict[str, Any]], st
     machine = made["machine"].replace(" 1 threads", ", one thread")
     facts = f"{made_on(versions | {'device': machine})}, onnxruntime {made['onnxruntime']}"
     groups: dict[str, list[str]] = {}
-    for row in made["rows"] if name else []:
-        groups.setdefault(row.get("commit", versions["commit"]), []).append(name(row))
+    for row in made["rows"]:
+        if name is not None:
+            groups.setdefault(row.get("commit", versions["commit"]), []).append(name(row))
     older = [f"{', '.join(rows)}: {commit[:7]}" for commit, rows in groups.items() if commit != versions["commit"]]
     notes = [*([f"Of an older commit: {'; '.join(older)}."] if older else []), *filter(None, [made.get("note")])]
     text = "".join(f" {note}" for note in notes)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub import CommitInfo, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -17,7 +17,7 @@ from sightline.util.provenance import VERSION
 
 WEIGHTS = "model.safetensors"
 # The first base of the hub's errors is that of the HTTP library, of which there is another in other versions.
-NETWORK_ERRORS = (HfHubHTTPError.__bases__[0], HFValidationError, OSError)
+NETWORK_ERRORS = (cast(type[Exception], HfHubHTTPError.__bases__[0]), HFValidationError, OSError)
 README = """---
 {data}
 ---
