@@ -207,6 +207,13 @@ def test_half(tmp_path: Path) -> None:
     assert onnx.TensorProto.FLOAT16 in types
 
 
+def test_a_damaged_package_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.aoti_load_package", lambda path: pytest.fail("loaded"))
+    (tmp_path / "model.pt2").write_bytes(_damaged())
+    with pytest.raises(FileError, match=r"model\.pt2.*code"):
+        sightline.load(tmp_path / "model.pt2")
+
+
 def test_features(tmp_path: Path) -> None:
     classifier(tmp_path / "model.safetensors")
     done = sightline.export(tmp_path / "model.safetensors", tmp_path / "maps.onnx", dynamic=(), features=True)
@@ -275,6 +282,11 @@ def _archive(**files: str) -> bytes:
         for name, text in files.items():
             archive.writestr(f"model/{name}.json", text)
     return made.getvalue()
+
+
+def _damaged() -> bytes:
+    """A package whose code has other bytes than were written."""
+    return _archive(a_metadata=json.dumps({"exported": json.dumps(FACTS)}), code="x" * 99).replace(b"x" * 9, b"y" * 9)
 
 
 FACTS = {"size": [3, 32, 32], "dynamic": [], "device": "cpu", "classes": 3, "parameters": 1}

@@ -145,8 +145,11 @@ def _package_metadata(path: Path) -> dict[str, str]:
         with zipfile.ZipFile(path) as archive:
             entries = [e for e in archive.infolist() if e.filename.endswith("_metadata.json") and e.file_size < LARGEST]
             found = [json.loads(archive.read(entry)) for entry in entries]
+            damaged = archive.testzip()  # code that is damaged would end the process
     except (zipfile.BadZipFile, OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path}: not a compiled package ({reason(error)}); export it again") from error
+    if damaged is not None:
+        raise FileError(f"{path}: its part {shown(damaged)} is damaged; export it again")
     return {
         key: text for item in found if isinstance(item, dict) for key, text in item.items() if isinstance(text, str)
     }
