@@ -81,7 +81,8 @@ def state(page: "Page") -> dict[str, str]:
 
 
 def drawn(page: "Page") -> list[Any]:
-    """The pictures of all panels."""
+    """The pictures of all panels, once none of them waits for an answer."""
+    page.wait_for_function("() => !document.querySelector('.panel[aria-busy=true]')")
     return page.evaluate("[...document.querySelectorAll('.stage canvas')].map((canvas) => canvas.toDataURL())")
 
 

@@ -39,7 +39,7 @@ def page(browser: "Browser", address: str) -> "Iterator[Page]":
     context = browser.new_context(viewport={"width": 1280, "height": 720}, accept_downloads=True)
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address.rstrip("/"))
     page = context.new_page()
-    page.set_default_timeout(8000)
+    page.set_default_timeout(30_000)  # on a busy machine
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(address)
