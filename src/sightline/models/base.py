@@ -113,7 +113,7 @@ class VisionModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) of any size -> (batch, num_classes)."""
-        if weights := cast_weights(self, x.device):
+        if weights := cast_weights(self, x):
             return functional_call(self, weights, (x,))
         return self.forward_head(self.forward_features(x))
 

@@ -12,10 +12,10 @@ from sightline.layers.core import hooked
 TOGETHER = 24  # tensors per launch: those of three blocks; a kernel for 100 takes ten seconds to compile
 
 
-def cast_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
+def cast_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """The weights of linear layers as autocast would cast them, by name; none unless the model is being compiled."""
     compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    if not compiling or not torch.is_autocast_enabled(device.type) or hooked(model):
+    if not compiling or not torch.is_autocast_enabled(x.device.type) or hooked(model):
         return {}
     # Adapters, shards and quantized weights have classes of their own, and are left to autocast.
     weights = {
@@ -25,7 +25,7 @@ def cast_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
         for key, value in module.named_parameters(recurse=False)
         if type(value) is nn.Parameter and value.dtype == torch.float32
     }
-    dtype = torch.get_autocast_dtype(device.type)
+    dtype = torch.get_autocast_dtype(x.device.type)
     cast: dict[str, Tensor] = {}
     for trained in (True, False):  # a gradient of one would ask for those of all
         names = [name for name, value in reversed(weights.items()) if value.requires_grad is trained]  # the head last
