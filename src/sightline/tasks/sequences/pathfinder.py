@@ -244,7 +244,7 @@ def turns(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _ahead(tips: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """The pixels (n, D, 2, 2) where a dash would be that goes on at these angles after a gap."""
+    """The pixels (n, D, 2, 2) of a dash that would continue at these angles after a gap."""
     steps = _direction(angles)
     return np.rint(np.stack([tips + GAP * steps, tips + (GAP + DASH) * steps], 2)).astype(np.int64)
 
