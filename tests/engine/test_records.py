@@ -142,7 +142,7 @@ def test_a_forged_checkpoint(unfinished: tuple[Any, Path], tmp_path: Path, key: 
 
 
 def write_page(run: Path) -> None:
-    run_page(read_record(run), {})
+    run_page(read_record(run), {}, {})
 
 
 FILES = {

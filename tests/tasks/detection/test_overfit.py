@@ -13,7 +13,7 @@ from tests.tasks.detection.tiny import config, make_data
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "retinanet": {
         "data": {"short": 64}, "model": {"anchor": 3.4, "channels": 64}, "optim": {"lr": 2e-3},
-        "schedule": {"epochs": 120}, "loss": {"boxes": 4.0}, "batch": {"size": 1},
+        "schedule": {"epochs": 240}, "loss": {"boxes": 4.0}, "batch": {"size": 1},
     },
     "mask_rcnn": {
         "model": {"anchor": 10, "samples": 64, "channels": 16}, "optim": {"lr": 3e-3}, "schedule": {"epochs": 150},
