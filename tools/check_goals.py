@@ -2,7 +2,8 @@
 
 The files are written by `sightline bench --preset goals`, `--preset soft` and `--preset plain`. Prints every run as in
 docs/performance_tables.md, next to the figures of the public code; `--short` prints the goals only. Goals of plain
-calls are evaluated over all files of that preset together. The exit status is 1 if a goal is not met.
+calls are evaluated over all files of that preset together. The exit status is 1 if a goal is not met, 2 if a file
+cannot be read.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from tables.markdown import table
 from tables.plain_goals import evaluate_plain
 
 from sightline.bench import Report
+from sightline.util.errors import FileError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,7 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="goals only")
     options = parser.parse_args(arguments)
     goals: list[Goal] = []
-    reports = {path: Report.read(path) for path in options.files}
+    try:
+        reports = {path: Report.read(path) for path in options.files}
+    except (OSError, FileError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     for path, report in reports.items():
         goals += [] if is_plain(report) else evaluate(report.rows, report.findings)
         if not options.short:

@@ -27,7 +27,7 @@ from sightline.engine.study_models import StudyModel
 from sightline.explorer.assets import ASSETS
 from sightline.explorer.inside import Compared, compared_heads, confused_pairs, confused_shares, has_local, local_matrix
 from sightline.explorer.session import Session
-from sightline.explorer.views import Answer, View
+from sightline.explorer.views import Answer, View, quantized
 from sightline.models.base import VisionModel
 from sightline.util.errors import InputError
 
@@ -172,9 +172,7 @@ def _packed_rows(rows: Tensor, grid: Sequence[int], prefix: int) -> Answer:
     """Rows (heads, queries, prefix + keys)."""
     whole = rows.float().nan_to_num().transpose(0, 1)
     leading, weights = whole[..., :prefix], whole[..., prefix:]
-    steps = FINE if weights.shape[2] <= 256 else COARSE
-    scale = weights.abs().amax(2) / steps
-    numbers = (weights / scale.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round().to(torch.int8)
+    numbers, scale = quantized(weights, FINE if weights.shape[2] <= 256 else COARSE)
     stats = torch.stack([scale, weights.amin(2), weights.amax(2), whole.sum(2)], 2)
     return {
         "heads": len(rows), "grid": list(grid), "prefix": prefix, "data": _zipped(numbers.numpy()),

@@ -227,13 +227,19 @@ def token_of(block: BlockCall, query: Query) -> int:
 def packed(weights: Tensor, prefix: Tensor, grid: Sequence[int]) -> Answer:
     """Weights (H, M) as the page reads them: whole numbers from -127 to 127, and per head what one of them is worth."""
     weights, prefix = weights.float().nan_to_num(), prefix.float().nan_to_num()
-    scale = weights.abs().amax(1) / LARGEST
-    numbers = (weights / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8)
+    numbers, scale = quantized(weights, LARGEST)
     return {
         "grid": list(grid), "heads": len(weights), "weights": b64encode(numbers.numpy().tobytes()).decode(),
         "scale": scale.tolist(), "prefix": prefix.tolist(), "min": weights.amin(1).tolist(),
         "max": weights.amax(1).tolist(), "sum": (weights.sum(1) + prefix.sum(1)).tolist(),
     }  # fmt: skip
+
+
+def quantized(weights: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Weights (..., M) as whole numbers from -`steps` to `steps`, and what one of them is worth (...)."""
+    scale = weights.abs().amax(-1) / steps
+    smallest = torch.finfo(torch.float32).tiny
+    return (weights / scale.clamp(min=smallest)[..., None]).round().to(torch.int8), scale
 
 
 @contextmanager
