@@ -16,10 +16,10 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "schedule": {"epochs": 200}, "loss": {"boxes": 4.0}, "batch": {"size": 1},
     },
     "mask_rcnn": {
-        "model": {"anchor": 10, "samples": 64, "channels": 16}, "optim": {"lr": 3e-3}, "schedule": {"epochs": 150},
+        "model": {"anchor": 10, "samples": 64, "channels": 16}, "optim": {"lr": 3e-3}, "schedule": {"epochs": 180},
     },
     "cascade_mask_rcnn": {
-        "model": {"anchor": 10, "samples": 24, "channels": 16}, "optim": {"lr": 4e-3}, "schedule": {"epochs": 70},
+        "model": {"anchor": 10, "samples": 24, "channels": 16}, "optim": {"lr": 3e-3}, "schedule": {"epochs": 120},
     },
 }  # fmt: skip
 
