@@ -2,11 +2,12 @@
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 aten = torch.ops.aten
 
@@ -29,18 +30,24 @@ def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """
     shadow = _on_meta(model)
     image = torch.empty(1, *input_size, device="meta", dtype=next(shadow.parameters()).dtype)
-    with_weights = dict.fromkeys((aten.addmm, aten.mm, aten.convolution), _elements)
-    outputs = FlopCounterMode(display=False, custom_mapping=with_weights)
-    with FlopCounterMode(display=False) as flops, outputs:
+    outputs: list[int] = []
+    with FlopCounterMode(display=False, custom_mapping=_also_sizes(outputs)) as flops:
         shadow(image)
     params = sum(p.numel() for p in model.parameters())
-    counts = outputs.get_flop_counts()["Global"]
-    return Cost(params, flops.get_total_flops() // 2, sum(counts.get(op, 0) for op in with_weights))
+    return Cost(params, flops.get_total_flops() // 2, sum(outputs))
 
 
-def _elements(*shapes: object, out_shape: tuple[int, ...], **options: object) -> int:
-    """Elements of the output of an operation, in the place of its FLOPs."""
-    return math.prod(out_shape)
+def _also_sizes(outputs: list[int]) -> dict[object, Callable[..., int]]:
+    """How to count linear layers and convolutions, so that the elements of their outputs are noted too."""
+
+    def noting(formula: Callable[..., int]) -> Callable[..., int]:
+        def count(*shapes: object, out_shape: tuple[int, ...], **options: object) -> int:
+            outputs.append(math.prod(out_shape))
+            return formula(*shapes, out_val=out_shape, **options)
+
+        return count
+
+    return {op: noting(flop_registry[op]) for op in (aten.addmm, aten.mm, aten.convolution)}
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
