@@ -86,9 +86,10 @@ def test_compiled_in_one_graph(family: str) -> None:
 
 
 @pytest.mark.slow
-@DISTINCT
+@pytest.mark.parametrize("family", ["deit", "hybrid"])
 def test_exported(family: str) -> None:
-    model, x = tiny(family, **FEW_STEPS.get(family, {})), image(97, 64, batch=1)
+    """As it is; tests/hub exports the others for any size."""
+    model, x = tiny(family), image(97, 64, batch=1)
     program = torch.export.export(model, (x,))
     assert_close(program.module()(x), model(x))
 

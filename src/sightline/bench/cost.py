@@ -1,15 +1,15 @@
 """Parameters, multiply-adds and activations of a model at a given input size, without running it."""
 
 import copy
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-aten = torch.ops.aten
+WITH_WEIGHTS = (torch.ops.aten.addmm, torch.ops.aten.mm, torch.ops.aten.convolution)
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,28 @@ def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """
     shadow = _on_meta(model)
     image = torch.empty(1, *input_size, device="meta", dtype=next(shadow.parameters()).dtype)
-    outputs: list[int] = []
-    with FlopCounterMode(display=False, custom_mapping=_also_sizes(outputs)) as flops:
+    with _Counter() as counter:
         shadow(image)
-    params = sum(p.numel() for p in model.parameters())
-    return Cost(params, flops.get_total_flops() // 2, sum(outputs))
+    return Cost(sum(p.numel() for p in model.parameters()), counter.flops // 2, counter.activations)
 
 
-def _also_sizes(outputs: list[int]) -> dict[object, Callable[..., int]]:
-    """How to count linear layers and convolutions, so that the elements of their outputs are noted too."""
+class _Counter(TorchDispatchMode):
+    """Sums over the operations that are run, by torch's formulas."""
 
-    def noting(formula: Callable[..., int]) -> Callable[..., int]:
-        def count(*shapes: object, out_shape: tuple[int, ...], **options: object) -> int:
-            outputs.append(math.prod(out_shape))
-            return formula(*shapes, out_val=out_shape, **options)
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = self.activations = 0
 
-        return count
-
-    return {op: noting(flop_registry[op]) for op in (aten.addmm, aten.mm, aten.convolution)}
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if formula := flop_registry.get(func.overloadpacket):
+            self.flops += formula(*args, **kwargs, out_val=out)
+        if func.overloadpacket in WITH_WEIGHTS:
+            self.activations += out.numel()
+        return out
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
