@@ -101,7 +101,7 @@ def _code(case: str) -> str:
 def _about(made: dict[str, Any], path: Path, name: Callable[[dict[str, Any]], str] | None = None) -> str:
     """Provenance; the rows that are of another commit than the last one by `name`."""
     versions = made["versions"]
-    machine = made["machine"].replace(" 1 threads", ", one thread")
+    machine = made["machine"].replace(" cpu ", " cpu, ").replace(", 1 threads", ", one thread")
     facts = f"{made_on(versions | {'device': machine})}, onnxruntime {made['onnxruntime']}"
     groups: dict[str, list[str]] = {}
     for row in made["rows"]:
