@@ -20,12 +20,6 @@ from sightline.hub import exporting
 from sightline.util.provenance import machine_name, package_version
 
 CALIBRATION = 100  # images
-FILES: dict[str, tuple[str, dict[str, Any]]] = {
-    "ONNX": ("model.onnx", {}),
-    "package, --dynamic batch": ("model.pt2", {"dynamic": ("batch",)}),
-    "ONNX, --half": ("half.onnx", {"half": True}),
-    "ONNX, --int8 FOLDER": ("int8.onnx", {"int8": True}),
-}
 
 
 def training_images(folder: Path) -> Path:
@@ -44,10 +38,14 @@ def main() -> None:
     with TemporaryDirectory() as made:
         folder = Path(made)
         run = options.run or sightline.train("quick", out=folder / "run").folder
-        images = training_images(folder / "images")
+        files: dict[str, tuple[str, dict[str, Any]]] = {
+            "ONNX": ("model.onnx", {}),
+            "package, --dynamic batch": ("model.pt2", {"dynamic": ("batch",)}),
+            "ONNX, --half": ("half.onnx", {"half": True}),
+            "ONNX, --int8 FOLDER": ("int8.onnx", {"int8": training_images(folder / "images")}),
+        }
         rows = [score("the run", run)]
-        for label, (name, given) in FILES.items():
-            given = {**given, "int8": images} if "int8" in given else given
+        for label, (name, given) in files.items():
             rows.append(score(label, sightline.export(run, folder / name, **given).target))
     about = "The run is `sightline train`, the quick recipe"
     note = f"{about}; int8 is calibrated with {CALIBRATION} of its training images."
