@@ -280,7 +280,7 @@ def _archive(**files: str) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for name, text in files.items():
-            archive.writestr(f"model/{name}.json", text)
+            archive.writestr(zipfile.ZipInfo(f"model/{name}.json"), text)  # without the time of writing
     return made.getvalue()
 
 
@@ -304,6 +304,7 @@ FACTS = {"size": [3, 32, 32], "dynamic": [], "device": "cpu", "classes": 3, "par
         ("model.pt2", _archive(a_metadata='{"exported": "[]"}')),
         ("model.pt2", _archive(a_metadata=json.dumps({"exported": json.dumps(FACTS)}))),
     ],
+    ids=["empty", "text", "onnx_of_others", "empty", "text", "archive_of_others", "facts_list", "only_facts"],
 )
 def test_foreign_files(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
