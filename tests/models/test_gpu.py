@@ -160,6 +160,21 @@ def test_training_with_reduce_overhead(name: str) -> None:
     torch.testing.assert_close(losses["reduce-overhead"][:3], losses[None][:3], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("attention", ["inline", "none"])
+def test_compiled_training_of_two_sizes_in_one_process(attention: str) -> None:
+    for batch, size in ((8, 64), (2, 128)):
+        torch.manual_seed(0)
+        arguments = {"num_classes": 5, "img_size": size, "depths": 2, "attention": attention}
+        model = timm.create_model("inline_deit_tiny", **arguments).cuda()
+        images, grads = torch.randn(batch, 3, size, size, device="cuda"), []
+        for run in (torch.compile(model), model):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = run(images).float().square().mean()
+            grads.append(torch.autograd.grad(loss, [*model.parameters()]))
+        for got, want in zip(*grads, strict=True):
+            torch.testing.assert_close(got, want, rtol=5e-2, atol=5e-2 * want.abs().max().item())
+
+
 @pytest.mark.parametrize("name", ["inline_deit_tiny", "soft_tiny"])
 def test_float16_overflow_is_skipped(name: str) -> None:
     model = timm.create_model(name, num_classes=5, img_size=64).cuda()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sightline import backend
 from sightline.ops import headwise_conv, inline_attention, linear_attention, soft_attention, softmax_attention
-from sightline.ops.checks import accumulate_dtype, lengths
+from sightline.ops.checks import accumulate_dtype, is_exporting, lengths
 from sightline.util.errors import InputError
 
 OPERATORS: dict[str, Any] = {
@@ -334,3 +334,14 @@ def test_checks_of_numbers_are_traced(name: str) -> None:
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="eager")
     for scale in (0.5, 0.25):
         torch.testing.assert_close(compiled(scale), function(scale))
+
+
+def test_compiling_is_not_exporting() -> None:
+    class Told(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (1 if is_exporting() else 0)
+
+    x = torch.zeros(2)
+    assert not torch.compile(Told(), backend="eager", fullgraph=True)(x).any()
+    assert torch.export.export(Told(), (x,)).module()(x).all()
+    assert not Told()(x).any()

@@ -4,17 +4,20 @@ Autocast casts every weight and bias by a launch of its own, and every gradient 
 model. A compiled model casts those of its linear layers by the dozen.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from sightline.layers.core import hooked
+from sightline.ops.checks import is_exporting
 
 TOGETHER = 24  # tensors per launch: those of three blocks; a kernel for 100 takes ten seconds to compile
 
 
 def cast_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """The weights of linear layers as autocast would cast them, by name; none unless the model is being compiled."""
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    compiling = torch.compiler.is_compiling() and not is_exporting()
     if not compiling or not torch.is_autocast_enabled(x.device.type) or hooked(model):
         return {}
     # Adapters, shards and quantized weights have classes of their own, and are left to autocast.
@@ -36,15 +39,18 @@ def cast_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 class _Cast(torch.autograd.Function):
-    """Tensors in another dtype, by one launch in a compiled graph; likewise their gradients."""
+    """Float32 tensors in another dtype, by one launch in a compiled graph; likewise their gradients back."""
 
     @staticmethod
     def forward(ctx, dtype, *tensors):  # type: ignore[no-untyped-def]
-        ctx.dtype = tensors[0].dtype
-        cast = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-        torch._foreach_copy_(cast, tensors)
-        return tuple(cast)
+        return _copies(tensors, dtype)
 
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]
-        return None, *_Cast.apply(ctx.dtype, *grads)
+        return None, *_copies(grads, torch.float32)
+
+
+def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    empty = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    # Not in place: what is written in place in a function of autograd is lost when torch 2.11 compiles it.
+    return tuple(torch.ops.aten._foreach_copy.default(empty, list(tensors)))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from sightline import backend as backends
+from sightline.ops.checks import is_exporting
 
 LIBRARY = torch.library.Library("sightline", "FRAGMENT")
 LIBRARY.define("activated_linear(Tensor x, Tensor weight, Tensor bias, bool gelu) -> Tensor")
@@ -27,7 +28,7 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool) -> 
         (..., features). One product if nothing needs a gradient; its GELU is exact to half precision.
     """
     if backends.activated_linear(x, weight, bias):
-        if torch.compiler.is_exporting():  # where the graph runs, our operator may not be known
+        if is_exporting():  # where the graph runs, our operator may not be known
             return _fused(x, weight, bias, gelu)
         return torch.ops.sightline.activated_linear(x, weight, bias, gelu)
     return _unfused(x, weight, bias, gelu)

@@ -47,6 +47,11 @@ def is_symbolic(*sizes: int) -> bool:
     return any(isinstance(size, SymInt) or _is_traced_size(size) for size in sizes)
 
 
+def is_exporting() -> bool:
+    """Whether torch.export traces. In torch.compile, torch's own `is_exporting` is true too in some versions (2.11)."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 def ceil_div(size: int, by: int) -> int:
     """size / by, rounded up; in a form that torch.export simplifies if it is nested."""
     return (size - 1) // by + 1 if by != 1 else size

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sightline import backend as backends
-from sightline.ops.checks import accumulate_dtype, full_precision
+from sightline.ops.checks import accumulate_dtype, full_precision, is_exporting
 from sightline.ops.common.operator import Context
 
 
@@ -64,7 +64,7 @@ def moment(a: Tensor, b: Tensor) -> Tensor:
 
 def sum_tokens(x: Tensor) -> Tensor:
     """The sum over tokens, (B, N, ...) -> (B, 1, ...); exported for a CPU as a product, fast in onnxruntime."""
-    if torch.compiler.is_exporting() and x.device.type == "cpu":
+    if is_exporting() and x.device.type == "cpu":
         return (x.new_ones(1, x.shape[1]) @ x.flatten(2)).unflatten(2, x.shape[2:])
     return x.sum(1, keepdim=True)
 
@@ -72,6 +72,6 @@ def sum_tokens(x: Tensor) -> Tensor:
 def mean_token(x: Tensor) -> Tensor:
     """(B, N, C) -> (B, C), summed in float32 or wider."""
     wide = accumulate_dtype(x.dtype)
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return (sum_tokens(x.to(wide)) / x.shape[1]).squeeze(1).to(x.dtype)
     return x.mean(1, dtype=wide).to(x.dtype)

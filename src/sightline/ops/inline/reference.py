@@ -5,12 +5,11 @@ Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024), 
 of all keys j add up, applied to v, to  mean_v + s phi(q_i) C  with  C = mean(phi(k) v^T) - mean_k mean_v^T.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sightline import backend as backends
-from sightline.ops.checks import Grid, accumulate_dtype, is_symbolic
+from sightline.ops.checks import Grid, accumulate_dtype, is_exporting, is_symbolic
 from sightline.ops.feature_maps import Affine, apply_feature_map, hide, key_features
 from sightline.ops.inline.product import matmul, moment, sum_tokens
 
@@ -48,7 +47,7 @@ def inline_attention(
 
 def add_local(out: Tensor, local: Tensor, prefix: int) -> Tensor:
     """out (B, prefix + N, ...) plus `local` (B, N, ...) after the prefix, in place unless it is exported."""
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return out + F.pad(local, (0, 0) * (local.ndim - 2) + (prefix, 0))
     out[:, prefix:] += local
     return out

@@ -6,7 +6,7 @@ Softmax-free Linear Transformers (NeurIPS 2021; IJCV 2024).
 import torch
 from torch import Tensor
 
-from sightline.ops.checks import accumulate_dtype, full_precision
+from sightline.ops.checks import accumulate_dtype, full_precision, is_exporting
 from sightline.ops.soft.newton import RIDGE, STEP, convergence, newton_inverse, step_size
 
 
@@ -28,10 +28,8 @@ def soft_attention(
         keys = weights
         if key_mask is not None:
             keys, v_ = (t.masked_fill(~key_mask[:, None, :, None], 0.0) for t in (weights, v_))
-        if torch.compiler.is_exporting():  # a graph for any size cannot have P and its transpose in one kernel
-            mixed = (v_.transpose(-1, -2) @ keys).transpose(-1, -2)
-        else:
-            mixed = keys.transpose(-1, -2) @ v_
+        # Exported: a graph for any size cannot have P and its transpose in one kernel.
+        mixed = (v_.mT @ keys).mT if is_exporting() else keys.mT @ v_
         return (weights @ (core @ mixed)).transpose(1, 2).to(q.dtype)
 
 

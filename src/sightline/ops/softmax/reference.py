@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline.ops.checks import is_exporting
+
 
 def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, key_mask: Tensor | None
@@ -13,7 +15,7 @@ def softmax_attention(
     if key_mask is not None:  # a masked score that overflows would make inf - inf
         k, v = (t.masked_fill(~key_mask[:, :, None, None], 0.0) for t in (k, v))
     dtype = q.dtype
-    if torch.compiler.is_exporting() and q.device.type == "cpu":  # ONNX would take the sums in half precision
+    if is_exporting() and q.device.type == "cpu":  # ONNX would take the sums in half precision
         q, k, v = q.float(), k.float(), v.float()
     if bias is not None:
         bias = bias.to(q.dtype)
@@ -25,4 +27,4 @@ def softmax_attention(
         out = out.masked_fill(~key_mask.any(1)[:, None, None, None], 0.0)
     out = out.transpose(1, 2).to(dtype)
     # Strides depend on the implementation, which is not yet known in an exported graph.
-    return out.clone(memory_format=torch.contiguous_format) if torch.compiler.is_exporting() else out
+    return out.clone(memory_format=torch.contiguous_format) if is_exporting() else out
