@@ -304,7 +304,7 @@ FACTS = {"size": [3, 32, 32], "dynamic": [], "device": "cpu", "classes": 3, "par
         ("model.pt2", _archive(a_metadata='{"exported": "[]"}')),
         ("model.pt2", _archive(a_metadata=json.dumps({"exported": json.dumps(FACTS)}))),
     ],
-    ids=["empty", "text", "onnx_of_others", "empty", "text", "archive_of_others", "facts_list", "only_facts"],
+    ids=["empty_onnx", "text_onnx", "others_onnx", "empty_pt2", "text_pt2", "others_pt2", "facts_list", "only_facts"],
 )
 def test_foreign_files(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name

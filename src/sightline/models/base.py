@@ -113,20 +113,17 @@ class VisionModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) of any size -> (batch, num_classes)."""
-        self._settle_size(x)
         if weights := cast_weights(self, x):
             return functional_call(self, weights, (x,))
         return self.forward_head(self.forward_features(x))
 
-    def _settle_size(self, x: Tensor) -> None:
-        """Compiled for any size, a graph for the model's own size is for that size alone: it is faster, and torch 2.11
-        fails on gradients of some others. The comparison is what tells the compiler."""
-        if torch.compiler.is_dynamo_compiling():
-            bool(x.shape[-2:] == self.img_size)
-
     def forward_features(self, x: Tensor) -> Tensor:
         """Images -> normed features, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""
         check_images(x, self.in_chans)
+        if torch.compiler.is_dynamo_compiling():
+            # This comparison gives the model's own size a graph of its own once torch.compile turns to dynamic shapes:
+            # torch 2.11 cannot compile gradients where both batch and size are symbols.
+            bool(x.shape[-2:] == self.img_size)
         output, _ = self.run_layers(x, len(getattr(self, self.body)))
         return self._finish(output)
 

@@ -48,7 +48,7 @@ def is_symbolic(*sizes: int) -> bool:
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces. In torch.compile, torch's own `is_exporting` is true too in some versions (2.11)."""
+    """Whether torch.export is tracing. In torch 2.11, torch's own function is also true inside torch.compile."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 

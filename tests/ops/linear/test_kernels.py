@@ -229,7 +229,7 @@ def test_long_sequences(side: int, heads: int, dim: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dim", [32, 64, 80, 96, 128])
 @pytest.mark.parametrize("residual", [True, False])
 def test_same_bits_every_time(dim: int, dtype: torch.dtype, residual: bool) -> None:
-    """Many programs at once: loads that overtake each other, as pipelined sums of 128 channels did, show only then."""
+    """With many programs at once: only then did pipelined sums of 128 channels differ."""
     inputs = [*tokens(64, 4096, 1, dim, dtype), *([weights(64, dim, dtype)] if residual else [])]
     grad = torch.randn(64, 4096, 1, dim, device=DEVICE, dtype=dtype)
     first: list[torch.Tensor] = []

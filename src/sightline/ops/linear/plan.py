@@ -87,7 +87,7 @@ def plan(
     short = bool(tokens <= SHORT)
     parts = 1 if short else sym_min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
     cut = Plan(
-        # Not pipelined with 128 channels: there Triton 3.6 lets loads overtake products on compute capability 9.0.
+        # Not pipelined with 128 channels: with Triton 3.6 on compute capability 9.0, such sums changed from run to run.
         sums=Tile(wide, flat, size, 4) if flat <= 64 else Tile(wide, flat, size, 8, stages=1),
         queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
         whole=Tile(narrow, strip, 64 if strip <= 64 else 32, max(1, strip // 16), registers=168)
