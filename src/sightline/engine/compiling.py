@@ -23,11 +23,13 @@ T = TypeVar("T")
 
 
 class Choice(NamedTuple):
-    """How a model runs: `mode` of torch.compile or None for eager mode, why, and whether block by block."""
+    """How a model runs: `mode` of torch.compile or None for eager mode, why, whether block by block, and whether whole
+    updates are then recorded as CUDA graphs."""
 
     mode: str | None
     why: str
     blocks: bool = False
+    recorded: bool = False
 
     @property
     def graphs(self) -> bool:
@@ -38,7 +40,7 @@ class Choice(NamedTuple):
         """What to print when a run starts."""
         if self.mode is None:
             return f"the model runs in eager mode: {self.why}"
-        how = f"torch.compile with{'' if self.graphs else 'out'} CUDA graphs"
+        how = f"torch.compile with{'' if self.graphs or self.recorded else 'out'} CUDA graphs"
         return f"the model is compiled in the first updates: {how}, {self.why}; {OFF}"
 
 
@@ -56,7 +58,7 @@ def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int =
     |---|---|---|---|---|
     | false | all | all | all | eager |
     | auto, blocks | not CUDA | all | all | eager |
-    | blocks | CUDA | all | fixed | torch.compile of each kind of block, without CUDA graphs; else as auto |
+    | blocks | CUDA | all | fixed | torch.compile of each kind of block, updates of one process recorded; else as auto |
     | auto | CUDA | all | any (detection) | eager: new sizes would be compiled again and again |
     | auto | CUDA | sharded (FSDP) | all | eager |
     | auto, true | CUDA | one | fixed | torch.compile with CUDA graphs |
@@ -74,7 +76,8 @@ def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int =
     if asked in ("auto", "blocks") and sharded:
         return Choice(None, "it is sharded over processes")
     if asked == "blocks" and shapes == "fixed" and not sharded:
-        return Choice("default" if mode in (None, *GRAPHS) else mode, "one block for all of its kind", True)
+        mode = "default" if mode in (None, *GRAPHS) else mode
+        return Choice(mode, "one block for all of its kind", True, recorded=device == "cuda" and processes == 1)
     if mode is not None:
         return Choice(mode, f"mode {mode} as requested")
     if device == "cuda" and shapes == "fixed" and processes == 1 and not sharded:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from sightline.engine.compiling import CompiledModel
 from sightline.engine.distributed import total
+from sightline.engine.recording import Recorder
 from sightline.tasks.base import Task
 from sightline.tasks.config import Optim
 
@@ -37,14 +38,15 @@ class Stepper:
         optim: clipping.
         lag: copy flags from the device without blocking it; they are then those of the previous update.
         compiled: the same model, compiled or not.
+        recorder: replays updates of one micro-batch, where that pays.
     """
 
     def __init__(
         self, accelerator: "Accelerator", task: Task, model: nn.Module, optimizer: Optimizer, optim: Optim, lag: bool,
-        compiled: CompiledModel,
+        compiled: CompiledModel, recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         self.accelerator, self.task, self.model, self.optimizer = accelerator, task, model, optimizer
-        self.optim, self.lag, self.compiled = optim, lag, compiled
+        self.optim, self.lag, self.compiled, self.recorder = optim, lag, compiled, recorder
         self.scaled = accelerator.scaler is not None  # fp16: the scaler itself skips gradients that overflow
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
@@ -77,19 +79,26 @@ class Stepper:
     def _backward(self, micro_batches: Sequence[object], seed: int) -> Tensor:
         """Add up the gradients of the micro-batches; returns the loss."""
         _seed(seed, self.accelerator.device)
+        first = micro_batches[0]
+        if self.recorder and self.compiled.active and len(micro_batches) == 1 and isinstance(first, Tensor):
+            return self.recorder(self._pass, first)
         losses = []
         for number, batch in enumerate(micro_batches, 1):
             last = number == len(micro_batches)
             if self.compiled.graphs:
                 torch.compiler.cudagraph_mark_step_begin()
             with nullcontext() if last else self.accelerator.no_sync(self.model):
-                with self.accelerator.autocast():
-                    share = self.task.loss(self.model, batch) / len(micro_batches)
-                self.accelerator.backward(share)
-            losses.append(share.detach())
+                losses.append(self._pass(batch, len(micro_batches)))
             if number == 1 and not last and self.compiled.graphs:
                 self._own_gradients()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _pass(self, batch: object, parts: int = 1) -> Tensor:
+        """Add the gradients of one of `parts` micro-batches; returns its share of the loss."""
+        with self.accelerator.autocast():
+            share = self.task.loss(self.model, batch) / parts
+        self.accelerator.backward(share)
+        return share.detach()
 
     def _own_gradients(self) -> None:
         """Copy gradients out of the memory of a CUDA graph, which its next replay overwrites; later ones are added."""

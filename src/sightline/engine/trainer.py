@@ -13,6 +13,7 @@ from sightline.engine.compiling import CompiledModel, choose
 from sightline.engine.distributed import gather, total
 from sightline.engine.optimize import make_average, make_optimizer, make_schedule
 from sightline.engine.progress import ProgressPrinter
+from sightline.engine.recording import Recorder
 from sightline.engine.records import Row
 from sightline.engine.run_folder import RunFolder
 from sightline.engine.signals import Stopped, StopSignals
@@ -75,7 +76,11 @@ class Trainer:
         choice = choose(config.model, accelerator.device.type, task.shapes, accelerator.num_processes, self.sharded)
         parts = task.repeated if choice.blocks else [task.compiled]
         self.compiled = CompiledModel(self.raw, parts, choice, task.shapes, self.printer.line)
-        self.stepper = Stepper(accelerator, task, self.model, self.optimizer, config.optim, lag, self.compiled)
+        learned = [p for p in self.raw.parameters() if p.requires_grad]
+        recorder = Recorder(learned, self.printer.line) if choice.recorded and accelerator.scaler is None else None
+        self.stepper = Stepper(
+            accelerator, task, self.model, self.optimizer, config.optim, lag, self.compiled, recorder
+        )
         self.progress = Progress()
         self.saved_at = self.started = time.monotonic()
         self.rate = 0.0  # examples per second of the last epoch, without evaluation
