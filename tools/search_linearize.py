@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,13 @@ def main(arguments: list[str] | None = None) -> int:
     }  # fmt: skip
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
     search = Search(options.out, common, options.epochs, options.stage1_epochs, time.monotonic() + options.budget)
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+    one = options.jobs == 1  # here: a new process would have to decode and to compile again
+    with nullcontext() if one else ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         search.run(pool, trials)
         search.run(pool, combined(search.rows, trials))
         best = [row for row in search.ranked() if "error" not in row][: options.report if options.eval else 0]
-        for row, top1 in zip(best, pool.map(accuracy, [(r["folder"], options.eval) for r in best]), strict=True):
+        apply = pool.map if pool else map
+        for row, top1 in zip(best, apply(accuracy, [(r["folder"], options.eval) for r in best]), strict=True):
             row |= top1
     search.write()
     for row in search.ranked():
@@ -117,7 +120,7 @@ class Search:
         self.out, self.common, self.epochs, self.first, self.end = out, common, epochs, first, end
         self.rows: dict[str, dict[str, Any]] = {}
 
-    def run(self, pool: ProcessPoolExecutor, trials: Mapping[str, Changes]) -> None:
+    def run(self, pool: ProcessPoolExecutor | None, trials: Mapping[str, Changes]) -> None:
         """First the first stages, each kind once, then the second ones."""
         stages = {name: self.stage1(changes) for name, changes in trials.items()}
         kinds = {str(values["run.folder"]): values for values in stages.values()}
@@ -145,8 +148,12 @@ class Search:
         kind = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8] if own else "usual"
         return {**self.common, "schedule.epochs": self.first, **own, "run.folder": str(self.out / f"stage1-{kind}")}
 
-    def _submit(self, pool: ProcessPoolExecutor, recipe: str, runs: Mapping[str, Changes]) -> Any:
+    def _submit(self, pool: ProcessPoolExecutor | None, recipe: str, runs: Mapping[str, Changes]) -> Any:
         """Names with their rows, in the order in which they end."""
+        if pool is None:
+            for name, values in runs.items():
+                yield name, run_one(recipe, values, self.end - time.monotonic() + time.time())
+            return
         tasks: dict[Future[dict[str, Any]], str] = {
             pool.submit(run_one, recipe, values, self.end - time.monotonic() + time.time()): name
             for name, values in runs.items()

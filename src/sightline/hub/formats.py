@@ -1,6 +1,7 @@
 """Write a graph of torch.export as ONNX or as a package that AOTInductor compiles, with metadata inside."""
 
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from sightline.hub.compiler import choose_compiler
 from sightline.hub.trace import AXES
 from sightline.util.errors import InputError
 from sightline.util.files import reason, write_result
@@ -95,9 +97,13 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
         InputError: there is no C++ compiler, the graph cannot be compiled, or the file cannot be written.
     """
     from torch._inductor import aoti_compile_and_package
+    from torch._inductor import config as inductor
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
-    configs = {"aot_inductor.metadata": dict(metadata)}
+    configs: dict[str, Any] = {"aot_inductor.metadata": dict(metadata)}
+    usual = [command for command in inductor.cpp.cxx if command]
+    if sys.platform == "linux" and (compiler := choose_compiler(usual)):
+        configs["cpp.cxx"] = (None, compiler)
 
     def write(temporary: Path) -> None:
         with TemporaryDirectory() as folder:  # where the compiler writes too; on a full disk torch's writer would abort
