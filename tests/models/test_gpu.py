@@ -160,19 +160,33 @@ def test_training_with_reduce_overhead(name: str) -> None:
     torch.testing.assert_close(losses["reduce-overhead"][:3], losses[None][:3], rtol=1e-2, atol=1e-2)
 
 
+def compare_training(compiled: Callable[[Tensor], Tensor], model: nn.Module, images: Tensor) -> None:
+    """The gradients of a compiled model are those of the model."""
+    grads = []
+    for run in (compiled, model):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(images).float().square().mean()
+        grads.append(torch.autograd.grad(loss, [*model.parameters()]))
+    for got, want in zip(*grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=5e-2, atol=5e-2 * want.abs().max().item())
+
+
 @pytest.mark.parametrize("attention", ["inline", "none"])
 def test_compiled_training_of_two_sizes_in_one_process(attention: str) -> None:
     for batch, size in ((8, 64), (2, 128)):
         torch.manual_seed(0)
         arguments = {"num_classes": 5, "img_size": size, "depths": 2, "attention": attention}
         model = timm.create_model("inline_deit_tiny", **arguments).cuda()
-        images, grads = torch.randn(batch, 3, size, size, device="cuda"), []
-        for run in (torch.compile(model), model):
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = run(images).float().square().mean()
-            grads.append(torch.autograd.grad(loss, [*model.parameters()]))
-        for got, want in zip(*grads, strict=True):
-            torch.testing.assert_close(got, want, rtol=5e-2, atol=5e-2 * want.abs().max().item())
+        compare_training(torch.compile(model), model, torch.randn(batch, 3, size, size, device="cuda"))
+
+
+@pytest.mark.parametrize(("name", "depths"), [("inline_deit_tiny", 1), ("inline_pvt_tiny", (1, 1, 1, 1))])
+def test_compiled_training_of_changing_batches_and_sizes(name: str, depths: int | tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=5, img_size=96, depths=depths).cuda()
+    compiled = torch.compile(model)
+    for batch, height, width in ((8, 64, 64), (6, 128, 160), (5, 160, 128), (6, 96, 96), (6, 192, 64)):
+        compare_training(compiled, model, torch.randn(batch, 3, height, width, device="cuda"))
 
 
 @pytest.mark.parametrize("name", ["inline_deit_tiny", "soft_tiny"])

@@ -45,8 +45,12 @@ def test_compiled_training_at_changing_resolutions() -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * (1 + want.abs().max().item()))
 
 
-def test_own_size_gets_a_graph_of_its_own() -> None:
-    model, graphs = tiny("deit", depths=1), 0
+@pytest.mark.parametrize(
+    ("training", "wanted"),
+    [(False, [1, 2, 2, 3, 3]), (True, [1, 2, 3, 4, 4])],  # one size, any size, (in training, another batch,) its own
+)
+def test_own_size_gets_a_graph_of_its_own(training: bool, wanted: list[int]) -> None:
+    model, graphs = tiny("deit", depths=1).requires_grad_(training), 0
 
     def count(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
         nonlocal graphs
@@ -56,9 +60,10 @@ def test_own_size_gets_a_graph_of_its_own() -> None:
     compiled, made = torch.compile(model, backend=count), []
     for batch, size in ((2, 96), (3, 112), (4, 128), (2, model.img_size[0]), (3, 160)):
         x = torch.randn(batch, 3, size, size)
-        assert_close(compiled(x), model(x))
+        with torch.set_grad_enabled(training):
+            assert_close(compiled(x), model(x))
         made.append(graphs)
-    assert made == [1, 2, 2, 3, 3]  # one size, any size, the model's own
+    assert made == wanted
 
 
 @pytest.mark.parametrize(
