@@ -7,8 +7,8 @@ import torch
 from timm.layers import register_notrace_function, trunc_normal_
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.func import functional_call
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
@@ -121,11 +121,10 @@ class VisionModel(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """Images -> normed features, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""
         check_images(x, self.in_chans)
-        if torch.compiler.is_dynamo_compiling():
-            # Once torch.compile turns to dynamic shapes, the model's own size gets a graph of its own, and so does every
-            # batch of other sizes in training: torch 2.11 cannot compile gradients where both are symbols.
-            if x.shape[-2:] != self.img_size and torch.is_grad_enabled():
-                guard_scalar(x.shape[0])
+        # Where torch.compile turns to dynamic shapes, the model's own size gets a graph of its own, and so does every
+        # batch of other sizes in training: torch 2.11 cannot compile gradients where both are symbols.
+        if torch.compiler.is_dynamo_compiling() and x.shape[-2:] != self.img_size and torch.is_grad_enabled():
+            guard_scalar(x.shape[0])
         output, _ = self.run_layers(x, len(getattr(self, self.body)))
         return self._finish(output)
 
