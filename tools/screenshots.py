@@ -29,11 +29,8 @@ def main() -> None:
     parser.add_argument("--model", help="the variant, if the weights do not show it")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder; by default docs/images")
     options = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("no chromium: apt-get install chromium")
     with serving(options.checkpoint, options.model) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = opened(browser, f"{address}#{EYE}", 3)
         save(page.screenshot(), options.out / "explore-panels.png")
         with page.expect_download() as download:
@@ -45,6 +42,14 @@ def main() -> None:
         page = opened(browser, f"{address}#{large}", 1)
         save(page.screenshot(), options.out / "explore-large.png")
         browser.close()
+
+
+def chromium() -> str:
+    """The path of the browser."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        sys.exit("no chromium: apt-get install chromium")
+    return found
 
 
 @contextmanager

@@ -256,3 +256,13 @@ def test_a_row_does_not_wait_for_a_panel(found: Session, page: TestClient, monke
         assert page.post("/api/panels", json=wanted).status_code == 429
         go.set()
         assert [item.result(20)["pixels"] for item in waiting] == [[80, 64], [96, 64]]
+
+
+def test_several_answers_at_once(page: TestClient) -> None:
+    made = panel(page)["id"]
+    asked = [f"{made}/row?block=1&query=3", f"{made}/row?block=9&query=3", "nothing/local?block=0&query=0"]
+    row, bad, gone = page.get("/api/together", params={"ask": asked}).json()
+    assert row["weights"] == page.get(f"/api/panels/{asked[0]}").json()["weights"]
+    assert (bad["status"], gone["status"]) == (400, 404)
+    assert bad["error"].startswith("block: ")
+    assert page.get("/api/together", params={"ask": asked * 2}).status_code == 400

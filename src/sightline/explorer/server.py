@@ -14,6 +14,7 @@ import uvicorn
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -26,7 +27,7 @@ from sightline.explorer.inside import SCORE, SCORES
 from sightline.explorer.page import page
 from sightline.explorer.pictures import MAX_UPLOAD, TooLargeError, UnknownError
 from sightline.explorer.session import LARGEST, MAX_PANELS, SMALLEST, BusyError, Session, Wanted
-from sightline.explorer.views import Query
+from sightline.explorer.views import Answer, Query
 from sightline.util.errors import FileError, InputError
 from sightline.util.names import parse_size
 from sightline.util.schema import explain
@@ -73,10 +74,8 @@ def application(session: Session, token: str = "", hosts: tuple[str, ...] = LOOP
         route("/api/images", _upload, "POST"),
         route("/api/images/{id}", _image),
         route("/api/panels", _panel, "POST"),
-        route("/api/panels/{id}/row", _row),
-        route("/api/panels/{id}/local", _local),
-        route("/api/panels/{id}/rollout", _rollout),
-        route("/api/panels/{id}/confusion", _confusion),
+        route("/api/panels/{id}/{kind}", _view),
+        route("/api/together", _together),
         route("/api/page", _download),
     ]
     app = Starlette(
@@ -120,10 +119,12 @@ def _failure(status: int, text: object) -> JSONResponse:
 
 
 async def _error(_: Request, error: Exception) -> Response:
-    for kind, status in STATUS.items():
-        if isinstance(error, kind):
-            return _failure(status, error)
-    return _failure(500, "this did not work; the terminal says more")
+    status = _status(error)
+    return _failure(status, "this did not work; the terminal says more" if status == 500 else error)
+
+
+def _status(error: Exception) -> int:
+    return next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
@@ -170,27 +171,42 @@ async def _panel(session: Session, request: Request) -> Response:
     return JSONResponse(await run_in_threadpool(session.panel, wanted))
 
 
-async def _row(session: Session, request: Request) -> Response:
-    block, query = _number(request, "block"), _query(request)
-    return JSONResponse(await run_in_threadpool(session.row, request.path_params["id"], block, query))
+async def _view(session: Session, request: Request) -> Response:
+    kind, id = request.path_params["kind"], request.path_params["id"]
+    return JSONResponse(await run_in_threadpool(_ask, session, id, kind, request.query_params))
 
 
-async def _local(session: Session, request: Request) -> Response:
-    block, query = _number(request, "block"), _query(request)
-    return JSONResponse(await run_in_threadpool(session.local, request.path_params["id"], block, query))
+async def _together(session: Session, request: Request) -> Response:
+    """Several answers about panels in one, each as it would be alone, or why there is none."""
+    paths = request.query_params.getlist("ask")
+    if len(paths) > MAX_PANELS:
+        raise InputError(f"ask: at most {MAX_PANELS}; got {len(paths)}")
+    return JSONResponse(await run_in_threadpool(lambda: [_ask_path(session, path) for path in paths]))
 
 
-async def _rollout(session: Session, request: Request) -> Response:
-    return JSONResponse(await run_in_threadpool(session.rollout, request.path_params["id"], _query(request)))
+def _ask_path(session: Session, path: str) -> Answer:
+    address, _, parameters = path.partition("?")
+    id, _, kind = address.partition("/")
+    try:
+        return _ask(session, id, kind, QueryParams(parameters))
+    except tuple(STATUS) as error:
+        return {"error": one_line(error, 400), "status": _status(error)}
 
 
-async def _confusion(session: Session, request: Request) -> Response:
-    block, query = _number(request, "block"), _query(request)
-    head = None if request.query_params.get("head", "mean") == "mean" else _number(request, "head")
-    centred = request.query_params.get("centred") == "1"
-    score = _score(request.query_params.get("score", str(SCORE)))
-    panel = request.path_params["id"]
-    return JSONResponse(await run_in_threadpool(session.confusion, panel, block, head, query, centred, score))
+def _ask(session: Session, id: str, kind: str, asked: QueryParams) -> Answer:
+    """An answer about a panel: what the address says after its name."""
+    match kind:
+        case "row":
+            return session.row(id, _number(asked, "block"), _query(asked))
+        case "local":
+            return session.local(id, _number(asked, "block"), _query(asked))
+        case "rollout":
+            return session.rollout(id, _query(asked))
+        case "confusion":
+            head = None if asked.get("head", "mean") == "mean" else _number(asked, "head")
+            score, centred = _score(asked.get("score", str(SCORE))), asked.get("centred") == "1"
+            return session.confusion(id, _number(asked, "block"), head, _query(asked), centred, score)
+    raise UnknownError("no such view of a panel")
 
 
 async def _download(session: Session, request: Request) -> Response:
@@ -216,15 +232,15 @@ async def _body(request: Request, most: int, complaint: str) -> bytes:
     return bytes(data)
 
 
-def _number(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "")
+def _number(asked: QueryParams, name: str) -> int:
+    text = asked.get(name, "")
     if not re.fullmatch(r"[0-9]{1,7}", text):
         raise InputError(f"{name}: expected a whole number; got {one_line(text, 40)!r}")
     return int(text)
 
 
-def _query(request: Request) -> Query:
-    return "class" if request.query_params.get("query") == "class" else _number(request, "query")
+def _query(asked: QueryParams) -> Query:
+    return "class" if asked.get("query") == "class" else _number(asked, "query")
 
 
 def _score(text: str) -> float:

@@ -6,7 +6,16 @@ const CONFUSION =
   "Patches with the same row as the query; and the share of such pairs among all pairs of clearly different queries.";
 
 class DrawnPanel extends Panel {
-  /** Least and most weight on show, zero included. */
+  drawn = {};
+
+  /** Whether any of the values that a part is drawn from has changed since it was asked last. */
+  changed(part, ...values) {
+    const before = this.drawn[part];
+    this.drawn[part] = values;
+    return !before || values.some((value, i) => value !== before[i]);
+  }
+
+  /** Least and most weight of a map, zero included. */
   span(map) {
     const { low, high } = Heatmap.range(map);
     return { low: Math.min(0, low), high: Math.max(0, high) };
@@ -59,8 +68,9 @@ class DrawnPanel extends Panel {
     this.paintOn(this.canvas, window.devicePixelRatio || 1);
     this.root.ariaBusy = String(Boolean(this.running || this.waiting));
     this.drawScale(map);
-    this.drawHeads();
-    this.drawGuesses();
+    const { head, view, scale } = this.app.state;
+    if (this.changed("heads", this.answer, head, view, scale.endsWith("root"))) this.drawHeads();
+    if (this.changed("guesses", this.info, this.index, view === "rollout")) this.drawGuesses();
     this.part(".value").textContent = this.value(map);
     this.part(".value").title = this.app.state.view === "confusion" ? CONFUSION : "";
     this.part(".facts").textContent = this.facts();
@@ -84,23 +94,24 @@ class DrawnPanel extends Panel {
     this.part(".scale").classList.toggle("blank", !shown);
     if (!shown) return ticks.replaceChildren();
     const { low, high } = this.span(map),
-      dots = window.devicePixelRatio || 1,
-      box = this.scaleCanvas.getBoundingClientRect();
-    [this.scaleCanvas.width, this.scaleCanvas.height] = [
-      Math.max(1, Math.round(box.width * dots)),
-      Math.max(1, Math.round(box.height * dots)),
-    ];
+      found = this.ticks(map);
     const top = high > low ? high : low + 1;
-    Heatmap.legend(this.scaleCanvas, low, top, this.end, this.app.state.scale.endsWith("root"), dots);
-    ticks.replaceChildren(
-      ...this.ticks(map).map(({ text, where }) => {
-        const tick = document.createElement("span");
-        tick.textContent = text;
-        tick.className = where === 0 ? "first" : where === 1 ? "last" : "";
-        tick.style.left = `${100 * where}%`;
-        return tick;
-      }),
+    Heatmap.legend(
+      this.scaleCanvas,
+      low,
+      top,
+      this.end,
+      this.app.state.scale.endsWith("root"),
+      window.devicePixelRatio || 1,
     );
+    while (ticks.children.length > found.length) ticks.lastElementChild.remove();
+    while (ticks.children.length < found.length) ticks.append(document.createElement("span"));
+    found.forEach(({ text, where }, i) => {
+      const tick = ticks.children[i];
+      tick.textContent = text;
+      tick.className = where === 0 ? "first" : where === 1 ? "last" : "";
+      tick.style.left = `${100 * where}%`;
+    });
     this.scaleCanvas.title =
       this.app.state.view === "local"
         ? "weights of the local residual"
@@ -196,7 +207,8 @@ class DrawnPanel extends Panel {
         { low, high } = this.span(map);
       const [rows, columns] = answer.grid,
         most = Math.max(rows, columns);
-      [canvas.height, canvas.width] = [Math.round((56 * rows) / most), Math.round((56 * columns) / most)];
+      const size = [Math.round((56 * rows) / most), Math.round((56 * columns) / most)];
+      if (canvas.height !== size[0] || canvas.width !== size[1]) [canvas.height, canvas.width] = size;
       Heatmap.thumbnail(canvas, map, answer.grid, Math.max(-low, high), state.scale.endsWith("root"));
       button.setAttribute("aria-pressed", String(name === chosen));
     });

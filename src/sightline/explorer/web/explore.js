@@ -2,6 +2,7 @@
 "use strict";
 const byId = (id) => document.getElementById(id);
 const STEP = 650; // ms between blocks when playing
+const SOON = 80; // ms after which a query is shown although its answer is not there
 
 class App {
   constructor(source) {
@@ -31,7 +32,9 @@ class App {
     if (!same) return this.update();
     Controls.show(this);
     for (const panel of this.panels) panel.refresh();
-    this.drawAll();
+    // Answers come with the next frame or two: until then, drawing the old ones would only delay them.
+    if (!this.panels.some((panel) => panel.running)) this.drawAll();
+    else this.soon ??= setTimeout(() => this.drawAll(), SOON);
     return undefined;
   }
 
@@ -107,7 +110,8 @@ class App {
   /** Draw all panels once, before the next frame. */
   drawAll() {
     this.frame ??= requestAnimationFrame(() => {
-      this.frame = null;
+      clearTimeout(this.soon);
+      this.frame = this.soon = null;
       const ready = this.panels.filter((panel) => panel.info);
       this.shared = Math.max(0, ...ready.map((panel) => panel.own));
       for (const panel of ready) panel.draw();

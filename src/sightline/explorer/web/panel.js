@@ -17,7 +17,7 @@ class Panel {
     this.part(".remove").addEventListener("click", () => app.remove(this.number));
     this.listen();
     this.watch = new ResizeObserver(() => this.fit());
-    this.watch.observe(this.part(".stage"));
+    for (const box of [this.part(".stage"), this.scaleCanvas]) this.watch.observe(box);
   }
 
   get spec() {
@@ -45,9 +45,11 @@ class Panel {
       return [inside((event.clientY - box.top) / box.height), inside((event.clientX - box.left) / box.width)];
     };
     this.canvas.addEventListener("pointermove", (event) => {
-      const query = at(event);
-      this.app.point(query);
-      if (!this.app.state.pinned && this.app.state.query !== "class") this.app.set({ query });
+      const place = at(event),
+        { pinned, query } = this.app.state;
+      if (pinned || query === "class") return this.app.point(place);
+      this.app.pointer = place;
+      return this.app.set({ query: place });
     });
     this.canvas.addEventListener("pointerleave", () => this.app.point(null));
     this.canvas.addEventListener("click", (event) => this.app.pin(at(event)));
@@ -215,8 +217,10 @@ class Panel {
   get map() {
     if (!this.answer) return null;
     const head = this.app.state.head,
-      one = head !== "mean" && head < this.answer.heads;
-    return Heatmap.weightsOf(this.answer, one ? head : "mean");
+      one = head !== "mean" && head < this.answer.heads ? head : "mean";
+    if (this.shown?.answer !== this.answer || this.shown.head !== one)
+      this.shown = { answer: this.answer, head: one, map: Heatmap.weightsOf(this.answer, one) };
+    return this.shown.map;
   }
 
   /** The size of the canvas: as large as the stage allows, with the shape of the image. */
@@ -233,6 +237,9 @@ class Panel {
     });
     this.canvas.width = Math.round(wide * factor * dots);
     this.canvas.height = Math.round(high * factor * dots);
+    const scale = this.scaleCanvas.getBoundingClientRect();
+    this.scaleCanvas.width = Math.max(1, Math.round(scale.width * dots));
+    this.scaleCanvas.height = Math.max(1, Math.round(scale.height * dots));
     this.draw();
   }
 }

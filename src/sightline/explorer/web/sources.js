@@ -23,6 +23,8 @@ class Kept {
   }
 }
 
+const QUICK = ["row", "local"]; // answers that need not come one by one
+
 /** The server of `sightline explore`, by addresses relative to the page. */
 class HttpSource {
   live = true; // images can be opened, panels added, pages made
@@ -89,13 +91,40 @@ class HttpSource {
     const key = JSON.stringify([kind, panel.id, wanted]);
     const known = this.kept.get(key);
     if (known) return known;
-    const answer = await this.json(
-      `api/panels/${encodeURIComponent(panel.id)}/${kind}?${new URLSearchParams(wanted)}`,
-      { signal },
-    );
+    const path = `${encodeURIComponent(panel.id)}/${kind}?${new URLSearchParams(wanted)}`,
+      answer = QUICK.includes(kind) ? await this.together(path, signal) : await this.json(`api/panels/${path}`, { signal });
     const found = kind === "confusion" ? answer : Heatmap.unpack(answer);
     this.kept.set(key, found);
     return found;
+  }
+
+  /** Quick answers that are asked for at the same time, by all panels, come in one. */
+  together(path, signal) {
+    if (!this.batch) {
+      this.batch = [];
+      queueMicrotask(() => this.send());
+    }
+    return new Promise((done, fail) => this.batch.push({ path, signal, done, fail }));
+  }
+
+  async send() {
+    const batch = this.batch,
+      control = new AbortController();
+    this.batch = null;
+    for (const { signal, fail } of batch)
+      signal?.addEventListener("abort", () => {
+        fail(signal.reason);
+        if (batch.every((each) => each.signal?.aborted)) control.abort();
+      });
+    try {
+      const paths = new URLSearchParams(batch.map(({ path }) => ["ask", path])),
+        answers = await this.json(`api/together?${paths}`, { signal: control.signal });
+      batch.forEach(({ done, fail }, i) =>
+        answers[i].error ? fail(Object.assign(new Error(answers[i].error), answers[i])) : done(answers[i]),
+      );
+    } catch (error) {
+      for (const { fail } of batch) fail(error);
+    }
   }
 
   known(kind, panel, wanted) {

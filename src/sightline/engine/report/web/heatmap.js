@@ -15,6 +15,8 @@ const Heatmap = (() => {
   const HATCHED = 0.05; // share of the end from which a negative patch is hatched
   const DIM = 0.55,
     FLOOR = 8; // of the photograph under a map
+  const STEPS = 1024, // of a ramp
+    PLATE = [23, 24, 27]; // --plate of theme.css
 
   /** The colour of a share in [-1, 1] of the end of the scale: [r, g, b, opacity 0 to 255]. */
   function colour(share) {
@@ -65,22 +67,48 @@ const Heatmap = (() => {
     return { low, high };
   }
 
-  /** A canvas with one pixel a patch. */
+  /** Pixels of shares from -1 to 1 in 2 * STEPS + 1 steps; `solid` ones on the plate, others to be laid on a photograph. */
+  const table = kept((solid) => {
+    const bytes = new Uint8ClampedArray(4 * (2 * STEPS + 1));
+    for (let i = -STEPS; i <= STEPS; i++) {
+      const [r, g, b, opacity] = colour(i / STEPS),
+        over = (value, under) => under + (opacity / 255) * (value - under);
+      const pixel = solid ? [over(r, PLATE[0]), over(g, PLATE[1]), over(b, PLATE[2]), 255] : [r, g, b, opacity];
+      bytes.set(pixel, 4 * (i + STEPS));
+    }
+    return new Uint32Array(bytes.buffer);
+  });
+
+  /** A canvas of a size, "rows x columns", that is drawn again and again. */
+  const sheet = kept((size) => {
+    const [rows, columns] = size.split("x").map(Number),
+      canvas = Object.assign(document.createElement("canvas"), { width: columns, height: rows }),
+      context = canvas.getContext("2d", { willReadFrequently: true }), // in plain memory: it is written, not painted
+      pixels = context.createImageData(columns, rows);
+    return { canvas, context, pixels, words: new Uint32Array(pixels.data.buffer) };
+  });
+
+  /** A function of a text or flag whose values are kept. */
+  function kept(make) {
+    const found = new Map();
+    return (key) => {
+      if (!found.has(key)) {
+        if (found.size > 20) found.clear();
+        found.set(key, make(key));
+      }
+      return found.get(key);
+    };
+  }
+
+  /** A canvas with one pixel a patch, good until the next call. */
   function tile(map, grid, end, root, solid) {
-    const canvas = document.createElement("canvas");
-    [canvas.height, canvas.width] = grid;
-    const context = canvas.getContext("2d"),
-      pixels = context.createImageData(grid[1], grid[0]);
+    const { canvas, context, pixels, words } = sheet(grid.join("x")),
+      colours = table(Boolean(solid));
     for (let i = 0; i < map.length; i++) {
-      const [r, g, b, opacity] = colour(share(map[i], end, root));
-      pixels.data.set([r, g, b, opacity], 4 * i);
+      const part = Math.min(1, Math.max(-1, share(map[i], end, root)));
+      words[i] = colours[STEPS + Math.round(part * STEPS)];
     }
     context.putImageData(pixels, 0, 0);
-    if (solid) {
-      context.globalCompositeOperation = "destination-over";
-      context.fillStyle = "#17181b";
-      context.fillRect(0, 0, canvas.width, canvas.height);
-    }
     return canvas;
   }
 
@@ -101,7 +129,7 @@ const Heatmap = (() => {
     return canvas;
   }
 
-  function hatching(context, step) {
+  const hatching = kept((step) => {
     const canvas = document.createElement("canvas");
     canvas.width = canvas.height = step;
     const lines = canvas.getContext("2d");
@@ -113,7 +141,22 @@ const Heatmap = (() => {
       lines.lineTo(shift + step, 0);
     }
     lines.stroke();
-    return context.createPattern(canvas, "repeat");
+    return lines.createPattern(canvas, "repeat");
+  });
+
+  /** The patches with clearly negative weights, those next to each other in a row as one rectangle. */
+  function negative(canvas, { map, grid, end, root }) {
+    const region = new Path2D(),
+      [, columns] = grid,
+      below = (i) => share(map[i], end, root) < -HATCHED;
+    for (let i = 0; i < map.length; i++) {
+      if (!below(i)) continue;
+      const first = i;
+      while ((i + 1) % columns && i + 1 < map.length && below(i + 1)) i++;
+      const [x, y, wide, high] = cell(canvas, grid, first);
+      region.rect(x, y, wide * (i - first + 1), high);
+    }
+    return region;
   }
 
   /** The rectangle of a patch in a canvas: [x, y, width, height]. */
@@ -152,12 +195,8 @@ const Heatmap = (() => {
     if (options.map) {
       context.imageSmoothingEnabled = false;
       context.drawImage(tile(options.map, options.grid, options.end, options.root), 0, 0, width, height);
-      const region = new Path2D();
-      options.map.forEach((weight, i) => {
-        if (share(weight, options.end, options.root) < -HATCHED) region.rect(...cell(canvas, options.grid, i));
-      });
-      context.fillStyle = hatching(context, Math.round(7 * dots));
-      context.fill(region);
+      context.fillStyle = hatching(Math.round(7 * dots));
+      context.fill(negative(canvas, options));
     }
     if (options.lit) light(context, canvas, options, dots);
     if (options.pointer)
@@ -196,7 +235,7 @@ const Heatmap = (() => {
     context.imageSmoothingEnabled = true;
     context.drawImage(tile(steps, [1, 256], end, root, true), 0, 0, width, height);
     if (low < 0) {
-      context.fillStyle = hatching(context, Math.round(7 * dots));
+      context.fillStyle = hatching(Math.round(7 * dots));
       const below = Math.max(0, -low - end * (root ? HATCHED ** 2 : HATCHED)) / (high - low);
       context.fillRect(0, 0, width * below, height);
     }
