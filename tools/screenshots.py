@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 MECHANISMS = ("inline", "softmax", "linear")
 EYE = "image=cat&block=5&query=0.36,0.32&pinned=1"  # a patch of the left eye, in the middle of the network
-SCREEN = {"width": 1280, "height": 720}
+SCREEN = ViewportSize(width=1280, height=720)
+PHONE = ViewportSize(width=390, height=844)
 
 
 def main() -> None:
@@ -41,6 +42,8 @@ def main() -> None:
         large = "image=palace&size=768x1024&panels=m0~inline&block=2&head=0&query=0.32,0.38&pinned=1"
         page = opened(browser, f"{address}#{large}", 1)
         save(page.screenshot(), options.out / "explore-large.png")
+        page = opened(browser, f"{address}#{EYE}&panels=m0~inline", 1, screen=PHONE)
+        save(page.screenshot(), options.out / "explore-phone.png")
         browser.close()
 
 
@@ -69,9 +72,9 @@ def serving(checkpoint: str, model: str | None) -> Iterator[str]:
             server.terminate()
 
 
-def opened(browser: Browser, address: str, panels: int, scheme: str = "light") -> Page:
+def opened(browser: Browser, address: str, panels: int, scheme: str = "light", screen: ViewportSize = SCREEN) -> Page:
     """The page, once all panels show a map."""
-    context = browser.new_context(viewport=SCREEN, device_scale_factor=1.25, color_scheme=scheme, accept_downloads=True)
+    context = browser.new_context(viewport=screen, device_scale_factor=1.25, color_scheme=scheme, accept_downloads=True)
     page = context.new_page()
     page.goto(address)
     wanted = (

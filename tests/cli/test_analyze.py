@@ -79,6 +79,7 @@ def test_maps(tmp_path: Path, capsys: CAPTURE, data: Path, weights: str) -> None
     assert facts["result"]["maps"][0]["place"] == [0, 3]
     assert facts["result"]["maps"][4]["place"] == [2, 1]
     assert (out / "maps-layers.gif").read_bytes()[:4] == b"GIF8"
+    assert 'class="hover"' in (out / "maps.html").read_text()  # maps to point at
 
 
 def test_several_mechanisms_with_random_weights(tmp_path: Path, capsys: CAPTURE, data: Path) -> None:

@@ -5,6 +5,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -15,8 +16,10 @@ from sightline.explorer.session import Session
 ARGS: dict[str, Any] = {"embed_dims": 16, "num_heads": 2, "depths": 2, "num_classes": 6}
 
 
-def session(attention: Sequence[str] = (), name: str = "inline_deit_tiny", args: Any = ARGS) -> Session:
-    return Session(Models((), attention, name, args), None, attention, (64, 64))
+def session(
+    attention: Sequence[str] = (), name: str = "inline_deit_tiny", args: Any = ARGS, device: str = "cpu"
+) -> Session:
+    return Session(Models((), attention, name, args, torch.device(device)), None, attention, (64, 64))
 
 
 def client(found: Session, token: str = "") -> TestClient:

@@ -284,6 +284,13 @@ def test_fits_the_screen(page: "Page") -> None:
     (box,) = boxes(page)
     assert box["width"] > 280
     assert box["y"] + box["height"] < 600  # above the controls
+    for view, hidden in (("attention", {"score"}), ("confusion", {"scale"})):
+        page.click(f"#views :text-is('{view.title()}')")
+        out = """[...document.querySelectorAll("header.bar :is(button, select), footer :is(button, select, input)")]
+          .filter((each) => { const box = each.getBoundingClientRect();
+            return box.width < 10 || box.left < 0 || box.right > innerWidth || box.bottom > innerHeight })
+          .map((each) => each.id)"""
+        assert set(page.evaluate(out)) <= {*hidden, "class"}  # no class token, no button
 
 
 def boxes(page: "Page") -> list[dict[str, float]]:

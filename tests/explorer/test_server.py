@@ -250,7 +250,7 @@ def test_a_row_does_not_wait_for_a_panel(found: Session, page: TestClient, monke
         waiting = [pool.submit(panel, page, attention="inline", size=[side, 64]) for side in (80, 96)]
         assert begun.wait(20)
         assert page.get(f"/api/panels/{made}/row?block=0&query=5").status_code == 200
-        while found._waiting < 2:
+        while found._running._waiting < 2:
             pass
         wanted = {"image": "cat", "model": "m0", "attention": "inline", "size": [112, 64]}
         assert page.post("/api/panels", json=wanted).status_code == 429

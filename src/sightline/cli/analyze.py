@@ -112,7 +112,7 @@ class Maps(Models):
         session.data, session.limit = self.image, 1
         queries = [parse_query(text) for text in self.query or (None,)]
         drawn = (session.subjects, session.picture(), self.image)
-        return [partial(study_maps, *drawn, queries, self.view, self.layers, self.heads, self.animate)]
+        return [partial(study_maps, *drawn, queries, self.view, self.layers, self.heads, self.animate, hover=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +278,7 @@ def run_instrument(name: str, options: Output) -> None:
     """Run an instrument, write its files, print tables or JSON, and where the files are."""
     session = start(options)
     from sightline.analysis.study import write_studies
+    from sightline.engine.paper import write_page
 
     makers = options.studies(session)
     try:
@@ -290,6 +291,9 @@ def run_instrument(name: str, options: Output) -> None:
         raise InputError(f"a model failed on images of {session.sizes}: {reason}; give another --img-size") from error
     head = session.describe(name)
     written = write_studies(Path(options.out), head, studies)
+    if any(study.hovers for study in studies):  # maps to point at
+        written.append(Path(options.out) / f"{name}.html")
+        write_page(written[-1], studies, head, session.warnings)
     texts = sys.stderr if options.json else sys.stdout
     for line in session.warnings:
         say(f"{'sightline: ' if options.json else ''}{line}", file=texts)

@@ -107,6 +107,13 @@ def write_paper(folder: Path, which: str, made: Mapping[str, Study | str], sessi
     return path
 
 
+def write_page(path: Path, studies: Sequence[Study], facts: Facts, warnings: Sequence[str]) -> None:
+    """Write the page of some studies of one instrument."""
+    parts = [html.Section(study.title, _blocks(study)) for study in studies]
+    parts.append(html.Section("Made by", [_about(facts)]))
+    write_text(path, html.render(f"sightline analyze {facts['instrument']}", parts, warnings=warnings))
+
+
 def _blocks(study: Study | str) -> list[html.Block]:
     if isinstance(study, str):
         return [html.Text(f"Not made: {study}", "missing")]

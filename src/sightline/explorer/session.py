@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from threading import Lock
+from threading import Lock, Semaphore
 from typing import Annotated
 
 import torch
@@ -26,13 +26,38 @@ SMALLEST, LARGEST = 16, 1024  # pixels along a side
 MAX_PANELS = 3
 PANELS = 2 << 30  # bytes of all panels together
 ANSWERS = 64 << 20  # bytes
-MAX_WAITING = 8  # requests for panels at a time
+MAX_WAITING = 8  # requests for panels, and for slow answers, at a time
 Name = Annotated[str, Field(max_length=200)]
 Side = Annotated[int, Field(ge=SMALLEST, le=LARGEST)]
 
 
 class BusyError(RunError):
     """Too many requests at a time."""
+
+
+class Turns:
+    """Long work, so many at a time; a few more may wait, so that threads are left for what is quick."""
+
+    def __init__(self, places: int) -> None:
+        self._places, self._waiting, self._count = Semaphore(places), 0, Lock()
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Wait for a turn.
+
+        Raises:
+            BusyError: too many wait already.
+        """
+        with self._count:
+            if self._waiting >= MAX_WAITING:
+                raise BusyError("too much is being computed; wait a little")
+            self._waiting += 1
+        try:
+            with self._places:
+                yield
+        finally:
+            with self._count:
+                self._waiting -= 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +108,7 @@ class Session:
         self._wanted: Kept[Wanted] = Kept(1000)
         self._answers: Kept[Answer] = Kept(ANSWERS, _size)
         self._factors = keep_factors()
-        self._running, self._waiting, self._count = Lock(), 0, Lock()
+        self._running, self._slow = Turns(1), Turns(MAX_PANELS)
         for wanted in self.start:
             models.find(wanted.model, wanted.attention)
 
@@ -115,37 +140,25 @@ class Session:
             InputError: the attention does not fit the model, or the model not the size.
             BusyError: too many are waiting.
         """
-        view = self._panels.get(wanted.id, lambda: self._view(wanted))
+        view = self._panels.find(wanted.id)
+        if view is None:
+            with self._running.take():  # one model is built or runs at a time
+                view = self._panels.get(wanted.id, lambda: self._view(wanted))
         self._wanted.get(wanted.id, lambda: wanted)
         return {"id": wanted.id, **self._answers.get((wanted.id,), view.facts)}
 
     def _view(self, wanted: Wanted) -> View:
         picture = self.pictures.find(wanted.image)
-        with self._turn():
-            model = self.models.find(wanted.model, wanted.attention)
-            card = model.card
-            pixels = self.pictures.seen(picture, wanted.size, card.input_size[0])
-            mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
-            image = ((pixels - mean) / std).to(self.models.device)
-            try:
-                return View(model, image, self._factors)
-            except (RuntimeError, MemoryError) as error:
-                size = format_size(wanted.size)
-                raise InputError(f"{model.title} cannot be run at {size} ({one_line(error, 200)})") from error
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One model is built or runs at a time; a few more may wait."""
-        with self._count:
-            if self._waiting >= MAX_WAITING:
-                raise BusyError("too many panels are being made; wait a little")
-            self._waiting += 1
+        model = self.models.find(wanted.model, wanted.attention)
+        card = model.card
+        pixels = self.pictures.seen(picture, wanted.size, card.input_size[0])
+        mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
+        image = ((pixels - mean) / std).to(self.models.device)
         try:
-            with self._running:
-                yield
-        finally:
-            with self._count:
-                self._waiting -= 1
+            return View(model, image, self._factors)
+        except (RuntimeError, MemoryError) as error:
+            size = format_size(wanted.size)
+            raise InputError(f"{model.title} cannot be run at {size} ({one_line(error, 200)})") from error
 
     def view(self, panel: str) -> View:
         """A panel that was made.
@@ -176,13 +189,20 @@ class Session:
         return self.ask(panel, lambda view: view.local(block, query), "local", block, query)
 
     def rollout(self, panel: str, query: Query) -> Answer:
-        return self.ask(panel, lambda view: view.rollout(query), "rollout", query)
+        return self._ask_slowly(panel, lambda view: view.rollout(query), "rollout", query)
 
     def confusion(
         self, panel: str, block: int, head: int | None, query: Query, centred: bool = False, score: float = SCORE
     ) -> Answer:
         key = ("confusion", block, head, query, centred, score)
-        return self.ask(panel, lambda view: view.confusion(block, head, query, centred, score), *key)
+        return self._ask_slowly(panel, lambda view: view.confusion(block, head, query, centred, score), *key)
+
+    def _ask_slowly(self, panel: str, what: Callable[[View], Answer], *key: object) -> Answer:
+        """`ask` for what takes seconds of large images, a few at a time."""
+        if found := self._answers.find((panel, *key)):
+            return found
+        with self._slow.take():
+            return self.ask(panel, what, *key)
 
 
 def _size(answer: Answer) -> int:

@@ -8,6 +8,7 @@ class Panel {
   constructor(app, number) {
     this.app = app;
     this.number = number;
+    this.took = {}; // seconds, by what and size
     this.root = document.getElementById("panel").content.firstElementChild.cloneNode(true);
     this.part = (name) => this.root.querySelector(name);
     this.canvas = this.part(".stage canvas");
@@ -69,12 +70,14 @@ class Panel {
     const control = (this.loading = new AbortController());
     this.root.classList.add("busy");
     this.notice(this.info ? "" : "computing …");
+    const done = this.lasting("forward pass");
     try {
       const [info, photo] = await Promise.all([
         app.source.panel({ image, ...spec, size }, control.signal),
         app.source.image(image, size),
       ]);
       if (this.loading !== control) return;
+      this.notice("");
       Object.assign(this, {
         info,
         photo,
@@ -89,6 +92,8 @@ class Panel {
       this.canvas.width = 1;
       this.notice(error.message);
       app.say(error.message);
+    } finally {
+      done(this.info !== null);
     }
     this.root.classList.remove("busy");
     app.loaded();
@@ -111,6 +116,19 @@ class Panel {
     this.part(".remove").hidden = !this.app.source.live || this.app.state.panels.length < 2;
     for (const name of ["model", "attention"]) this.part(`.${name}`).disabled = !this.app.source.live;
     this.root.setAttribute("aria-label", `Panel ${this.number + 1}`);
+  }
+
+  /** Say on the panel how long something takes, if it is long; returns what ends that. */
+  lasting(what) {
+    const start = performance.now(),
+      seconds = () => Math.round((performance.now() - start) / 1000),
+      key = `${what} ${this.app.state.size}`,
+      before = this.took[key] > 1 ? ` of about ${this.took[key]}` : "";
+    const timer = setInterval(() => this.notice(`${what}: ${seconds()}${before} s …`), 1000);
+    return (finished) => {
+      clearInterval(timer);
+      if (finished) this.took[key] = seconds();
+    };
   }
 
   notice(text) {
@@ -179,7 +197,8 @@ class Panel {
     if (this.running) {
       if (this.running.key === key) return void (this.waiting = null);
       this.waiting = need;
-      if (performance.now() - this.running.since > PATIENCE) this.running.abort.abort();
+      const same = this.running.kind === need.at(-1)[0] && !QUICK.includes(this.running.kind); // the server goes on
+      if (!same && performance.now() - this.running.since > PATIENCE) this.running.abort.abort();
       return undefined;
     }
     return this.run(need, key);
@@ -187,8 +206,10 @@ class Panel {
 
   async run(need, key) {
     const abort = new AbortController(),
-      mine = (this.running = { key, abort, since: performance.now() }),
-      info = this.info;
+      kind = need.at(-1)[0],
+      mine = (this.running = { key, kind, abort, since: performance.now() }),
+      info = this.info,
+      done = this.lasting(kind);
     let answers = null;
     try {
       answers = await Promise.all(need.map(([kind, wanted]) => this.app.source.ask(kind, info, wanted, abort.signal)));
@@ -196,6 +217,7 @@ class Panel {
       if (error.status === 404) this.key = null; // forgotten by the server: the next change asks again
       if (error.name !== "AbortError" && this.running === mine) this.app.say(error.message);
     }
+    done(answers !== null);
     if (this.running !== mine) return;
     this.running = null;
     if (answers && this.info === info) this.take(answers);
