@@ -52,13 +52,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "dev" / name).mkdir(parents=True)
         for i in range(4):
             draw(root / "dev" / name / f"{i}.png")
+    save_teacher(root / "teacher.safetensors", 3)
+    return root
+
+
+def save_teacher(path: Path, depth: int) -> None:
     torch.manual_seed(0)
-    teacher = timm.create_model("vit_tiny_patch16_224", num_classes=3, **ARGS)
+    teacher = timm.create_model("vit_tiny_patch16_224", num_classes=3, **{**ARGS, "depth": depth})
     with torch.no_grad():
         for name, parameter in teacher.named_parameters():
             parameter.mul_(12 if "qkv.weight" in name else 3 if parameter.ndim > 1 else 1)
-    save_file(teacher.state_dict(), root / "teacher.safetensors")
-    return root
+    save_file(teacher.state_dict(), path)
+
+
+def of_depth(depth: int, folder: Path) -> dict[str, Any]:
+    """Changes for a teacher with fewer blocks, which is saved in `folder`."""
+    save_teacher(folder / "shallow.safetensors", depth)
+    return {"model.args": {**ARGS, "depth": depth}, "model.checkpoint": str(folder / "shallow.safetensors")}
 
 
 def config_of(folder: Path, recipe: str = "linearize", **values: Any) -> Any:
@@ -132,9 +142,9 @@ def test_the_loss_is_zero_for_the_teacher_itself(folder: Path) -> None:
     assert float(model(batch)) == pytest.approx(0, abs=1e-6)
 
 
-def test_a_compiled_step_is_one_graph(folder: Path) -> None:
+def test_a_compiled_step_is_one_graph(folder: Path, tmp_path: Path) -> None:
     for recipe in ("linearize_stage1", "linearize"):
-        task = task_of(folder, recipe, **{"linearize.blocks": 0.1})
+        task = task_of(folder, recipe, **{"linearize.blocks": 0.1, **of_depth(1, tmp_path)})
         batch = next(task.batches(0, 0))
         want = task.loss(task.model, batch).item()
         task.model.compile(backend="aot_eager", fullgraph=True)
@@ -142,9 +152,9 @@ def test_a_compiled_step_is_one_graph(folder: Path) -> None:
         torch.compiler.reset()
 
 
-def test_blocks_of_one_kind_are_compiled_once(folder: Path) -> None:
+def test_blocks_of_one_kind_are_compiled_once(folder: Path, tmp_path: Path) -> None:
     for recipe, graphs in (("linearize_stage1", 3), ("linearize", 4)):  # teacher, student or attention, error of tokens
-        task = task_of(folder, recipe, **{"linearize.blocks": 0.1})
+        task = task_of(folder, recipe, **{"linearize.blocks": 0.1, **of_depth(2, tmp_path)})
         batch = next(task.batches(0, 0))
         want = task.loss(task.model, batch).item()
         counters.clear()
