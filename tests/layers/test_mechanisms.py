@@ -48,8 +48,9 @@ def test_every_mechanism_in_every_family(family: str, mechanism: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["deit", "cswin"])
 def test_mechanisms_differ(family: str) -> None:
+    """One family with all tokens, one with stripes; which mechanism the others got is seen above."""
     x = image(64, 96)
     outputs = [tiny(family, attention=mechanism)(x) for mechanism in MECHANISMS]
     for i, a in enumerate(outputs):
@@ -283,10 +284,10 @@ def test_attention_compiles_and_exports_whole(case: str) -> None:
 @pytest.mark.parametrize(
     "mechanism", [*(name for name in MECHANISMS if not MECHANISMS[name].core.shared_qk), "inline(phi=relu_affine)"]
 )
-@pytest.mark.parametrize("size", [(64, 64), (61, 96)], ids=str)
-def test_spatial_reduction(mechanism: str, size: tuple[int, int]) -> None:
+def test_spatial_reduction(mechanism: str) -> None:
+    """At a size that the ratios do not divide."""
     model = tiny("pvt", attention=mechanism, sr_ratios=(8, 4, 2, 1))
-    model(image(*size)).square().sum().backward()
+    model(image(61, 96)).square().sum().backward()
     reducers = [name for name in model.state_dict() if name.endswith("attn.sr.weight")]
     assert len(reducers) == 3
     for name, parameter in model.named_parameters():
