@@ -26,9 +26,10 @@ image, images = torch.rand(3, 64, 96), torch.rand(2, 3, 64, 96)
     "docs/sequences.md": "import torch\nids = torch.randint(1, 200, (2, 50))",
     "docs/training.md": "",
 }
-# Short runs: a page trains for minutes, a test for two updates; a page evaluates with processes that decode.
+# Short runs: a page trains for minutes, a test for two updates; a page evaluates all images with processes that
+# decode, a test a few of every class.
 SHORT = (
-    ("sightline.evaluate(loaded)", "sightline.evaluate(loaded, workers=0)"),
+    ("sightline.evaluate(loaded)", "sightline.evaluate(loaded, limit=4, workers=0)"),
     ('sightline.train("quick"', 'sightline.train("quick", **SHORT_RUN'),
     ('sightline.train("finetune", data="photos"', 'sightline.train("quick", **SHORT_RUN'),
     ("torch.randn(1, 3, 512, 768)", "torch.randn(1, 3, 64, 96)"),
