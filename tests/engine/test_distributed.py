@@ -22,7 +22,7 @@ EXACT = {"batch": {"size": 16}, "model": {"drop_path": 0.0}, "augment": {"erase"
 # Its launcher for several processes on a CPU would be MPI; that for GPUs is torchrun, here without a GPU.
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines=1", "--mixed_precision=no",
               "--dynamo_backend=no")  # fmt: skip
-pytestmark = pytest.mark.xdist_group("distributed")  # the run of one process is made once
+pytestmark = pytest.mark.xdist_group("processes")  # one server that forks; the run of one process is made once
 
 
 @pytest.fixture(scope="module")

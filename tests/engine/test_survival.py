@@ -18,7 +18,8 @@ from tests.engine.tiny import command, make_images, metrics, weights, write_reci
 from tests.engine.warm import Warm, run
 
 STEPWISE = ("--run.save_steps", "1", "--data.workers", "2")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("survival")]  # one uninterrupted run for all
+# One server that forks, and one uninterrupted run for all.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
 @pytest.fixture(scope="module")
