@@ -198,6 +198,10 @@ def test_share(page: "Page") -> None:
     assert values(other, "1,2") == shown
     other.evaluate("location.hash = 'block=nonsense&panels=%E0%A4%A&query=9,9&head=-3&view=<b>'")  # is ignored
     assert values(other, "1,2") == shown
+    other.evaluate("location.hash = 'block=-7&size=1x99999&image=&panels=m9~none,,,&score=7'")
+    other.wait_for_selector("#message:not([hidden])")
+    other.evaluate(f"location.hash = {shared.partition('#')[2]!r}")
+    assert values(other, "1,2") == shown  # the page is alive
 
 
 def test_download_picture(page: "Page", tmp_path: Path) -> None:

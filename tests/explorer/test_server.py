@@ -1,7 +1,9 @@
 """The API: what it answers, and what it says to bad requests."""
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from threading import Event
@@ -9,10 +11,14 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from starlette.requests import Request
 from starlette.testclient import TestClient
+from starlette.types import Message, Scope
 
 from sightline.explorer import pictures, session
-from sightline.explorer.session import Session
+from sightline.explorer.pictures import TooLargeError
+from sightline.explorer.server import _body
+from sightline.explorer.session import MAX_WAITING, Session
 from sightline.explorer.views import View
 
 from . import small
@@ -184,13 +190,16 @@ def test_a_long_request(page: TestClient) -> None:
     assert page.post("/api/panels", content=b" " * (1 << 17)).status_code == 413
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "evil.example:8000", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:80", "evil.example:8000", "127.0.0.1:8@evil.example", ""]
+)
 def test_other_hosts(page: TestClient, host: str) -> None:
     assert page.get("/api/options", headers={"host": host}).status_code == 400
 
 
 def test_other_origins(page: TestClient) -> None:
-    for origin, status in (("http://evil.example", 400), ("null", 400), ("http://127.0.0.1:8000", 200)):
+    own, bad = "http://127.0.0.1:8000", "http://[::1"
+    for origin, status in (("http://evil.example", 400), ("null", 400), (bad, 400), (own, 200)):
         assert page.post("/api/images", content=png(), headers={"origin": origin}).status_code == status
 
 
@@ -266,3 +275,23 @@ def test_several_answers_at_once(page: TestClient) -> None:
     assert (bad["status"], gone["status"]) == (400, 404)
     assert bad["error"].startswith("block: ")
     assert page.get("/api/together", params={"ask": asked * 2}).status_code == 400
+
+
+def test_uploads_at_a_time(found: Session, page: TestClient) -> None:
+    with ExitStack() as stack:
+        for _ in range(MAX_WAITING):
+            stack.enter_context(found.receiving())
+        assert page.post("/api/images", content=png()).status_code == 429
+    assert page.post("/api/images", content=png()).status_code == 200
+
+
+def test_a_stalled_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.explorer.server.MAX_SECONDS", 0.05)
+
+    async def stall() -> Message:
+        await asyncio.sleep(5)
+        raise AssertionError("it was waited for")
+
+    scope: Scope = {"type": "http", "method": "POST", "path": "/api/images", "query_string": b"", "headers": []}
+    with pytest.raises(TooLargeError):
+        asyncio.run(_body(Request(scope, stall), 10, "too long"))

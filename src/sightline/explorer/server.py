@@ -8,9 +8,9 @@ import re
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import uvicorn
+from anyio import fail_after
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -35,6 +35,7 @@ from sightline.util.text import one_line
 
 LOOPBACK = ("127.0.0.1", "localhost")
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+MAX_SECONDS = 60  # until a request has arrived
 MAX_REQUEST = 1 << 16  # bytes of a request other than an upload
 HEADERS = {
     b"content-security-policy": b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'",
@@ -107,9 +108,9 @@ class Guard:
         app = self.app
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if self.hosts and host.rpartition(":")[0 if ":" in host else 2] not in self.hosts:
+        if self.hosts and re.sub(r":[0-9]{1,5}$", "", host) not in self.hosts:
             app = _failure(400, "host: this name is not that of the server; open the printed address")
-        elif origin is not None and urlsplit(origin).netloc != host:
+        elif origin is not None and origin.partition("://")[2] != host:
             app = _failure(400, "origin: the request comes from another page")
         await app(scope, receive, send_headers)
 
@@ -152,8 +153,9 @@ async def _options(session: Session, _: Request) -> Response:
 
 
 async def _upload(session: Session, request: Request) -> Response:
-    data = await _body(request, MAX_UPLOAD, f"the image has more than {MAX_UPLOAD >> 20} MB; make it smaller")
-    picture = await run_in_threadpool(session.pictures.add, data, request.query_params.get("name", ""))
+    with session.receiving():
+        data = await _body(request, MAX_UPLOAD, f"the image has more than {MAX_UPLOAD >> 20} MB; make it smaller")
+        picture = await run_in_threadpool(session.upload, data, request.query_params.get("name", ""))
     return JSONResponse(picture.facts())
 
 
@@ -217,18 +219,22 @@ async def _download(session: Session, request: Request) -> Response:
         start = START.validate_json(request.query_params.get("start", "{}")[:MAX_START])
     except ValidationError:
         raise InputError("start: expected the state of the page as an object in JSON") from None
-    html = await run_in_threadpool(page, session, panels, start)
+    html = await run_in_threadpool(session.slowly, lambda: page(session, panels, start))
     headers = {"content-disposition": 'attachment; filename="sightline.html"'}
     return Response(html, media_type="text/html", headers=headers)
 
 
 async def _body(request: Request, most: int, complaint: str) -> bytes:
-    """The body of a request, which is not read further than allowed."""
+    """The body of a request, which is not read further than allowed, nor for longer."""
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > most:
-            raise TooLargeError(complaint)
+    try:
+        with fail_after(MAX_SECONDS):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > most:
+                    raise TooLargeError(complaint)
+    except TimeoutError:
+        raise TooLargeError(f"the request took more than {MAX_SECONDS} s; send less at a time") from None
     return bytes(data)
 
 

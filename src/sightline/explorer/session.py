@@ -1,11 +1,11 @@
 """What the page can ask for: images, panels (a model on an image) and what is inside them; kept in memory, bounded."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock, Semaphore
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 from pydantic import Field
@@ -14,7 +14,7 @@ from sightline.explorer.factored import keep_factors
 from sightline.explorer.inside import SCORE, SCORES
 from sightline.explorer.kept import Kept
 from sightline.explorer.models import FIRST, Models
-from sightline.explorer.pictures import Pictures, UnknownError, as_jpeg
+from sightline.explorer.pictures import Picture, Pictures, UnknownError, as_jpeg
 from sightline.explorer.views import Answer, Query, View
 from sightline.util.errors import InputError, RunError
 from sightline.util.names import format_size
@@ -27,6 +27,7 @@ MAX_PANELS = 3
 PANELS = 2 << 30  # bytes of all panels together
 ANSWERS = 64 << 20  # bytes
 MAX_WAITING = 8  # requests for panels, and for slow answers, at a time
+V = TypeVar("V")
 Name = Annotated[str, Field(max_length=200)]
 Side = Annotated[int, Field(ge=SMALLEST, le=LARGEST)]
 
@@ -108,7 +109,8 @@ class Session:
         self._wanted: Kept[Wanted] = Kept(1000)
         self._answers: Kept[Answer] = Kept(ANSWERS, _size)
         self._factors = keep_factors()
-        self._running, self._slow = Turns(1), Turns(MAX_PANELS)
+        self._running, self._decoding, self._slow = Turns(1), Turns(1), Turns(MAX_PANELS)
+        self._arriving = Turns(MAX_WAITING)
         for wanted in self.start:
             models.find(wanted.model, wanted.attention)
 
@@ -127,6 +129,19 @@ class Session:
             "max_panels": MAX_PANELS,
             "start": {"image": first.image, "size": list(first.size), "panels": panels},
         }
+
+    def receiving(self) -> AbstractContextManager[None]:
+        """While an upload arrives: a few at a time, and none waits.
+
+        Raises:
+            BusyError: too many arrive already.
+        """
+        return self._arriving.take()
+
+    def upload(self, data: bytes, name: str = "") -> Picture:
+        """Add an image, of which one is decoded at a time; see `Pictures.add`."""
+        with self._decoding.take():
+            return self.pictures.add(data, name)
 
     def picture(self, id: str, size: tuple[int, int]) -> bytes:
         """A JPEG file of what models see of an image."""
@@ -199,10 +214,16 @@ class Session:
 
     def _ask_slowly(self, panel: str, what: Callable[[View], Answer], *key: object) -> Answer:
         """`ask` for what takes seconds of large images, a few at a time."""
-        if found := self._answers.find((panel, *key)):
-            return found
+        return self._answers.find((panel, *key)) or self.slowly(lambda: self.ask(panel, what, *key))
+
+    def slowly(self, make: Callable[[], V]) -> V:
+        """Make something that may take seconds, a few at a time, so that the page always has an answer to the rest.
+
+        Raises:
+            BusyError: too many are waiting.
+        """
         with self._slow.take():
-            return self.ask(panel, what, *key)
+            return make()
 
 
 def _size(answer: Answer) -> int:

@@ -87,8 +87,10 @@ class App {
     this.set({ panels: this.state.panels.filter((_, i) => i !== number) });
   }
 
-  /** Keep to the blocks there are, once all panels are known. */
+  /** Keep to the blocks there are: the middle one to start with, and the last once all panels are known. */
   limit() {
+    if (this.state.block < 0 && this.panels.some((panel) => panel.info))
+      this.state.block = Math.floor((this.depth - 1) / 2);
     if (this.panels.some((panel) => panel.root.classList.contains("busy"))) return;
     if (this.state.block >= this.depth) this.state.block = this.depth - 1;
   }
@@ -97,7 +99,6 @@ class App {
   loaded() {
     const depths = this.panels.filter((panel) => panel.info).map((panel) => panel.info.blocks.length);
     this.depth = Math.max(1, ...depths);
-    if (depths.length && this.state.block < 0) this.state.block = Math.floor((this.depth - 1) / 2); // to start with
     this.limit();
     Controls.show(this);
     this.save();
