@@ -13,13 +13,13 @@ from tests.tasks.detection.tiny import config, make_data
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "retinanet": {
         "data": {"short": 64}, "model": {"anchor": 3.4, "channels": 32}, "optim": {"lr": 3e-3},
-        "schedule": {"epochs": 150}, "loss": {"boxes": 4.0}, "batch": {"size": 1},
+        "schedule": {"epochs": 160}, "loss": {"boxes": 4.0}, "batch": {"size": 1},
     },
     "mask_rcnn": {
-        "model": {"anchor": 10, "samples": 64, "channels": 16}, "optim": {"lr": 3e-3}, "schedule": {"epochs": 180},
+        "model": {"anchor": 10, "samples": 48, "channels": 16}, "optim": {"lr": 4e-3}, "schedule": {"epochs": 130},
     },
     "cascade_mask_rcnn": {
-        "model": {"anchor": 10, "samples": 24, "channels": 16}, "optim": {"lr": 3e-3}, "schedule": {"epochs": 120},
+        "model": {"anchor": 10, "samples": 24, "channels": 16}, "optim": {"lr": 4e-3}, "schedule": {"epochs": 90},
     },
 }  # fmt: skip
 
