@@ -23,6 +23,7 @@ test-cards: $(STAMP)
 
 # Threads that wait for each other by spinning would take the time of other programs, and of each other.
 demo: $(STAMP)
+	GOMP_SPINCOUNT=10000 $(BIN)/sightline predict src/sightline/explorer/samples --top 3 --attention runs/demo
 	GOMP_SPINCOUNT=10000 $(BIN)/sightline train
 
 lint: $(STAMP)

@@ -59,7 +59,10 @@ class Models(Output):
     """Which models to study: every checkpoint with every mechanism."""
 
     checkpoint: tuple[str, ...] = option(
-        "run folder or file of weights; can be repeated. Without one, weights are random", default=(), metavar="PATH"
+        "run folder or file of weights; can be repeated. Without one, and without --model, --model-args and "
+        "--attention, the model in the package; otherwise weights are random",
+        default=(),
+        metavar="PATH",
     )
     model: str | None = option(f"the model; by default the one in the weights, else {MODEL}", metavar="NAME")
     attention: tuple[str, ...] = option(

@@ -13,7 +13,7 @@ from sightline.util.text import say
 COLUMNS = (number("batch"), number("size"), number("difference"), number("model ms"), number("file ms"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Write a classifier, its backbone or a segmenter as an ONNX file, or as a package that AOTInductor compiles.
 
@@ -21,7 +21,9 @@ class Options:
     (0.02 with --half) is removed, and the status is 1. `sightline predict` and `eval` take the file as --checkpoint.
     """
 
-    source: str = positional("run folder, or file of weights, public ones as published")
+    source: str | None = positional(
+        "run folder, or file of weights, public ones as published; by default the model in the package", optional=True
+    )
     out: str = positional("file to write, ending in .onnx or .pt2")
     dynamic: Listed[str] = option(
         "axes of any length: batch,height,width (default), some of them, or none",
@@ -71,6 +73,7 @@ COMMAND = Command(
     run,
     help="write a model as ONNX or as a compiled package",
     examples=(
+        "  sightline export model.onnx\n"
         "  sightline export runs/quick model.onnx\n"
         "  sightline export public.pth model.onnx --int8 photos\n"
         "  sightline export runs/quick model.pt2 --dynamic batch\n"

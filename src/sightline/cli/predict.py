@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sightline.cli.options import Command, model_arguments, option, positional, required
+from sightline.cli.options import Command, model_arguments, option, positional
 from sightline.cli.output import Column, number, print_json, show
 from sightline.util.errors import InputError
 from sightline.util.files import write_result
@@ -30,7 +30,9 @@ class Options:
     """
 
     image: tuple[str, ...] = positional("images, folders or patterns")
-    checkpoint: str = required("run folder, or file of weights, public ones as published", metavar="PATH")
+    checkpoint: str | None = option(
+        "run folder, or file of weights, public ones as published; by default the model in the package", metavar="PATH"
+    )
     top: Annotated[Count, Field(le=MOST_CLASSES)] = option("classes to print; by default 5", default=5, metavar="K")
     attention: str | None = option(
         "draw attention maps: a PNG file, or a folder for several images; needs matplotlib", metavar="PATH"
@@ -134,6 +136,7 @@ COMMAND = Command(
     run,
     help="classify, segment or detect in images, and draw attention maps",
     examples=(
+        "  sightline predict photo.jpg\n"
         "  sightline predict photo.jpg --checkpoint runs/quick\n"
         "  sightline predict 'photos/*.jpg' --checkpoint public.pth --top 3 --json\n"
         "  sightline predict photos --checkpoint public.pth --attention maps --query 0.3,0.6"

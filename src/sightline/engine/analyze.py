@@ -22,6 +22,7 @@ from sightline.data.splits import HF, Split
 from sightline.engine.evaluate import run_data
 from sightline.engine.study_models import StudyModel, open_model, random_model, with_attention, with_titles
 from sightline.models.base import Arguments
+from sightline.models.weights.packaged import DEFAULT, packaged
 from sightline.tasks.card import ModelCard
 from sightline.tasks.preprocess import make_transform, one_pass, shown
 from sightline.tasks.registry import LABELLED
@@ -38,7 +39,8 @@ class Session:
     """Models, every checkpoint with every mechanism, and their images.
 
     Args:
-        checkpoint: run folders or files of weights; without one, weights are random.
+        checkpoint: run folders or files of weights; without one, the model in the package if nothing else says which,
+            and otherwise random weights.
         attention: mechanisms to put into the model, keeping the weights that fit.
         model, model_args: the variant and its arguments, if a checkpoint leaves them open or there is none.
         img_size: (height, width) of the images; by default as trained.
@@ -72,6 +74,8 @@ class Session:
         """
         if self.models:
             return self.models
+        if not self.checkpoint and classes is None and not (self.model or self.model_args or self.attention):
+            self.checkpoint = tuple(map(str, filter(None, [packaged(DEFAULT)])))
         if self.checkpoint:
             given = (self.model, self.model_args, self.img_size, self.seed)
             opened = [open_model(path, *given) for path in self.checkpoint]

@@ -14,7 +14,7 @@ from sightline.util.schema import MOST_WORKERS, both_sides, check_choice, check_
 
 
 def evaluate(
-    loaded: Loaded | str | Path,
+    loaded: Loaded | str | Path | None,
     data: str | Path | None = None,
     *,
     split: str | None = None,
@@ -34,7 +34,7 @@ def evaluate(
     """Evaluate a model.
 
     Args:
-        loaded: what `sightline.load` opened, or a path that it opens.
+        loaded: what `sightline.load` opened, or a path that it opens; None for the model in the package.
         data: folder, tar file, shards or hfds/NAME; by default the data of the run that the weights are from.
         split: by default val, validation or test.
         img_size: height and width; by default those of training.

@@ -21,7 +21,7 @@ from sightline.util.schema import MOST_CLASSES, both_sides, check_choice, check_
 
 
 def predict(
-    loaded: Loaded | str | Path,
+    loaded: Loaded | str | Path | None,
     images: ImageSource | Iterable[ImageSource],
     top: int = 5,
     *,
@@ -33,7 +33,7 @@ def predict(
     """Predict what is in images, one after the other.
 
     Args:
-        loaded: what `sightline.load` opened, or a path that it opens.
+        loaded: what `sightline.load` opened, or a path that it opens; None for the model in the package.
         images: a file, a folder, a pattern such as "photos/*.jpg", a PIL image, or several files and PIL images.
         top: classes per image (classification).
         img_size: height and width; by default those of training (classification).

@@ -17,6 +17,8 @@ from sightline.models.base import Arguments
 from sightline.models.factory import check_name
 from sightline.models.linearize import linearize
 from sightline.models.weights.description import recorded_arguments
+from sightline.models.weights.packaged import DEFAULT as PACKAGED
+from sightline.models.weights.packaged import packaged
 from sightline.models.weights.published import PUBLISHED, cache_folder
 from sightline.models.weights.reader import read_weights
 from sightline.models.zoo import VARIANTS
@@ -94,7 +96,9 @@ class Models:
 
 
 def default_model(name: str | None, args: Arguments) -> StudyModel:
-    """The model without a checkpoint: with its published weights if they were downloaded before, else random ones."""
+    """The model in the package, or one by name: with weights that were downloaded before, else random ones."""
+    if name is None and not args and (path := packaged(PACKAGED)) is not None:
+        return open_model(str(path), None, args, None, 0)
     name = name or DEFAULT
     downloaded = cache_folder() / f"{name}.pth"
     if name in PUBLISHED and not args and downloaded.is_file():

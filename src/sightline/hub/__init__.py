@@ -19,6 +19,7 @@ from sightline.hub.formats import SUFFIXES as EXPORTED
 from sightline.models.base import Arguments
 from sightline.models.weights.checkpoint import Checkpoint, Choice, load_model, prefix_errors
 from sightline.models.weights.layouts import IGNORED
+from sightline.models.weights.packaged import default_weights
 from sightline.models.weights.reader import WEIGHTS, Weights, read_weights
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
@@ -34,13 +35,15 @@ HF_HUB = "hf-hub:"
 
 
 def load(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     model: str | None = None,
     model_args: Arguments | None = None,
     device: str | torch.device = "cpu",
 ) -> Loaded:
     """Open a trained model: a run folder, one of our own files, an exported file, or a published checkpoint.
+
+    Without a path it is the model that comes with the package, a classifier of ImageNet.
 
     The header is read once, shapes are checked on the meta device, and the model is built once. A file is read as data
     only; a published checkpoint is identified by the shapes of its tensors.
@@ -67,6 +70,7 @@ def load(
         >>> loaded.classes[int(loaded.model(image.unsqueeze(0)).argmax())] in loaded.classes
         True
     """
+    path = default_weights() if path is None else path
     check_path(path, "checkpoint", "a run folder or a file of weights")
     target = choose_device(device, "device") if isinstance(device, str) else device
     if Path(path).suffix in EXPORTED and not Path(path).is_dir():

@@ -78,7 +78,7 @@ class Exported:
 
 
 def export(
-    source: str | Path | Loaded | nn.Module,
+    source: str | Path | Loaded | nn.Module | None,
     target: str | Path,
     *,
     dynamic: Collection[str] = tuple(AXES),
@@ -92,7 +92,7 @@ def export(
     """Export a classifier, backbone or segmenter, and compare the file with it at several sizes and batches.
 
     Args:
-        source: a run folder, a file of weights, what `sightline.load` opened, or a model.
+        source: a run folder, a file of weights, what `sightline.load` opened, or a model; None for the packaged one.
         target: ends in .onnx, or in .pt2 for a package compiled for this machine.
         dynamic: axes of any length, some of "batch", "height" and "width"; the others are as in training, one image.
         half: weights and activations in float16, norms and sums in float32; images and outputs stay float32.
@@ -122,7 +122,7 @@ def export(
     if path.suffix == ".onnx":
         require_onnx()
         place = torch.device("cpu")
-    loaded = load(source) if isinstance(source, str | Path) else source
+    loaded = load(source) if source is None or isinstance(source, str | Path) else source
     model, metadata, size = _describe(loaded, features)
     model = deepcopy(model).eval().to(place)
     precision = "int8" if files else "float16" if half else "float32"

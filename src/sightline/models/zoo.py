@@ -35,6 +35,7 @@ from sightline.models.pvt import PVT
 from sightline.models.soft import Soft
 from sightline.models.swin import Swin
 from sightline.models.weights.description import record_arguments, recorded_arguments
+from sightline.models.weights.packaged import packaged
 from sightline.models.weights.published import PUBLISHED, Cached, fetch
 from sightline.models.weights.reader import read_weights
 
@@ -91,7 +92,13 @@ VARIANTS: dict[str, Variant] = {
     "inline_deit_small": Variant(DeiT, 16.73, 5.0, 80.2, 288, args=_deit(320, 10)),
     "inline_deit_base": Variant(DeiT, 23.80, 17.2, 82.3, 448, args=_deit(384, 12)),
     "inline_vit_tiny": Variant(  # timm's vit_tiny_patch16_224 with another attention
-        DeiT, 7.22, 1.14, None, args=_deit(192, 3), mean=IMAGENET_INCEPTION_MEAN, std=IMAGENET_INCEPTION_STD
+        DeiT,
+        6.48,
+        1.14,
+        None,
+        args={**_deit(192, 3), "attention": "inline(hidden=32)"},
+        mean=IMAGENET_INCEPTION_MEAN,
+        std=IMAGENET_INCEPTION_STD,
     ),
     "inline_pvt_tiny": Variant(PVT, 12.03, 2.0, 78.2),
     "inline_pvt_small": Variant(PVT, 21.56, 3.9, 82.0, args={"depths": (3, 4, 6, 3)}),
@@ -176,7 +183,7 @@ def _source(name: str, cfg: Arguments, cache_dir: str | Path | None) -> Callable
         # Channels and classifier are fitted by load_state_dict, which unlike timm takes any number of channels.
         cfg = {**cfg, "first_conv": None, "classifier": None}
         return lambda model: load_pretrained(model, cfg, cache_dir=cache_dir)
-    state = read_weights(download(name, cache_dir).path).state
+    state = read_weights(packaged(name) or download(name, cache_dir).path).state
     return lambda model: model.load_state_dict(state)
 
 

@@ -1,0 +1,143 @@
+"""The weights of a run as the file that comes with the package.
+
+    python tools/pack_box.py runs/box --eval imagenet_dev
+
+Writes float16 weights with their card to src/sightline/models/weights/files, with a page about them, and compares them
+with those of the run: on the sample photographs, and on the labeled images of --eval.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+import sightline
+from sightline import explorer
+from sightline.engine.evaluate import evaluate
+from sightline.models.weights import packaged
+from sightline.models.weights.identify import arguments
+from sightline.tasks.base import Loaded
+from sightline.util.errors import InputError
+from sightline.util.files import file_digest
+from sightline.util.provenance import source_commit
+
+LIMIT = 13_000_000  # bytes
+LICENCE = "Apache-2.0"
+TEACHER = "vit_tiny_patch16_224.augreg_in21k_ft_in1k (Google, Apache-2.0)"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="folder of `sightline linearize`")
+    parser.add_argument("--eval", help="labeled images, for the page")
+    parser.add_argument("--teacher", default=TEACHER, help="what the page says about the teacher")
+    parser.add_argument("--images", default="29,928 unlabeled photographs", help="and about the images")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args(arguments)
+    loaded = sightline.load(options.run)
+    path = pack(loaded)
+    print(f"wrote {path}, {path.stat().st_size:,} bytes")
+    facts = {"licence": LICENCE, "teacher": options.teacher, "images": options.images, "commit": source_commit()[0],
+             "sha256": file_digest(path), "bytes": path.stat().st_size, **compare(loaded, path)}  # fmt: skip
+    if options.eval:
+        facts |= accuracy(path, options.eval, options.workers)
+    settings = Path(options.run, "config.yaml")
+    facts["settings"] = settings.read_text(encoding="utf-8") if settings.is_file() else ""
+    path.with_suffix(".md").write_text(page(facts), encoding="utf-8")
+    print(json.dumps({key: value for key, value in facts.items() if key != "settings"}, indent=1))
+    return 0
+
+
+def pack(loaded: Loaded) -> Path:
+    """Write the weights in float16.
+
+    Raises:
+        InputError: they are not those of the packaged model, not finite in float16, or too many.
+    """
+    name, own = packaged.DEFAULT, arguments(packaged.DEFAULT)
+    given = {key: value for key, value in loaded.card.arguments.items() if _plain(own.get(key)) != _plain(value)}
+    if loaded.card.name != name or given:
+        raise InputError(
+            f"{loaded.path}: {loaded.card.title} differs from {name} in {given}; change the row in models/zoo.py"
+        )
+    state = {key: value.half().contiguous() for key, value in loaded.model.state_dict().items()}
+    if wrong := [key for key, value in state.items() if not value.isfinite().all()]:
+        raise InputError(f"{loaded.path}: {wrong[0]} is not finite in float16")
+    packaged.FOLDER.mkdir(exist_ok=True)
+    path = packaged.FOLDER / f"{name}.safetensors"
+    save_file(state, path, {**loaded.card.to_metadata(), "license": LICENCE})
+    if path.stat().st_size > LIMIT:
+        path.unlink()
+        raise InputError(f"{loaded.path}: more than {LIMIT:,} bytes in float16")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """Tuples of one value and lists as JSON and the arguments of a model have them alike."""
+    value = list(value) if isinstance(value, tuple | list) else value
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+@torch.no_grad()
+def compare(loaded: Loaded, path: Path) -> dict[str, Any]:
+    """The largest difference of a probability between run and file on the sample photographs, and what is seen."""
+    images = sorted((Path(explorer.__file__).parent / "samples").glob("*.jpg"))
+    files = sightline.load(path)
+    both = [list(sightline.predict(model, list(images), top=1000, device="cpu")) for model in (loaded, files)]
+    gaps = [
+        abs(before["probability"] - after["probability"])
+        for first, second in zip(*both, strict=True)
+        for before, after in zip(_by_class(first.found), _by_class(second.found), strict=True)
+    ]
+    seen = {Path(one.file).name: one.found[0]["class"] for one in both[1]}
+    return {"difference": max(gaps), "seen": seen}
+
+
+def _by_class(rows: Any) -> Any:
+    return sorted(rows, key=lambda row: row["index"])
+
+
+def accuracy(path: Path, data: str, workers: int) -> dict[str, Any]:
+    """Top-1 and top-5 of the file, with the number of images and the standard error of top-1."""
+    scores = evaluate(path, data, workers=workers)
+    share = scores["top1"] / 100
+    error = 100 * (share * (1 - share) / scores.images) ** 0.5
+    return {"top1": scores["top1"], "top5": scores["top5"], "standard_error": round(error, 2), "tested": scores.images}
+
+
+def page(facts: dict[str, Any]) -> str:
+    """The page about the file, as Markdown."""
+    tested = (
+        f"{facts['top1']:.2f} ± {facts['standard_error']:.2f} % top-1 and {facts['top5']:.2f} % top-5 on "
+        f"{facts['tested']:,} images of ImageNet's validation set"
+        if "top1" in facts
+        else "not measured"
+    )
+    seen = "\n".join(f"| {name} | {what} |" for name, what in facts["seen"].items())
+    return f"""# {packaged.DEFAULT}
+
+A classifier of the thousand ImageNet classes with linear attention in all blocks, made by `sightline linearize`.
+
+- Accuracy: {tested}.
+- Teacher: {facts["teacher"]}. It was never trained with labels: it learned the outputs of its teacher.
+- Images: {facts["images"]}; none of ImageNet's validation set.
+- License: {facts["licence"]}.
+- Weights: float16, {facts["bytes"]:,} bytes, SHA-256 {facts["sha256"]}, commit {facts["commit"]}.
+
+| sample photograph | likeliest class |
+|---|---|
+{seen}
+
+Settings of the last stage:
+
+```yaml
+{facts["settings"].rstrip()}
+```
+"""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
