@@ -13,7 +13,9 @@ from torch import nn
 import sightline
 from sightline.cli.main import main
 from sightline.data.labels import imagenet_classes
+from sightline.engine.analyze import Session
 from sightline.engine.checkpoint import write_weights
+from sightline.engine.settings import configure, load_recipe
 from sightline.models.weights import packaged
 from sightline.tasks.preprocess import card_of
 from sightline.util.errors import InputError
@@ -75,6 +77,23 @@ def test_predicts_without_a_checkpoint(box: Path, tmp_path: Path, capsys: pytest
     (found,) = json.loads(capsys.readouterr().out)
     assert len(found["predictions"]) == 2
     assert sightline.predict(None, Image.new("RGB", (9, 9)), img_size=32)
+
+
+def test_other_commands_begin_with_it(box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(torch.device("cpu"))
+    (item,) = session.load()
+    assert (item.checkpoint, item.warning) == (str(box), None)
+    assert Session(torch.device("cpu"), attention=["linear"]).load()[0].checkpoint is None
+    assert configure(load_recipe("finetune")).model.name == NAME
+    given = []
+
+    def export(source: object, *_: object, **__: object) -> None:
+        given.append(source)
+        raise InputError("far enough")
+
+    monkeypatch.setattr("sightline.hub.exporting.export", export)
+    assert main(["export", str(tmp_path / "model.onnx")]) == 2
+    assert given == [None]
 
 
 def test_without_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import save_file
 
 import sightline
@@ -26,6 +27,7 @@ from sightline.util.provenance import source_commit
 
 LIMIT = 13_000_000  # bytes
 LICENCE = "Apache-2.0"
+SECTIONS = ("linearize", "augment", "batch", "optim", "schedule", "ema")
 TEACHER = "vit_tiny_patch16_224.augreg_in21k_ft_in1k (Google, Apache-2.0)"
 
 
@@ -44,11 +46,17 @@ def main(arguments: list[str] | None = None) -> int:
              "sha256": file_digest(path), "bytes": path.stat().st_size, **compare(loaded, path)}  # fmt: skip
     if options.eval:
         facts |= accuracy(path, options.eval, options.workers)
-    settings = Path(options.run, "config.yaml")
-    facts["settings"] = settings.read_text(encoding="utf-8") if settings.is_file() else ""
+    facts["settings"] = settings_of(Path(options.run, "config.yaml"))
     path.with_suffix(".md").write_text(page(facts), encoding="utf-8")
     print(json.dumps({key: value for key, value in facts.items() if key != "settings"}, indent=1))
     return 0
+
+
+def settings_of(path: Path) -> str:
+    """The sections of a configuration that tell how a student was trained, without paths."""
+    found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found.get("linearize", {}).pop("start", None)
+    return yaml.safe_dump({key: found[key] for key in SECTIONS if key in found}, sort_keys=False)
 
 
 def pack(loaded: Loaded) -> Path:
@@ -69,6 +77,7 @@ def pack(loaded: Loaded) -> Path:
     packaged.FOLDER.mkdir(exist_ok=True)
     path = packaged.FOLDER / f"{name}.safetensors"
     save_file(state, path, {**loaded.card.to_metadata(), "license": LICENCE})
+    path.chmod(0o644)
     if path.stat().st_size > LIMIT:
         path.unlink()
         raise InputError(f"{loaded.path}: more than {LIMIT:,} bytes in float16")
