@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 import sightline
 from sightline import explorer
 from sightline.engine.evaluate import evaluate
+from sightline.engine.linearize import RESULTS
 from sightline.models.weights import packaged
 from sightline.models.weights.identify import arguments
 from sightline.tasks.base import Loaded
@@ -29,6 +30,11 @@ LIMIT = 13_000_000  # bytes
 LICENCE = "Apache-2.0"
 SECTIONS = ("linearize", "augment", "batch", "optim", "schedule", "ema")
 TEACHER = "vit_tiny_patch16_224.augreg_in21k_ft_in1k (Google, Apache-2.0)"
+IMAGES = (
+    "29,928 photographs without labels: COCO train2017 (13,517), Caltech-101 (4,871), Imagewoof (2,497), Oxford-IIIT "
+    "Pets (1,985), Oxford Flowers (1,198), PACS (1,168), samples of ImageNet's training images (974 and 968), "
+    "groceries (500), cars (472), Flickr8k (401), vegetables (399), textures (398), monkeys (383) and plants (197)"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", help="folder of `sightline linearize`")
     parser.add_argument("--eval", help="labeled images, for the page")
     parser.add_argument("--teacher", default=TEACHER, help="what the page says about the teacher")
-    parser.add_argument("--images", default="29,928 unlabeled photographs", help="and about the images")
+    parser.add_argument("--images", default=IMAGES, help="and about the images")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args(arguments)
     loaded = sightline.load(options.run)
@@ -46,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
              "sha256": file_digest(path), "bytes": path.stat().st_size, **compare(loaded, path)}  # fmt: skip
     if options.eval:
         facts |= accuracy(path, options.eval, options.workers)
+    facts["agreement"] = json.loads(Path(options.run, RESULTS).read_text(encoding="utf-8"))["scores"]["agreement"]
     facts["settings"] = settings_of(Path(options.run, "config.yaml"))
     path.with_suffix(".md").write_text(page(facts), encoding="utf-8")
     print(json.dumps({key: value for key, value in facts.items() if key != "settings"}, indent=1))
@@ -131,7 +138,8 @@ def page(facts: dict[str, Any]) -> str:
 A classifier of the thousand ImageNet classes with linear attention in all blocks, made by `sightline linearize`.
 
 - Accuracy: {tested}.
-- Teacher: {facts["teacher"]}. It was never trained with labels: it learned the outputs of its teacher.
+- Teacher: {facts["teacher"]}, with which it agrees on {facts["agreement"]:.2f} % of these images. It learned
+  the teacher's outputs, never labels.
 - Images: {facts["images"]}; none of ImageNet's validation set.
 - License: {facts["licence"]}.
 - Weights: float16, {facts["bytes"]:,} bytes, SHA-256 {facts["sha256"]}, commit {facts["commit"]}.
