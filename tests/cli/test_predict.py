@@ -169,7 +169,6 @@ def test_broken_images(tmp_path: Path, capsys: CAPTURE, weights: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["IMAGE"], "--checkpoint"),
         (["--checkpoint", "MODEL"], "IMAGE"),
         (["none.png", "--checkpoint", "MODEL"], "none.png"),
         (["", "--checkpoint", "MODEL"], "empty"),
