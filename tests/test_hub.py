@@ -28,10 +28,9 @@ from tests.cli.classifiers import CLASSES, classifier, run_folder
 @pytest.mark.parametrize("value", [None, 5, b"x", ["a"]])
 def test_paths_and_names_of_another_kind(value: Any) -> None:
     calls: dict[str, Callable[[Any], object]]
-    calls = {"checkpoint": sightline.load, "model": sightline.create_model, "source": sightline.convert}
-    calls["pattern"] = sightline.list_models
-    if value is not None:  # a default of `train`
-        calls["recipe"] = sightline.train
+    calls = {"model": sightline.create_model, "source": sightline.convert, "pattern": sightline.list_models}
+    if value is not None:  # a default of these
+        calls |= {"checkpoint": sightline.load, "recipe": sightline.train}
     for argument, call in calls.items():
         with pytest.raises(InputError, match=rf"^{argument}: .*{re.escape(repr(value))}"):
             call(value)

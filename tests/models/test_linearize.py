@@ -96,8 +96,8 @@ GAP = {"global_pool": "avg", "class_token": False, "fc_norm": True, "qk_norm": T
 def test_features_without_pooling(name: str, arguments: dict[str, Any]) -> None:
     """A norm after pooling and pooling by attention are not part of feature maps."""
     student = sightline.linearize(small(name), "inline")
-    size = {"img_size": 64, "embed_dims": 32, "num_heads": 2, "depths": 3}
-    features = timm.create_model("inline_vit_tiny", features_only=True, out_indices=(1,), **size, **arguments).eval()
+    arguments = {"attention": "inline", "img_size": 64, "embed_dims": 32, "num_heads": 2, "depths": 3, **arguments}
+    features = timm.create_model("inline_vit_tiny", features_only=True, out_indices=(1,), **arguments).eval()
     features.load_state_dict(student.state_dict())
     x = image()
     assert torch.equal(features(x)[0], student.forward_intermediates(x, [1], intermediates_only=True)[0])
