@@ -54,7 +54,7 @@ def test_a_run_becomes_the_file_of_the_package(run: Path, box: Path) -> None:
     assert {p.dtype for p in after.model.parameters()} == {torch.float32}
     for own, packed in zip(before.model.parameters(), after.model.parameters(), strict=True):
         assert torch.equal(own.half().float(), packed)
-    names = ("licence", "teacher", "images", "sha256", "commit", "settings")
+    names = ("licence", "teacher", "images", "sha256", "made", "settings")
     facts = {**dict.fromkeys(names, ""), "bytes": 1, "agreement": 80.0, **pack_box.compare(before, box)}
     assert facts["difference"] < 0.02
     assert set(facts["seen"]) == {"cat.jpg", "coffee.jpg", "palace.jpg", "rocket.jpg"}

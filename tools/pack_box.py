@@ -24,7 +24,6 @@ from sightline.models.weights.identify import arguments
 from sightline.tasks.base import Loaded
 from sightline.util.errors import InputError
 from sightline.util.files import file_digest
-from sightline.util.provenance import source_commit
 
 LIMIT = 13_000_000  # bytes
 LICENCE = "Apache-2.0"
@@ -32,7 +31,7 @@ SECTIONS = ("linearize", "augment", "batch", "optim", "schedule", "ema")
 TEACHER = "vit_tiny_patch16_224.augreg_in21k_ft_in1k (Google, Apache-2.0)"
 IMAGES = (
     "29,928 photographs without labels: COCO train2017 (13,517), Caltech-101 (4,871), Imagewoof (2,497), Oxford-IIIT "
-    "Pets (1,985), Oxford Flowers (1,198), PACS (1,168), samples of ImageNet's training images (974 and 968), "
+    "Pets (1,985), Oxford Flowers (1,198), PACS (1,168), two samples of ImageNet (974 and 968), "
     "groceries (500), cars (472), Flickr8k (401), vegetables (399), textures (398), monkeys (383) and plants (197)"
 )
 
@@ -48,8 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
     loaded = sightline.load(options.run)
     path = pack(loaded)
     print(f"wrote {path}, {path.stat().st_size:,} bytes")
-    facts = {"licence": LICENCE, "teacher": options.teacher, "images": options.images, "commit": source_commit()[0],
-             "sha256": file_digest(path), "bytes": path.stat().st_size, **compare(loaded, path)}  # fmt: skip
+    facts = {
+        "licence": LICENCE,
+        "teacher": options.teacher,
+        "images": options.images,
+        "made": made_by(Path(options.run)),
+        "sha256": file_digest(path),
+        "bytes": path.stat().st_size,
+        **compare(loaded, path),
+    }
     if options.eval:
         facts |= accuracy(path, options.eval, options.workers)
     facts["agreement"] = json.loads(Path(options.run, RESULTS).read_text(encoding="utf-8"))["scores"]["agreement"]
@@ -57,6 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
     path.with_suffix(".md").write_text(page(facts), encoding="utf-8")
     print(json.dumps({key: value for key, value in facts.items() if key != "settings"}, indent=1))
     return 0
+
+
+def made_by(run: Path) -> str:
+    """The command of a run and what it ran on."""
+    found = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+    return f"`{found['command']}` with torch {found['torch']} on {found['device']}"
 
 
 def settings_of(path: Path) -> str:
@@ -140,9 +152,10 @@ A classifier of the thousand ImageNet classes with linear attention in all block
 - Accuracy: {tested}.
 - Teacher: {facts["teacher"]}, with which it agrees on {facts["agreement"]:.2f} % of these images. It learned
   the teacher's outputs, never labels.
-- Images: {facts["images"]}; none of ImageNet's validation set.
+- Images: {facts["images"]}; none of those that it was tested on.
 - License: {facts["licence"]}.
-- Weights: float16, {facts["bytes"]:,} bytes, SHA-256 {facts["sha256"]}, commit {facts["commit"]}.
+- Weights: float16, {facts["bytes"]:,} bytes, SHA-256 {facts["sha256"]}.
+- Made by {facts["made"]}.
 
 | sample photograph | likeliest class |
 |---|---|

@@ -19,8 +19,8 @@ class Options:
 
     image: str | None = positional("an image file; by default a sample", optional=True)
     checkpoint: tuple[str, ...] = option(
-        "run folder or file of weights; can be repeated. Without one, published weights that were downloaded before, "
-        "else random ones",
+        "run folder or file of weights; can be repeated. Without one, the model in the package; with --model or "
+        "--model-args, published weights that were downloaded before, else random ones",
         default=(), metavar="PATH",
     )  # fmt: skip
     attention: tuple[str, ...] = option(

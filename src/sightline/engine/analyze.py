@@ -74,8 +74,9 @@ class Session:
         """
         if self.models:
             return self.models
-        if not self.checkpoint and classes is None and not (self.model or self.model_args or self.attention):
-            self.checkpoint = tuple(map(str, filter(None, [packaged(DEFAULT)])))
+        unspecified = not (self.checkpoint or self.model or self.model_args or self.attention)
+        if unspecified and classes is None and (path := packaged(DEFAULT)):
+            self.checkpoint = (str(path),)
         if self.checkpoint:
             given = (self.model, self.model_args, self.img_size, self.seed)
             opened = [open_model(path, *given) for path in self.checkpoint]

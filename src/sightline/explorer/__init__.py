@@ -43,8 +43,8 @@ def explore(
 
     Args:
         image: a file to start with; by default a sample of the package.
-        checkpoint: run folders or files of weights. Without one, published weights that were downloaded before, else
-            random ones, which the page says.
+        checkpoint: run folders or files of weights. Without one, the model in the package; with `model` or
+            `model_args`, published weights that were downloaded before, else random ones. The page says which.
         attention: mechanisms to put into every model, keeping the weights that fit.
         model, model_args: the variant and its arguments, if a checkpoint leaves them open or there is none; a vision
             transformer of timm opens its weights.
