@@ -15,7 +15,8 @@ class App {
     this.state = State.merge(State.initial(this.options), State.read(location.hash), this.options);
     Controls.listen(this);
     Keyboard.listen(this);
-    addEventListener("hashchange", () => this.set(State.read(location.hash)));
+    // Not location.hash: the address may have been saved since.
+    addEventListener("hashchange", (event) => this.set(State.read(new URL(event.newURL).hash)));
     await this.update();
   }
 
