@@ -3,7 +3,7 @@
     python tools/search_linearize.py vit_tiny_patch16_224 --checkpoint W --data natural.zip --eval imagenet_dev \
         --out runs/search --jobs 4 --epochs 8 --budget 540
 
-Round 1 changes one setting at a time; round 2 puts together what helped. Settings are chosen by the agreement with the
+Round 1 changes one setting at a time; round 2 puts together what helped. Settings are chosen by the divergence from the
 teacher on images that are held out of --data. The labeled images of --eval choose nothing: the best runs are reported
 on them at the end. `OUT/search.json` has all rows; a run that is complete is not repeated. --trials FILE has other
 trials, in YAML: names with the keys that they change.
@@ -162,7 +162,7 @@ class Search:
             yield tasks[task], task.result()
 
     def ranked(self) -> list[dict[str, Any]]:
-        return sorted(self.rows.values(), key=lambda row: -row.get("agreement", -1.0))
+        return sorted(self.rows.values(), key=lambda row: row.get("divergence", float("inf")))
 
     def write(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class Search:
 
 
 def run_one(recipe: str, values: Changes, end: float) -> dict[str, Any]:
-    """Train, unless it is done or too late: agreement on held-out images, errors by block and seconds."""
+    """Train, unless it is done or too late: how far it is from the teacher on held-out images, and seconds."""
     folder, start = Path(str(values["run.folder"])), time.time()
     try:
         if not (folder / DONE).is_file():
@@ -182,18 +182,19 @@ def run_one(recipe: str, values: Changes, end: float) -> dict[str, Any]:
     except Exception as error:  # the others go on
         return {"error": f"{type(error).__name__}: {error}"[:200]}
     return {
-        "agreement": row["agreement"], "errors": block_errors(row), "loss": row["train_loss"],
-        "images_per_second": row["images_per_second"], "seconds": round(time.time() - start, 1), "folder": str(folder),
+        "divergence": row["divergence"], "agreement": row["agreement"], "errors": block_errors(row),
+        "loss": row["train_loss"], "images_per_second": row["images_per_second"],
+        "seconds": round(time.time() - start, 1), "folder": str(folder),
     }  # fmt: skip
 
 
 def combined(rows: Mapping[str, Mapping[str, Any]], trials: Mapping[str, Changes]) -> dict[str, Changes]:
     """The two, three and all changes that helped most, put together; of two values of a key the better one."""
-    base = next((row["agreement"] for name, row in rows.items() if not trials[name] and "error" not in row), None)
+    base = next((row["divergence"] for name, row in rows.items() if not trials[name] and "error" not in row), None)
     if base is None:
         return {}
-    helped = [name for name, row in rows.items() if row.get("agreement", -1.0) > base]
-    helped.sort(key=lambda name: -rows[name]["agreement"])
+    helped = [name for name, row in rows.items() if row.get("divergence", base) < base]
+    helped.sort(key=lambda name: rows[name]["divergence"])
     made: dict[str, Changes] = {}
     for count in sorted({2, 3, len(helped)}):
         if 1 < count <= len(helped):
@@ -221,7 +222,8 @@ def line(row: Mapping[str, Any]) -> str:
     if "error" in row:
         return f"{row['trial']}: {row['error']}"
     told = f", top-1 {row['top1']:.2f} ± {row['standard_error']:.2f} % of {row['images']}" if "top1" in row else ""
-    return f"{row['agreement']:6.2f} %  {row['trial']}{told}, {row['images_per_second']:,.0f} images/s"
+    figures = f"{row['divergence']:.4f}  {row['agreement']:6.2f} %"
+    return f"{figures}  {row['trial']}{told}, {row['images_per_second']:,.0f} images/s"
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def test_what_helped_is_put_together() -> None:
         "key": {"linearize.attention": "inline(key_norm=true)"},
         "map": {"linearize.attention": "inline(head_map=true)"}, "broken": {"batch.size": 1},
     }  # fmt: skip
-    scores = {"as it is": 50.0, "rate": 51.0, "higher": 52.0, "less": 49.0, "key": 54.0, "map": 53.0}
-    rows: dict[str, Any] = {name: {"agreement": score} for name, score in scores.items()}
+    apart = {"as it is": 0.50, "rate": 0.49, "higher": 0.48, "less": 0.51, "key": 0.46, "map": 0.47}
+    rows: dict[str, Any] = {name: {"divergence": value} for name, value in apart.items()}
     made = search_linearize.combined({**rows, "broken": {"error": "no"}}, trials)
     assert set(made) == {"the best 2", "the best 3", "the best 4"}
     assert made["the best 2"] == {"linearize.attention": "inline(key_norm=true,head_map=true)"}

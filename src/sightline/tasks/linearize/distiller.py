@@ -40,9 +40,12 @@ class Distiller(nn.Module):
         super().__init__()
         self.student, self.teacher, self.loss, self.replaced = student, teacher, loss, replaced
         self.attention = attention_modules(student)  # a list, so that they are not registered twice
+        self.inside = {id(parameter) for module in self.attention for parameter in module.parameters()}
         self.error = RelativeError()
-        if loss.stage == 1:
-            learns = {id(p) for i in replaced for p in self.attention[i].parameters()}
+        if loss.stage == 1 or not loss.rest:
+            learns = (
+                {id(p) for i in replaced for p in self.attention[i].parameters()} if loss.stage == 1 else self.inside
+            )
             for parameter in student.parameters():
                 parameter.requires_grad_(id(parameter) in learns)
         elif not loss.logits:  # processes wait for the gradients of all parameters that learn
@@ -102,6 +105,10 @@ class Distiller(nn.Module):
         self.student.train(mode and self.loss.stage == 2)  # no stochastic depth where outputs are compared one by one
         return self
 
+    def lr_scale(self, parameter: nn.Parameter) -> float:
+        """The share of the learning rate that a parameter has."""
+        return self.loss.rest if self.loss.stage == 2 and id(parameter) not in self.inside else 1.0
+
     def no_weight_decay(self) -> set[str]:
         return {f"student.{name}" for name in self.student.no_weight_decay()}
 
@@ -114,5 +121,9 @@ class Distiller(nn.Module):
 
 def divergence(found: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
     """The mean Kullback-Leibler divergence of classes, from logits (B, classes), times the squared temperature."""
-    own, theirs = ((logits.float() / temperature).log_softmax(-1) for logits in (found, wanted))
-    return temperature**2 * F.kl_div(own, theirs, reduction="batchmean", log_target=True)
+    return temperature**2 * divergences(found.float() / temperature, wanted.float() / temperature).mean()
+
+
+def divergences(found: Tensor, wanted: Tensor) -> Tensor:
+    """The Kullback-Leibler divergence of the classes of each image, (B,), from logits (B, classes)."""
+    return F.kl_div(found.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True).sum(-1)

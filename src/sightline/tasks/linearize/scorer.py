@@ -8,14 +8,15 @@ from torch import nn
 from sightline.models.attention_error import BLOCK
 from sightline.tasks.base import Scores
 from sightline.tasks.evaluation import Gather, LabelBatch, LabelScorer, Reduce, Scorer
-from sightline.tasks.linearize.distiller import Distiller
+from sightline.tasks.linearize.distiller import Distiller, divergences
 from sightline.tasks.metrics import NO_LABEL
 
 
 class AgreementScorer(Scorer[LabelBatch, Scores]):
     """Agreement is the share of images with the same likeliest class, in percent.
 
-    Without a classifier it is the mean cosine of the pooled features, in percent.
+    Without a classifier it is the mean cosine of the pooled features, in percent. The divergence is that of the classes
+    from the teacher's, a mean over images, which tells two students apart that agree with it equally often.
 
     Args:
         names: of the classes; empty without a classifier.
@@ -27,7 +28,7 @@ class AgreementScorer(Scorer[LabelBatch, Scores]):
         super().__init__(device)
         self.labels = LabelScorer(names, device) if labelled else None
         self.classes = len(names)
-        self.totals = torch.zeros(2 + blocks, dtype=torch.float64, device=device)  # images, agreement, errors
+        self.totals = torch.zeros(3 + blocks, dtype=torch.float64, device=device)  # images, and sums over them
 
     def add(self, model: nn.Module, batch: LabelBatch) -> int:
         assert isinstance(model, Distiller)
@@ -36,17 +37,22 @@ class AgreementScorer(Scorer[LabelBatch, Scores]):
         counted = (labels != NO_LABEL).double()
         if self.classes:
             same = (found.argmax(1) == wanted.argmax(1)).double()
+            apart = divergences(found, wanted).double()
         else:
             same = torch.cosine_similarity(found, wanted).double()
+            apart = torch.zeros_like(same)
         count = counted.sum()
-        self.totals += torch.cat([torch.stack([count, (same * counted).sum()]), errors.double() * count])
+        sums = torch.stack([count, (same * counted).sum(), (apart * counted).sum()])
+        self.totals += torch.cat([sums, errors.double() * count])
         if self.labels is not None:
             self.labels.count(found, labels)
         return len(images)
 
     def result(self, reduce: Reduce, gather: Gather, seconds: float) -> Scores:
-        images, same, *errors = reduce(self.totals).tolist()
+        images, same, apart, *errors = reduce(self.totals).tolist()
         values = {"agreement": 100 * same / images}
+        if self.classes:
+            values["divergence"] = apart / images
         values |= {BLOCK.format(i): error / images for i, error in enumerate(errors)}
         if self.labels is None:
             return Scores(values, images=int(images), seconds=seconds)
