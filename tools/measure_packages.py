@@ -120,10 +120,11 @@ class Worker:
         folder.mkdir(parents=True)
         self.log = folder / "log.txt"
         command = [sys.executable, __file__, "--device", device, "--make", form, case, str(folder)]
+        # Inductor would start a process per core for each of them.
+        environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ}
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+            self.process = subprocess.Popen(command, text=True, bufsize=1, env=environment, **pipes)
 
     def answer(self, seconds: float) -> Any:
         """Its next line of JSON; None if it ended or is late, and then it is killed."""

@@ -29,8 +29,10 @@ TEXTS = (
     "hedgehog(share=true,kernel=3)",
     "ttt(project=true,key_norm=true,kernel=3)",
     "inline(key_norm=true,temperature=true,head_map=true)",
+    "inline(softmax_prefix=true,temperature=true)",
     "inline(phi=elu1,residual=false,key_norm=true)",
     "linear(key_norm=true,temperature=true,head_map=true)",
+    "linear(softmax_prefix=true,head_map=true)",
 )
 CROSS = [text for text in TEXTS if not MECHANISMS[Spec.parse(text).name].core.shared_qk]
 every_mechanism = pytest.mark.parametrize("text", TEXTS)

@@ -32,6 +32,7 @@ TEXTS = (
     "rala(gate=true,kernel=3)",
     "ttt(project=true,key_norm=true,kernel=3)",
     "inline(key_norm=true,temperature=true,head_map=true)",
+    "inline(softmax_prefix=true)",
     "linear(phi=elu1,key_norm=true,temperature=true,head_map=true)",
 )
 

@@ -1,6 +1,6 @@
 """Optimizer, schedule and averaged weights, all from timm."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
@@ -48,27 +48,13 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
         raise InputError(f"optim.args: {twice[0]} is a key of its own; give optim.{twice[0]}")
     try:
         _try_out(optim.name, options, next(model.parameters()).device)
-        made = create_optimizer_v2(model, opt=optim.name, layer_decay=optim.layer_decay, **options)
+        return create_optimizer_v2(model, opt=optim.name, layer_decay=optim.layer_decay, **options)
     except Exception as error:
         values = {"args": optim.args, "betas": optim.betas, "name": optim.name}
         key, value = next((key, value) for key, value in values.items() if value)
         raise InputError(
             f"optim.{key}: {optim.name} cannot work with {shown(value)} ({reason(error)}); change it or leave it out"
         ) from error
-    if hasattr(model, "lr_scale"):
-        made.param_groups[:] = [part for group in made.param_groups for part in _by_scale(group, model.lr_scale)]
-    return made
-
-
-def _by_scale(group: Mapping[str, Any], scale: Callable[[nn.Parameter], float]) -> list[dict[str, Any]]:
-    """A group of parameters, split by their share of the learning rate, which timm's schedules apply."""
-    parts: dict[float, list[nn.Parameter]] = {}
-    for parameter in group["params"]:
-        parts.setdefault(scale(parameter), []).append(parameter)
-    return [
-        {**group, "params": parameters, **({} if share == 1 else {"lr_scale": share})}
-        for share, parameters in parts.items()
-    ]
 
 
 def _try_out(name: str, options: Mapping[str, Any], device: torch.device) -> None:

@@ -19,7 +19,6 @@ from sightline.cli.main import main
 from sightline.data.order import Placement
 from sightline.data.readers.images import ImagesReader
 from sightline.engine import linearize as engine
-from sightline.engine.optimize import make_optimizer, make_schedule
 from sightline.engine.settings import configure, load_recipe
 from sightline.engine.train import train
 from sightline.models.attention_error import block_errors
@@ -131,22 +130,6 @@ def test_the_first_stage_changes_attention_alone(folder: Path) -> None:
     assert 0 <= values["agreement"] <= 100
     assert values["divergence"] > 0
     assert "top1" not in values  # images without labels
-
-
-@pytest.mark.parametrize("share", [0.0, 0.25])
-def test_what_is_not_attention_learns_with_a_share_of_the_rate(folder: Path, share: float) -> None:
-    config = config_of(folder, **{"linearize.rest": share})
-    model = task_of(folder, **{"linearize.rest": share}).model
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    optimizer = make_optimizer(model, config)
-    schedule, _ = make_schedule(optimizer, config, 10)
-    schedule.step_update(10)
-    rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    inside = {rate for name, rate in rates.items() if ".attn." in name}
-    assert len(inside) == 1
-    outside = {rate for name, rate in rates.items() if ".attn." not in name}
-    assert outside == ({share * rate for rate in inside} if share else set())
-    assert set(rates) == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @torch.no_grad()

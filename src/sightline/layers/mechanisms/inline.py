@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline import backend
+from sightline.layers import prefix
 from sightline.layers.adapt import Adapt
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.feature_map import FeatureMap
@@ -38,6 +39,7 @@ class InlineCore(Core):
         hidden: units per head between the two layers that make its weights; 0 for the width of a head, as published.
         key_norm, temperature, head_map: learned changes of queries and keys, see `Adapt`. The temperature multiplies
             the queries.
+        softmax_prefix: tokens without a position, such as a class token, attend by softmax, see `layers.prefix`.
     """
 
     feature_map: FeatureMap
@@ -57,9 +59,11 @@ class InlineCore(Core):
         key_norm: bool = False,
         temperature: bool = False,
         head_map: bool = False,
+        softmax_prefix: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
         self.phi = phi
+        self.softmax_prefix = softmax_prefix
         self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
         if not 0 <= hidden <= self.head_dim or (hidden and not residual):
             raise InputError(f"inline(hidden={hidden}): give 1 to {self.head_dim} units, with the residual")
@@ -75,7 +79,10 @@ class InlineCore(Core):
             self.injective = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
-        q, k = self._adapted(q, k, place)
+        out = self._mix(*self._adapted(q, k, place), v, place)
+        return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix and place.prefix else out
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         residual, whole = self.residual, place.local is None and place.key_mask is None
         if residual is not None and whole and self._by_kernels(q, place.context):
             context = place.context
@@ -91,7 +98,10 @@ class InlineCore(Core):
         return out if same else self.add_local(out, v, place)
 
     def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
-        q, k = self._adapted(q, k, place)
+        factors = self._factors(*self._adapted(q, k, place), place)
+        return prefix.factors_by_softmax(factors, q, k, place) if self.softmax_prefix and place.prefix else factors
+
+    def _factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
         phi, counts = self.feature_map, place.counts(k)[:, None, :, None]  # B 1 M 1
         number = counts.sum(2, keepdim=True).clamp(min=1)
         fq = phi(q).transpose(1, 2)
@@ -114,23 +124,31 @@ class InlineCore(Core):
     def from_tokens(self, x: Tensor, qkv: nn.Linear, place: Place) -> Tensor | None:
         if self.adapt is not None:
             return None
+        softmax = self.softmax_prefix and place.prefix > 0
         if self._by_kernels(x, place.context):
             layers = None if self.residual is None else self.residual.layers
             whole = place.context is x
             x = x.to(backend.compute_dtype(x))  # once, for the projection and for the mean token
-            packed, bias = project_packed(x, qkv, layers, self.phi)
+            packed, bias = (qkv(x), None) if softmax else project_packed(x, qkv, layers, self.phi)
             context = x if whole else place.context
-            return inline_from_packed(
-                packed, context, layers, self.num_heads, place.grid, place.prefix, self.phi, bias
-            )  # fmt: skip
+            out = inline_from_packed(packed, context, layers, self.num_heads, place.grid, place.prefix, self.phi, bias)
+            if not softmax:
+                return out
+            heads = (self.num_heads, -1)
+            q, k, v = packed.unflatten(2, (3, *heads)).unbind(2)
+            return prefix.by_softmax(out.unflatten(2, heads), q, k, v, place).flatten(2)
         if self.phi == "identity" and prefers_tokens(x, qkv):
-            weights = self.local_weights(place)
-            return inline_from_tokens(x, qkv.weight, qkv.bias, self.num_heads, weights, place.grid, place.prefix)
+            given = (qkv.weight, qkv.bias, self.num_heads)
+            out = inline_from_tokens(x, *given, self.local_weights(place), place.grid, place.prefix)
+            if not softmax:
+                return out
+            return torch.cat([prefix.from_tokens(x, *given, place.prefix), out[:, place.prefix :]], 1)
         return None
 
     def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
         plain = type(qkv) is nn.Linear and type(proj) is nn.Linear and place.context is x and self.by_one_operator
-        if self.adapt is not None or not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):
+        plain &= self.adapt is None and not (self.softmax_prefix and place.prefix)
+        if not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):
             return None
         layers = None if self.residual is None else self.residual.layers
         return inline_projected(x, qkv, proj, layers, self.num_heads, place.grid, place.prefix, self.phi)

@@ -6,6 +6,7 @@ Transformers are RNNs (ICML 2020).
 import torch
 from torch import Tensor
 
+from sightline.layers import prefix
 from sightline.layers.adapt import Adapt
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.feature_map import FeatureMap, quotient
@@ -24,6 +25,7 @@ class LinearCore(Core):
         key_norm, temperature, head_map: learned changes of queries and keys, see `Adapt`. A factor of the queries would
             cancel in the quotient, so the temperature is a power of their features, which must be positive: of
             exp(0.2 x) it is the factor of x.
+        softmax_prefix: tokens without a position, such as a class token, attend by softmax, see `layers.prefix`.
     """
 
     feature_map: FeatureMap
@@ -40,8 +42,10 @@ class LinearCore(Core):
         key_norm: bool = False,
         temperature: bool = False,
         head_map: bool = False,
+        softmax_prefix: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
+        self.softmax_prefix = softmax_prefix
         self.feature_map = FeatureMap(phi, num_heads, self.head_dim)
         self.adapt: Adapt | None = None
         if temperature and phi in SIGNED:
@@ -53,6 +57,10 @@ class LinearCore(Core):
             self.injective = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        out = self._mix(q, k, v, place)
+        return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix and place.prefix else out
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         phi = self.feature_map
         if self.adapt is not None:
             q, k = self.adapt(q, k, place)
@@ -64,9 +72,9 @@ class LinearCore(Core):
         return linear_attention(q, k, v, phi=phi.phi, affine=phi.affine, key_mask=place.key_mask)
 
     def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
-        if self.adapt is not None:
-            q, k = self.adapt(q, k, place)
-        return quotient(*self._features(q, k, place), place.counts(k))
+        own_q, own_k = (q, k) if self.adapt is None else self.adapt(q, k, place)
+        factors = quotient(*self._features(own_q, own_k, place), place.counts(k))
+        return prefix.factors_by_softmax(factors, q, k, place) if self.softmax_prefix and place.prefix else factors
 
     def _features(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """phi(q), to the power of the temperature, and phi(k), zero where hidden."""

@@ -52,9 +52,6 @@ class Linearize:
     tokens: Amount = entry(1.0, "weight of the error of the final tokens, in stage 2")
     hidden: Amount = entry(0.0, "weight of the error of the tokens after each block or stage, in stage 2")
     blocks: Amount = entry(0.0, "weight of the loss of stage 1, in stage 2")
-    rest: Amount = entry(
-        1.0, "learning rate of what is not attention, as a share of optim.lr, in stage 2; 0 leaves it as the teacher's"
-    )
 
 
 @dataclass(frozen=True)

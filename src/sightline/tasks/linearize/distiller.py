@@ -40,12 +40,9 @@ class Distiller(nn.Module):
         super().__init__()
         self.student, self.teacher, self.loss, self.replaced = student, teacher, loss, replaced
         self.attention = attention_modules(student)  # a list, so that they are not registered twice
-        self.inside = {id(parameter) for module in self.attention for parameter in module.parameters()}
         self.error = RelativeError()
-        if loss.stage == 1 or not loss.rest:
-            learns = (
-                {id(p) for i in replaced for p in self.attention[i].parameters()} if loss.stage == 1 else self.inside
-            )
+        if loss.stage == 1:
+            learns = {id(p) for i in replaced for p in self.attention[i].parameters()}
             for parameter in student.parameters():
                 parameter.requires_grad_(id(parameter) in learns)
         elif not loss.logits:  # processes wait for the gradients of all parameters that learn
@@ -104,10 +101,6 @@ class Distiller(nn.Module):
         super().train(mode)
         self.student.train(mode and self.loss.stage == 2)  # no stochastic depth where outputs are compared one by one
         return self
-
-    def lr_scale(self, parameter: nn.Parameter) -> float:
-        """The share of the learning rate that a parameter has."""
-        return self.loss.rest if self.loss.stage == 2 and id(parameter) not in self.inside else 1.0
 
     def no_weight_decay(self) -> set[str]:
         return {f"student.{name}" for name in self.student.no_weight_decay()}
