@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline import backend
 from sightline.layers import Attention, Place, Spec
 from sightline.layers.adapt import statistics
-from sightline.ops.common.launching import forget
 from sightline.util.errors import InputError
 
 from ..models.tiny import fresh, image, tiny
 from ..ops.brute_force import assert_close, some_keys, tokens
-from ..ops.cases import DEVICE
+from .kernels import check_kernels
 
 DIM, HEADS, GRID = 12, 2, (3, 4)
 OPTIONS = ("key_norm", "temperature", "head_map")
@@ -158,17 +156,7 @@ def test_masked_tokens_are_not_read(mechanism: str, garbage: float) -> None:
 
 @pytest.mark.parametrize("mechanism", ["inline", "linear"])
 def test_kernels_run_with_every_option(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through Triton's interpreter on a CPU, where `triton` never falls back: the output and gradients of torch."""
-    layer = lively(Attention(16, 2, with_options(mechanism, ALL))).to(DEVICE)
-    x = torch.randn(2, 13, 16, device=DEVICE, requires_grad=True)
-    leaves, found = [x, *layer.parameters()], []
-    monkeypatch.setattr(backend, "requested", lambda: "triton" if found else "torch")
-    for _ in range(2):
-        out = layer(x, GRID, 1)
-        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    forget()
-    for one, other in zip(*found, strict=True):
-        assert_close(other, one, 1e-4)
+    check_kernels(lively(Attention(16, 2, with_options(mechanism, ALL))), GRID, monkeypatch)
 
 
 @pytest.mark.parametrize("family", ["deit", "cswin"])

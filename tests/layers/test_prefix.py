@@ -1,18 +1,15 @@
 """A class token by softmax next to patches by linear attention."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from sightline import backend
 from sightline.layers import Attention
-from sightline.ops.common.launching import forget
 
 from ..models.tiny import image, tiny
 from ..ops.brute_force import assert_close
 from ..ops.cases import DEVICE
+from .kernels import check_kernels
 
 DIM, HEADS, GRID = 32, 2, (3, 4)
 MECHANISMS = ("inline", "inline(hidden=8)", "inline(phi=elu1)", "inline(residual=false)", "linear")
@@ -22,22 +19,25 @@ def with_softmax(text: str) -> str:
     return f"{text[:-1]},softmax_prefix=true)" if text.endswith(")") else f"{text}(softmax_prefix=true)"
 
 
-def trio(mechanism: str, **options: Any) -> list[Attention]:
+def trio(mechanism: str) -> list[Attention]:
     """The mechanism, the same with softmax for the prefix, and softmax alone, of the same weights."""
     torch.manual_seed(0)
-    made = [Attention(DIM, HEADS, text, **options) for text in (mechanism, with_softmax(mechanism), "softmax")]
+    made = [Attention(DIM, HEADS, text) for text in (mechanism, with_softmax(mechanism), "softmax")]
     weights = {name: torch.randn_like(value) * 0.3 for name, value in made[0].state_dict().items()}
     for module in made:
         module.load_state_dict({name: weights[name] for name in module.state_dict()})
     return made
 
 
-def check(mechanism: str, prefix: int, mask: Tensor | None, dtype: torch.dtype, tolerance: float) -> None:
-    plain, mixed, softmax = (module.to(DEVICE, dtype) for module in trio(mechanism))
-    x = torch.randn(2, prefix + 12, DIM, device=DEVICE, dtype=dtype)
+def check(mechanism: str, prefix: int, mask: Tensor | None = None) -> None:
+    """Rows of the prefix as softmax has them, those of the grid as the mechanism does; masked ones are undefined."""
+    plain, mixed, softmax = (module.to(DEVICE) for module in trio(mechanism))
+    x = torch.randn(2, prefix + 12, DIM, device=DEVICE)
+    counts = torch.ones(2, prefix + 12, dtype=torch.bool, device=DEVICE) if mask is None else mask
+    first = torch.arange(prefix + 12, device=DEVICE) < prefix
     out = mixed(x, GRID, prefix, mask)
-    assert_close(out[:, :prefix], softmax(x, GRID, prefix, mask)[:, :prefix], tolerance)
-    assert_close(out[:, prefix:], plain(x, GRID, prefix, mask)[:, prefix:], tolerance)
+    assert_close(out[counts & first], softmax(x, GRID, prefix, mask)[counts & first], 1e-5)
+    assert_close(out[counts & ~first], plain(x, GRID, prefix, mask)[counts & ~first], 1e-5)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -45,7 +45,7 @@ def check(mechanism: str, prefix: int, mask: Tensor | None, dtype: torch.dtype, 
 @pytest.mark.parametrize("grad", [False, True])
 def test_rows_of_two_kinds(mechanism: str, prefix: int, grad: bool) -> None:
     with torch.set_grad_enabled(grad):
-        check(mechanism, prefix, None, torch.float32, 1e-5)
+        check(mechanism, prefix)
 
 
 @pytest.mark.parametrize("mechanism", ["inline", "linear"])
@@ -53,24 +53,11 @@ def test_rows_of_two_kinds(mechanism: str, prefix: int, grad: bool) -> None:
 def test_masked_keys(mechanism: str) -> None:
     mask = torch.ones(2, 13, dtype=torch.bool, device=DEVICE)
     mask[0, 5:9] = False
-    plain, mixed, softmax = (module.to(DEVICE) for module in trio(mechanism))
-    x = torch.randn(2, 13, DIM, device=DEVICE)
-    out = mixed(x, GRID, 1, mask)
-    assert_close(out[:, :1], softmax(x, GRID, 1, mask)[:, :1], 1e-5)
-    assert_close(out[:, 1:][mask[:, 1:]], plain(x, GRID, 1, mask)[:, 1:][mask[:, 1:]], 1e-5)
+    check(mechanism, 1, mask)
 
 
 def test_kernels_give_the_output_and_gradients_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = trio("inline")[1].to(DEVICE)
-    x = torch.randn(2, 13, DIM, device=DEVICE, requires_grad=True)
-    leaves, found = [x, *layer.parameters()], []
-    monkeypatch.setattr(backend, "requested", lambda: "triton" if found else "torch")
-    for _ in range(2):
-        out = layer(x, GRID, 1)
-        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    forget()
-    for one, other in zip(*found, strict=True):
-        assert_close(other, one, 1e-4)
+    check_kernels(trio("inline")[1], GRID, monkeypatch)
 
 
 @pytest.mark.parametrize("mechanism", ["inline", "inline(phi=elu1)"])

@@ -17,7 +17,7 @@ from sightline.ops.checks import Grid
 from sightline.ops.feature_maps import hide
 from sightline.util.errors import InputError
 
-__all__ = ["Core", "Factors", "Grid", "Place", "convolve", "hooked", "products"]
+__all__ = ["Core", "Factors", "Grid", "Place", "convolve", "hooked", "products", "softmax_rows"]
 
 Factors = tuple[Tensor, Tensor]  # L (B, H, N, r) and R (B, H, M, r) of the weights L R^T
 
@@ -204,3 +204,11 @@ def hooked(module: nn.Module) -> bool:
 def products(q: Tensor, k: Tensor) -> Tensor:
     """q_i . k_j in every head, (B, Q, H, D) and (B, M, H, D) -> (B, H, Q, M)."""
     return torch.einsum("bqhd,bmhd->bhqm", q, k)
+
+
+def softmax_rows(q: Tensor, k: Tensor, place: Place, bias: Tensor | None = None) -> Tensor:
+    """The weights of softmax, (B, Q, H, D) and (B, M, H, D) -> (B, H, Q, M), zero for masked keys."""
+    scores = products(q, hide(k, place.hidden(k))) * q.shape[3] ** -0.5
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    return scores.masked_fill(~place.counts(k)[:, None, None, :], -torch.inf).softmax(-1).nan_to_num()

@@ -1,7 +1,7 @@
 """Prefix tokens that attend by softmax next to patches that do not.
 
-A class token is one query: its row of softmax weights costs as much as one token of linear attention, so the cost of
-the whole stays linear. A student inherits exactly what its teacher's class token gathers.
+A class token is one query: its row of softmax weights costs N d multiply-adds per head, next to N d^2 of linear
+attention, so the cost of the whole stays linear. A student's class token gathers as its teacher's does.
 
 Shape letters: as in `layers.core`; P tokens of the prefix.
 """
@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.layers.core import Factors, Place, products
+from sightline.layers.core import Factors, Place, softmax_rows
 from sightline.ops import softmax_attention
 from sightline.ops.checks import accumulate_dtype
-from sightline.ops.feature_maps import hide
 
 
 def by_softmax(out: Tensor, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
-    """Mixed values (B, N, H, D), with those of the prefix by softmax of its queries."""
+    """Mixed values (B, N, H, D), those of the prefix by softmax; unchanged without a prefix."""
+    if not place.prefix:
+        return out
     first = softmax_attention(q[:, : place.prefix], k, v, key_mask=place.key_mask)
     return torch.cat([first.to(out.dtype), out[:, place.prefix :]], 1)
 
@@ -40,11 +41,11 @@ def from_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, 
 
 
 def factors_by_softmax(factors: Factors, q: Tensor, k: Tensor, place: Place) -> Factors:
-    """Factors of the weights with rows of softmax for the prefix: a column of weights for each of its tokens."""
-    left, right = factors
-    prefix, scale = place.prefix, q.shape[3] ** -0.5
-    scores = products(q[:, :prefix], hide(k, place.hidden(k))) * scale  # B H P M
-    rows = scores.masked_fill(~place.counts(k)[:, None, None, :], -torch.inf).softmax(-1).nan_to_num()
-    own = torch.eye(left.shape[2], prefix, dtype=left.dtype, device=left.device).expand(*left.shape[:2], -1, -1)
-    left = F.pad(left[:, :, prefix:], (0, 0, prefix, 0))
+    """Factors of the weights with rows of softmax for the prefix, one more column for each of its tokens."""
+    (left, right), count = factors, place.prefix
+    if not count:
+        return factors
+    rows = softmax_rows(q[:, :count], k, place)
+    own = torch.eye(left.shape[2], count, dtype=left.dtype, device=left.device).expand(*left.shape[:2], -1, -1)
+    left = F.pad(left[:, :, count:], (0, 0, count, 0))
     return torch.cat([left, own], -1), torch.cat([right, rows.transpose(-1, -2).to(right.dtype)], -1)

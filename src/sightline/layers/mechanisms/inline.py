@@ -71,6 +71,8 @@ class InlineCore(Core):
         self.residual = ResidualWeights(dim, num_heads, rows, hidden) if residual else None
         self.by_one_operator = phi != AFFINE_MAP and (length is None or not residual)
         self.adapt: Adapt | None = None
+        if softmax_prefix:
+            self.injective = None
         if key_norm or temperature or head_map:
             shift = phi != "identity" or head_map
             self.adapt = Adapt(
@@ -80,7 +82,7 @@ class InlineCore(Core):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         out = self._mix(*self._adapted(q, k, place), v, place)
-        return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix and place.prefix else out
+        return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix else out
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         residual, whole = self.residual, place.local is None and place.key_mask is None
@@ -99,7 +101,7 @@ class InlineCore(Core):
 
     def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
         factors = self._factors(*self._adapted(q, k, place), place)
-        return prefix.factors_by_softmax(factors, q, k, place) if self.softmax_prefix and place.prefix else factors
+        return prefix.factors_by_softmax(factors, q, k, place) if self.softmax_prefix else factors
 
     def _factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
         phi, counts = self.feature_map, place.counts(k)[:, None, :, None]  # B 1 M 1
@@ -122,21 +124,20 @@ class InlineCore(Core):
         return F.pad(local_residual(place.local_values(v), weights, place.grid), (0, 0, 0, 0, place.prefix, 0))
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, place: Place) -> Tensor | None:
+        softmax = self.softmax_prefix and place.prefix > 0
         if self.adapt is not None:
             return None
-        softmax = self.softmax_prefix and place.prefix > 0
         if self._by_kernels(x, place.context):
+            if softmax:
+                return None  # `forward` has the queries and keys that softmax needs
             layers = None if self.residual is None else self.residual.layers
             whole = place.context is x
             x = x.to(backend.compute_dtype(x))  # once, for the projection and for the mean token
-            packed, bias = (qkv(x), None) if softmax else project_packed(x, qkv, layers, self.phi)
+            packed, bias = project_packed(x, qkv, layers, self.phi)
             context = x if whole else place.context
-            out = inline_from_packed(packed, context, layers, self.num_heads, place.grid, place.prefix, self.phi, bias)
-            if not softmax:
-                return out
-            heads = (self.num_heads, -1)
-            q, k, v = packed.unflatten(2, (3, *heads)).unbind(2)
-            return prefix.by_softmax(out.unflatten(2, heads), q, k, v, place).flatten(2)
+            return inline_from_packed(
+                packed, context, layers, self.num_heads, place.grid, place.prefix, self.phi, bias
+            )  # fmt: skip
         if self.phi == "identity" and prefers_tokens(x, qkv):
             given = (qkv.weight, qkv.bias, self.num_heads)
             out = inline_from_tokens(x, *given, self.local_weights(place), place.grid, place.prefix)

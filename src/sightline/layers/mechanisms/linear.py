@@ -58,7 +58,7 @@ class LinearCore(Core):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         out = self._mix(q, k, v, place)
-        return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix and place.prefix else out
+        return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix else out
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         phi = self.feature_map
@@ -74,7 +74,7 @@ class LinearCore(Core):
     def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
         own_q, own_k = (q, k) if self.adapt is None else self.adapt(q, k, place)
         factors = quotient(*self._features(own_q, own_k, place), place.counts(k))
-        return prefix.factors_by_softmax(factors, q, k, place) if self.softmax_prefix and place.prefix else factors
+        return prefix.factors_by_softmax(factors, q, k, place) if self.softmax_prefix else factors
 
     def _features(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """phi(q), to the power of the temperature, and phi(k), zero where hidden."""
