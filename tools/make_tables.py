@@ -15,7 +15,7 @@ from tables.dense import cost_section, runs_section
 from tables.export import accuracy_section, checks_section, latency_section, packages_section
 from tables.figures import FIGURES, PLAIN_FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
-from tables.linearize import finetune_section, ladder_section, resolution_section
+from tables.linearize import finetune_section, ladder_section, resolution_section, search_section
 from tables.performance import performance_page
 from tables.photos import photos_section
 from tables.plain import plain_reports, speed_block
@@ -61,6 +61,7 @@ def pages() -> dict[Path, str]:
             "packages": packages_section(results / "export" / f"packages-{MACHINE}.json"),
         },
         docs / "linearize.md": {
+            "search": search_section(results / "linearize" / f"search-{MACHINE}.json"),
             "ladder": ladder_section(results / "linearize" / f"ladder-{MACHINE}.json"),
             "resolution": resolution_section(results / "linearize" / f"resolution-{MACHINE}.json"),
             "finetune": finetune_section(results / "linearize" / f"finetune-{MACHINE}.json"),

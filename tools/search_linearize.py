@@ -5,7 +5,7 @@
 
 Round 1 changes one setting at a time; round 2 puts together what helped. Settings are chosen by the divergence from the
 teacher on images that are held out of --data. The labeled images of --eval choose nothing: the best runs are reported
-on them at the end. `OUT/search.json` has all rows; a run that is complete is not repeated. --trials FILE has other
+on them at the end. `OUT/search.json` has all rows; a run that is complete is not repeated. --trials FILE has the
 trials, in YAML: names with the keys that they change.
 """
 
@@ -21,7 +21,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from measuring import write
 
 from sightline.engine.evaluate import evaluate
 from sightline.engine.records import DONE, read_rows
@@ -32,37 +34,7 @@ from sightline.models.attention_error import block_errors
 Changes = Mapping[str, object]
 STAGE1 = "stage1:"  # before the keys of the first stage; `linearize.attention` is of both
 ATTENTION = "linearize.attention"
-TRIALS: dict[str, Changes] = {
-    "as the recipe": {},
-    "hidden 1": {"linearize.hidden": 1.0},
-    "hidden 3": {"linearize.hidden": 3.0},
-    "blocks 0.1": {"linearize.blocks": 0.1},
-    "no tokens": {"linearize.tokens": 0.0},
-    "tokens 3": {"linearize.tokens": 3.0},
-    "temperature 2": {"linearize.temperature": 2.0},
-    "rate 5e-4": {"optim.lr": 5e-4},
-    "rate 2e-3": {"optim.lr": 2e-3},
-    "muon 2e-3": {"optim.name": "muon", "optim.lr": 2e-3},
-    "muon 1e-2": {"optim.name": "muon", "optim.lr": 1e-2},
-    "batch 256": {"batch.size": 256},
-    "batch 1024": {"batch.size": 1024},
-    "crops from 0.4": {"augment.scale": (0.4, 1.0)},
-    "crops from 0.08": {"augment.scale": (0.08, 1.0)},
-    "no mixup": {"augment.mixup": 0.0},
-    "always mixup": {"augment.mix_prob": 1.0},
-    "cutmix": {"augment.cutmix": 1.0},
-    "no colors": {"augment.color_jitter": 0.0},
-    "bicubic": {"augment.resample": "bicubic"},
-    "RandAugment": {"augment.auto": "rand-m5-mstd0.5-n1", "augment.color_jitter": 0.0},
-    "crops of 160 px": {"data.train_size": 160},
-    "average 0.99": {"ema.decay": 0.99},
-    "one stage": {"linearize.start": None, "linearize.blocks": 0.3, "linearize.hidden": 1.0},
-    "longer stage 1": {f"{STAGE1}schedule.epochs": 10},
-    "key norm": {ATTENTION: "inline(key_norm=true)"},
-    "temperature": {ATTENTION: "inline(temperature=true)"},
-    "head map": {ATTENTION: "inline(head_map=true)"},
-    "half the residual": {ATTENTION: "inline(hidden=32)"},
-}
+TRIALS = Path(__file__).with_name("linearize_trials.yaml")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,12 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=8, help="of the second stage")
     parser.add_argument("--stage1-epochs", type=int, default=3)
     parser.add_argument("--budget", type=float, default=600.0, help="seconds after which no trial begins")
-    parser.add_argument("--trials", type=Path, help="YAML file with other trials")
+    parser.add_argument("--trials", type=Path, default=TRIALS, help="YAML file with the trials")
     parser.add_argument("--only", help="names of trials, with commas between them")
     parser.add_argument("--report", type=int, default=3, help="runs to report on --eval")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all runs")
+    parser.add_argument("--results", help="JSON file for the rows with versions and command")
     options = parser.parse_args(arguments)
-    trials: dict[str, Changes] = yaml.safe_load(options.trials.read_text()) if options.trials else TRIALS
+    trials: dict[str, Changes] = yaml.safe_load(options.trials.read_text())
     if options.only:
         trials = {name: trials[name] for name in options.only.split(",")}
     common: dict[str, object] = {
@@ -101,6 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
         for row, top1 in zip(best, apply(accuracy, [(r["folder"], options.eval) for r in best]), strict=True):
             row |= top1
     search.write()
+    good = [{key: row[key] for key in row if key != "folder"} for row in search.ranked() if "error" not in row]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    write(options.results, __file__, good, device, epochs=options.epochs, stage1_epochs=options.stage1_epochs)
     for row in search.ranked():
         print(line(row))
     return 0
@@ -200,9 +176,6 @@ def combined(rows: Mapping[str, Mapping[str, Any]], trials: Mapping[str, Changes
         if 1 < count <= len(helped):
             changes: dict[str, object] = {}
             for name in helped[:count]:
-                if ATTENTION in changes and ATTENTION in trials[name]:
-                    first, second = str(changes[ATTENTION]), str(trials[name][ATTENTION])
-                    changes[ATTENTION] = f"{first[:-1]},{second.partition('(')[2]}"
                 changes = {**trials[name], **changes}
             made[f"the best {count}"] = changes
     return made

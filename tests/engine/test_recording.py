@@ -1,12 +1,13 @@
 """Updates as CUDA graphs: the same losses and weights as without, and no graph where none can be made."""
 
+import gc
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.engine.recording import WARM, Pass, Recorder, Replay
+from sightline.engine.recording import ATTEMPTS, WARM, Pass, Recorder, Replay, no_garbage_collection
 
 
 def train(model: nn.Module, recorder: Recorder | None, batches: list[Tensor]) -> list[float]:
@@ -34,13 +35,24 @@ def copies(record: object, device: str = "cpu") -> tuple[nn.Module, nn.Module, R
     return one, two, Recorder([*two.parameters()], lines.append, record), lines  # type: ignore[arg-type]
 
 
-def test_batches_of_another_shape_are_not_replayed() -> None:
-    replayed = []
+class Replayed:
+    """Passes that are run again, after some that cannot be recorded; has the shapes of their batches."""
 
-    def record(work: Pass, batch: Tensor, parameters: Sequence[nn.Parameter]) -> Replay:
+    def __init__(self, failures: int = 0) -> None:
+        self.failures, self.shapes = failures, list[tuple[int, ...]]()
+
+    def __call__(self, work: Pass, batch: Tensor, parameters: Sequence[nn.Parameter]) -> Replay:
+        if self.failures:
+            self.failures -= 1
+            work(batch)  # leaves gradients
+            try:
+                raise RuntimeError("operation not permitted\nwhen stream is capturing")
+            finally:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
         def replay(given: Tensor) -> tuple[Tensor, list[Tensor | None]]:
             assert all(parameter.grad is None for parameter in parameters)
-            replayed.append(tuple(given.shape))
+            self.shapes.append(tuple(given.shape))
             loss = work(given)
             gradients = [parameter.grad for parameter in parameters]
             for parameter in parameters:
@@ -49,23 +61,50 @@ def test_batches_of_another_shape_are_not_replayed() -> None:
 
         return replay
 
-    one, two, recorder, _ = copies(record)
+
+def test_batches_of_another_shape_are_not_replayed() -> None:
+    one, two, recorder, _ = copies(record := Replayed())
     batches = [torch.randn(size, 8) for size in (6, 6, 6, 6, 5, 6)]
     assert train(one, None, batches) == train(two, recorder, batches)
-    assert replayed == [(6, 8), (6, 8)]
+    assert record.shapes == [(6, 8), (6, 8)]
     assert WARM == 3
 
 
 def test_a_graph_that_cannot_be_made() -> None:
-    def record(work: Pass, batch: Tensor, parameters: Sequence[nn.Parameter]) -> Replay:
-        work(batch)  # leaves gradients
-        raise RuntimeError("operation not permitted\nwhen stream is capturing")
-
-    one, two, recorder, lines = copies(record)
-    batches = [torch.randn(6, 8) for _ in range(WARM + 3)]
+    one, two, recorder, lines = copies(record := Replayed(ATTEMPTS))
+    batches = [torch.randn(6, 8) for _ in range(WARM + ATTEMPTS + 3)]
     assert train(one, None, batches) == train(two, recorder, batches)
+    assert not record.shapes
     assert len(lines) == 1
     assert "no CUDA graph of an update (operation not permitted" in lines[0]
+
+
+def test_a_graph_that_is_made_at_the_second_attempt() -> None:
+    one, two, recorder, lines = copies(record := Replayed(1))
+    batches = [torch.randn(6, 8) for _ in range(WARM + 3)]
+    assert train(one, None, batches) == train(two, recorder, batches)
+    assert len(record.shapes) == 2
+    assert not lines
+
+
+def test_no_finalizer_runs_during_a_recording() -> None:
+    ended: list[bool] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+        def __del__(self) -> None:
+            ended.append(gc.isenabled())
+
+    Cycle()
+    with no_garbage_collection():
+        assert ended == [True]
+        Cycle()
+        kept = [[] for _ in range(100_000)]  # more than a collection waits for
+        assert len(ended) == 1
+    assert gc.isenabled()
+    assert len(kept) == 100_000
 
 
 @pytest.mark.gpu

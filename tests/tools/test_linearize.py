@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import measure_linearize
 import search_linearize
-from tables.linearize import finetune_section, ladder_section, resolution_section
+from tables.linearize import finetune_section, ladder_section, resolution_section, search_section
 
 from sightline.engine.settings import configure, load_recipe
 from sightline.layers.spec import Spec
@@ -28,13 +29,13 @@ def test_what_helped_is_put_together() -> None:
     rows: dict[str, Any] = {name: {"divergence": value} for name, value in apart.items()}
     made = search_linearize.combined({**rows, "broken": {"error": "no"}}, trials)
     assert set(made) == {"the best 2", "the best 3", "the best 4"}
-    assert made["the best 2"] == {"linearize.attention": "inline(key_norm=true,head_map=true)"}
+    assert made["the best 2"] == {"linearize.attention": "inline(key_norm=true)"}
     assert made["the best 4"] == {**made["the best 2"], "optim.lr": 2.0}
     assert search_linearize.combined({}, trials) == {}
 
 
 def test_all_trials_are_settings() -> None:
-    for changes in search_linearize.TRIALS.values():
+    for changes in yaml.safe_load(search_linearize.TRIALS.read_text()).values():
         own = {key: value for key, value in changes.items() if not key.startswith(search_linearize.STAGE1)}
         config = configure(load_recipe("linearize"), {"data.images": ("x",), **own})
         Spec.parse(config.linearize.attention).build(192, 3, 16)
@@ -55,6 +56,10 @@ def results(tmp_path: Path) -> Any:
 def test_tables(results: Any) -> None:
     top = {"top1": 70.0, "standard_error": 1.02, "images": 2000}
     step = {"attention": "mala", "softmax": 3, "agreement": 80.0, "stage1_errors": [0.1, 0.3]}
+    trial = {"trial": "rate", "divergence": 0.25, "agreement": 70.0}
+    page = search_section(results({**trial, "changes": {"optim.lr": 1e-3}, **top}, {**trial, "changes": {}}))
+    assert "| rate | `optim.lr=0.001` | 0.2500 | 70.00 | 70.00 ± 1.02 of 2,000 |\n" in page
+    assert "| rate | - | 0.2500 | 70.00 | - |" in page
     page = ladder_section(results({**step, **top, "images_per_second_224": 1000.0}, {"error": "no"}))
     assert "CARD, torch 2.0, timm 1.0, commit 0123456" in page
     assert "| `mala` | 3 | 70.00 ± 1.02 of 2,000 | 80.00 | 0.200 | 1,000 |" in page

@@ -1,4 +1,4 @@
-"""Results of linear students: the ladder of mechanisms, resolutions, and fine-tuning."""
+"""Results of linear students: settings, the ladder of mechanisms, resolutions, and fine-tuning."""
 
 import json
 from collections.abc import Callable
@@ -10,6 +10,11 @@ from tables.markdown import command_of, made_on, table
 Row = dict[str, Any]
 NONE = "-"
 RATE = "images_per_second_"
+
+
+def search_section(path: Path) -> str:
+    """How far students are from their teacher after short runs, by setting; empty if the file is missing."""
+    return _section(path, ("setting", "what it changes", "divergence", "agreement, %", "top-1, %"), _trial)
 
 
 def ladder_section(path: Path) -> str:
@@ -41,6 +46,12 @@ def _section(path: Path, titles: tuple[str, ...], cells: Callable[[Row], list[st
         f"Data: [{path.name}](../results/linearize/{path.name})."
     )
     return f"{head}\n\n{table([*titles, *(f'images/s at {size}' for size in sizes)], lines)}"
+
+
+def _trial(row: Row) -> list[str]:
+    changes = ", ".join(f"`{key}={value}`" for key, value in row["changes"].items()) or NONE
+    top1 = _top1(row) if "top1" in row else NONE
+    return [row["trial"], changes, _number(row["divergence"], ".4f"), _number(row["agreement"]), top1]
 
 
 def _step(row: Row) -> list[str]:

@@ -3,7 +3,9 @@
 Their blocks are fast, but the host launches every kernel of every update. A recorded update is one launch.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from sightline.util.text import one_line
 
 WARM = 3  # updates before one is recorded: they compile, and choose the algorithms of matrix products
+ATTEMPTS = 3  # what disturbed one recording, such as a finalizer that waits for the device, may be gone in the next
 Pass = Callable[[Tensor], Tensor]  # a batch -> its loss; leaves the gradients in the parameters
 Replay = Callable[[Tensor], tuple[Tensor, list[Tensor | None]]]  # a batch -> its loss and the gradients
 
@@ -35,12 +38,12 @@ class Recorder:
         self.replay: Replay | None = None
         self.kind: object = None  # of the batches that the graph is for
         self.passes = 0
-        self.failed = False
+        self.failures = 0
 
     def __call__(self, work: Pass, batch: Tensor) -> Tensor:
         """`work(batch)`; gradients must be None before it."""
         self.passes += 1
-        if self.failed or self.passes <= WARM:
+        if self.failures == ATTEMPTS or self.passes <= WARM:
             return work(batch)
         kind = (batch.shape, batch.stride(), batch.dtype, batch.device)
         if self.replay is None:
@@ -48,8 +51,9 @@ class Recorder:
                 self.replay, self.kind = self.record(work, batch, self.parameters), kind
             # torch's error of an operation that waits for the device, or of memory. A model's own mistakes are others.
             except RuntimeError as error:
-                self.failed = True
-                self.line(f"no CUDA graph of an update ({one_line(error, 160)}); continuing without")
+                self.failures += 1
+                if self.failures == ATTEMPTS:
+                    self.line(f"no CUDA graph of an update ({one_line(first_cause(error), 160)}); continuing without")
                 self._forget()
         if self.replay is None or kind != self.kind:
             return work(batch)
@@ -63,6 +67,26 @@ class Recorder:
             parameter.grad = None
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """What went wrong first: an invalid recording raises its own error at its end."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect once, then not within the context: a finalizer may call what a recording does not permit."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def record_graph(work: Pass, batch: Tensor, parameters: Sequence[nn.Parameter]) -> Replay:
     """A CUDA graph of `work`; its gradients are overwritten by the next replay."""
     fixed = batch.clone(memory_format=torch.preserve_format)
@@ -74,7 +98,8 @@ def record_graph(work: Pass, batch: Tensor, parameters: Sequence[nn.Parameter]) 
     for parameter in parameters:
         parameter.grad = None
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # loaders pin memory meanwhile
+    # Loaders pin memory meanwhile, in threads of their own.
+    with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         loss = work(fixed)
     gradients = [parameter.grad for parameter in parameters]
 
