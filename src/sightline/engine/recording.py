@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sightline.util.text import one_line
 
 WARM = 3  # updates before one is recorded: they compile, and choose the algorithms of matrix products
-ATTEMPTS = 3  # what disturbed one recording, such as a finalizer that waits for the device, may be gone in the next
+ATTEMPTS = 3  # to record an update: what disturbs one of them need not disturb the next
 Pass = Callable[[Tensor], Tensor]  # a batch -> its loss; leaves the gradients in the parameters
 Replay = Callable[[Tensor], tuple[Tensor, list[Tensor | None]]]  # a batch -> its loss and the gradients
 
@@ -76,7 +76,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect once, then not within the context: a finalizer may call what a recording does not permit."""
+    """Collect before the context, not within it: a finalizer may call what a recording does not permit."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
