@@ -89,20 +89,20 @@ def linearize_run(
         **(changes or {}),
     }
     first = _configure("linearize_stage1", {**common, **(stage1 or {}), "run.folder": str(folder / STAGE1)})
+    second = {**common, "linearize.start": str(folder / STAGE1), **(stage2 or {}), "run.folder": str(folder)}
+    config = _configure("linearize", second)
+    if not stage1_only:
+        module.check(config, search)  # now, not after hours of the first stage
     row = _complete(first)
     errors = block_errors(row)
     say(f"errors by block: {' '.join(f'{error:.3f}' for error in errors)}")
     if stage1_only:
         return _finish(folder / STAGE1, first, row, speed)
-    common["linearize.start"] = str(folder / STAGE1)
-    second = {**common, **(stage2 or {}), "run.folder": str(folder)}
     if search:
-        config = _configure("linearize", second)
         device = choose_device(config.run.device, "run.device")
         kept: tuple[int, ...] = module.search(config, Placement(device, config.batch.size), errors, search)
-        second["linearize.keep"] = kept
+        config = _configure("linearize", {**second, "linearize.keep": kept})
         say(f"softmax is kept in blocks {', '.join(map(str, kept))}")
-    config = _configure("linearize", second)
     return _finish(folder, config, _complete(config), speed)
 
 

@@ -263,6 +263,9 @@ def test_images_of_folders_and_zip_files(folder: Path, tmp_path: Path) -> None:
         (["--search", "9"], "search"),
         (["--set", "linearize.keep=3"], "--keep"),
         (["--attention", "inlined"], "inlined"),
+        (["--set2", "linearize.temperature=0"], "linearize.temperature"),
+        (["--set2", "linearize.keep=9"], "keep"),
+        (["--checkpoint", "headless.safetensors"], "linearize.logits"),
     ],
 )
 def test_one_line_for_bad_input(
@@ -287,6 +290,7 @@ def test_one_line_for_bad_input(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("sightline: ")
     assert word in error
+    assert not Path("run", "stage1", "done.json").exists()  # found before the first stage is trained
 
 
 def test_a_teacher_without_classifier_gives_its_tokens(folder: Path, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""Which blocks should keep softmax, and how fast teacher and student are."""
+"""What is asked of both stages: which blocks should keep softmax, and how fast teacher and student are."""
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from sightline.data.order import Placement
+from sightline.models.attention_error import attention_modules
 from sightline.tasks.linearize.config import Config
 from sightline.tasks.linearize.distiller import Distiller, divergence
 from sightline.tasks.linearize.model import build
@@ -22,6 +24,22 @@ SLOW = 0.5  # images per second on a CPU below which larger sizes are left out
 ROUNDS = 10  # of timed passes; eight come before, until passes are replayed
 
 
+def check(config: Config, number: int) -> None:
+    """Build teacher and student of the second stage, which then starts from the weights of the first.
+
+    Args:
+        config: of the second stage.
+        number: of blocks that a search is to keep, 0 without one.
+
+    Raises:
+        InputError, FileError: as `build`, or there are not as many blocks.
+    """
+    student = build(replace(config, linearize=replace(config.linearize, start=None)))[0]
+    blocks = len(attention_modules(student))
+    if not 0 <= number < blocks:
+        raise InputError(f"search={number}: the model has {blocks} blocks; give a number from 1 to {blocks - 1}")
+
+
 @torch.no_grad()
 def search(config: Config, placement: Placement, errors: Sequence[float], number: int) -> tuple[int, ...]:
     """The blocks that should keep softmax.
@@ -35,10 +53,6 @@ def search(config: Config, placement: Placement, errors: Sequence[float], number
         errors: of every block after stage 1.
         number: of blocks to keep.
     """
-    if not 0 < number < len(errors):
-        raise InputError(
-            f"search={number}: the model has {len(errors)} blocks; give a number from 1 to {len(errors) - 1}"
-        )
     task = Linearization(config, placement)
     try:
         model = task.model
