@@ -30,6 +30,8 @@ TEXTS = (
     "ttt(project=true,key_norm=true,kernel=3)",
     "inline(key_norm=true,temperature=true,head_map=true)",
     "inline(softmax_prefix=true,temperature=true)",
+    "inline(agents=4)",
+    "inline(agents=9,softmax_prefix=true,temperature=true)",
     "inline(phi=elu1,residual=false,key_norm=true)",
     "linear(key_norm=true,temperature=true,head_map=true)",
     "linear(softmax_prefix=true,head_map=true)",

@@ -33,6 +33,7 @@ TEXTS = (
     "ttt(project=true,key_norm=true,kernel=3)",
     "inline(key_norm=true,temperature=true,head_map=true)",
     "inline(softmax_prefix=true)",
+    "inline(agents=3)",
     "linear(phi=elu1,key_norm=true,temperature=true,head_map=true)",
 )
 

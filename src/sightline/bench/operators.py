@@ -124,7 +124,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 
 
 # Options that a layer applies to what the operator takes.
-OF_LAYERS = ("key_norm", "temperature", "head_map", "hidden", "softmax_prefix")
+OF_LAYERS = ("key_norm", "temperature", "head_map", "hidden", "softmax_prefix", "agents")
 
 
 def operator_of(spec: Spec) -> tuple[str, Callable[..., Tensor]] | None:

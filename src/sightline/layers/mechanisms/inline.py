@@ -3,6 +3,8 @@
 Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024).
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from sightline import backend
 from sightline.layers import prefix
 from sightline.layers.adapt import Adapt
+from sightline.layers.agents import beyond_the_mean, factors_beyond_the_mean
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.feature_map import FeatureMap
 from sightline.ops import inline_attention
@@ -40,6 +43,8 @@ class InlineCore(Core):
         key_norm, temperature, head_map: learned changes of queries and keys, see `Adapt`. The temperature multiplies
             the queries.
         softmax_prefix: tokens without a position, such as a class token, attend by softmax, see `layers.prefix`.
+        agents: mean queries, a square number of them, through which tokens attend by softmax in place of the even
+            part of the weights, see `layers.agents`; 0 for none. In a sequence any number.
     """
 
     feature_map: FeatureMap
@@ -60,6 +65,7 @@ class InlineCore(Core):
         temperature: bool = False,
         head_map: bool = False,
         softmax_prefix: bool = False,
+        agents: int = 0,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
         self.phi = phi
@@ -71,7 +77,11 @@ class InlineCore(Core):
         self.residual = ResidualWeights(dim, num_heads, rows, hidden) if residual else None
         self.by_one_operator = phi != AFFINE_MAP and (length is None or not residual)
         self.adapt: Adapt | None = None
-        if softmax_prefix:
+        if length is None and math.isqrt(agents) ** 2 != agents:
+            raise InputError(f"inline(agents={agents}): give a square number such as 49, or 0 for none")
+        self.agents, self.sequence = agents, length is not None
+        self.centred = not agents
+        if softmax_prefix or agents:
             self.injective = None
         if key_norm or temperature or head_map:
             shift = phi != "identity" or head_map
@@ -82,6 +92,8 @@ class InlineCore(Core):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         out = self._mix(*self._adapted(q, k, place), v, place)
+        if self.agents:
+            out = out + beyond_the_mean(q, k, v, place, self.agents, self.sequence)
         return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix else out
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
@@ -101,6 +113,9 @@ class InlineCore(Core):
 
     def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
         factors = self._factors(*self._adapted(q, k, place), place)
+        if self.agents:
+            left, right = factors_beyond_the_mean(q, k, place, self.agents, self.sequence)
+            factors = torch.cat([factors[0], left], -1), torch.cat([factors[1], right], -1)
         return prefix.factors_by_softmax(factors, q, k, place) if self.softmax_prefix else factors
 
     def _factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
@@ -125,7 +140,7 @@ class InlineCore(Core):
 
     def from_tokens(self, x: Tensor, qkv: nn.Linear, place: Place) -> Tensor | None:
         softmax = self.softmax_prefix and place.prefix > 0
-        if self.adapt is not None:
+        if self.adapt is not None or self.agents:
             return None
         if self._by_kernels(x, place.context):
             if softmax:
@@ -148,7 +163,7 @@ class InlineCore(Core):
 
     def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
         plain = type(qkv) is nn.Linear and type(proj) is nn.Linear and place.context is x and self.by_one_operator
-        plain &= self.adapt is None and not (self.softmax_prefix and place.prefix)
+        plain &= self.adapt is None and not self.agents and not (self.softmax_prefix and place.prefix)
         if not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):
             return None
         layers = None if self.residual is None else self.residual.layers

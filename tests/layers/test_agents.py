@@ -1,0 +1,88 @@
+"""InLine attention with agents: mean queries that gather by softmax."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from sightline.layers import Attention
+from sightline.layers.agents import area_means, shares
+from sightline.layers.core import Place
+from sightline.layers.spec import Spec
+from sightline.util.errors import InputError
+
+from ..models.tiny import image, tiny
+from ..ops.brute_force import assert_close
+from ..ops.cases import DEVICE
+from .kernels import check_kernels
+
+DIM, HEADS, GRID = 32, 2, (4, 6)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    return (scores * (DIM // HEADS) ** -0.5).softmax(-1)
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+@torch.no_grad()
+def test_agents_take_the_place_of_the_even_mean(prefix: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, prefix + 24, HEADS, DIM // HEADS, dtype=torch.float64)
+    place = Place(GRID, torch.randn(2, prefix + 24, DIM, dtype=torch.float64), prefix)
+    plain, with_agents = (Spec.parse(text).build(DIM, HEADS, 16).double() for text in ("inline", "inline(agents=4)"))
+    with_agents.load_state_dict(plain.state_dict())
+    # 2 x 2 parts of 2 x 3 tokens
+    parts = q[:, prefix:].reshape(2, 2, 2, 2, 3, HEADS, -1).mean((2, 4)).flatten(1, 2).transpose(1, 2)  # B H 4 D
+    heads = [x.transpose(1, 2) for x in (q, k, v)]
+    gathered = softmax(parts @ heads[1].mT) @ heads[2]
+    mixed = (softmax(heads[0] @ parts.mT) @ gathered).transpose(1, 2)
+    wanted = plain(q, k, v, place) - v.mean(1, keepdim=True) + mixed
+    assert_close(with_agents(q, k, v, place), wanted, 1e-9)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 9, 64])
+def test_equal_parts_of_any_length(length: int) -> None:
+    found = shares(4, length, torch.empty(0, dtype=torch.float64))
+    assert_close(found.sum(1), torch.ones(4, dtype=torch.float64), 1e-12)
+    assert_close(found.sum(0), torch.full((length,), 4 / length, dtype=torch.float64), 1e-12)
+    assert (found >= 0).all()
+
+
+def test_means_of_parts_that_tokens_fill() -> None:
+    x = torch.randn(2, 24, 5)
+    pooled = torch.nn.functional.avg_pool2d(x.mT.unflatten(2, GRID), (2, 3)).flatten(2).mT
+    assert_close(area_means(x, GRID, 2), pooled, 1e-6)
+
+
+def test_a_map_that_is_constant_has_constant_means_at_any_size() -> None:
+    for grid in ((1, 1), (3, 5), (14, 14), (61, 17)):
+        assert_close(area_means(torch.full((1, grid[0] * grid[1], 2), 3.0), grid, 7), torch.full((1, 49, 2), 3.0), 1e-5)
+
+
+@torch.no_grad()
+def test_what_is_masked_makes_no_difference() -> None:
+    module = Attention(DIM, HEADS, "inline(agents=4,softmax_prefix=true)").to(DEVICE)
+    x = torch.randn(2, 25, DIM, device=DEVICE)
+    mask = torch.ones(2, 25, dtype=torch.bool, device=DEVICE)
+    mask[0, 5:9] = False
+    mask[1, 1:] = False  # no agent is left
+    other = torch.where(mask[..., None], x, torch.full_like(x, 1e4))
+    out, same = module(x, GRID, 1, mask), module(other, GRID, 1, mask)
+    assert out.isfinite().all()
+    assert_close(out[mask], same[mask], 1e-5)
+
+
+def test_kernels_give_the_output_and_gradients_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    check_kernels(Attention(DIM, HEADS, "inline(agents=4,softmax_prefix=true)"), GRID, monkeypatch)
+
+
+@torch.no_grad()
+def test_images_of_any_size() -> None:
+    model = tiny("pvt", attention="inline(agents=9)")
+    for size in ((64, 64), (61, 96)):
+        assert model(image(*size)).isfinite().all()
+
+
+def test_a_number_that_is_not_a_square() -> None:
+    with pytest.raises(InputError, match=r"inline\(agents=5\): give a square number"):
+        Attention(DIM, HEADS, "inline(agents=5)")
