@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from sightline.layers import Attention
-from sightline.layers.agents import area_means, shares
 from sightline.layers.core import Place
+from sightline.layers.mechanisms.landmarks import map_means, shares
 from sightline.layers.spec import Spec
 from sightline.util.errors import InputError
 
@@ -50,12 +50,13 @@ def test_equal_parts_of_any_length(length: int) -> None:
 def test_means_of_parts_that_tokens_fill() -> None:
     x = torch.randn(2, 24, 5)
     pooled = torch.nn.functional.avg_pool2d(x.mT.unflatten(2, GRID), (2, 3)).flatten(2).mT
-    assert_close(area_means(x, GRID, 2), pooled, 1e-6)
+    assert_close(map_means(x[:, :, None], None, GRID, 2)[0][:, :, 0], pooled, 1e-6)
 
 
-def test_a_map_that_is_constant_has_constant_means_at_any_size() -> None:
+def test_a_constant_map_has_constant_means_at_any_size() -> None:
     for grid in ((1, 1), (3, 5), (14, 14), (61, 17)):
-        assert_close(area_means(torch.full((1, grid[0] * grid[1], 2), 3.0), grid, 7), torch.full((1, 49, 2), 3.0), 1e-5)
+        x = torch.full((1, grid[0] * grid[1], 1, 2), 3.0)
+        assert_close(map_means(x, None, grid, 7)[0], torch.full((1, 49, 1, 2), 3.0), 1e-5)
 
 
 @torch.no_grad()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from sightline import backend
 from sightline.layers import prefix
 from sightline.layers.adapt import Adapt
-from sightline.layers.agents import beyond_the_mean, factors_beyond_the_mean
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.feature_map import FeatureMap
+from sightline.layers.mechanisms.agents import beyond_the_mean, factors_beyond_the_mean
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
 from sightline.ops.feature_maps import AFFINE_MAP
@@ -44,7 +44,7 @@ class InlineCore(Core):
             the queries.
         softmax_prefix: tokens without a position, such as a class token, attend by softmax, see `layers.prefix`.
         agents: mean queries, a square number of them, through which tokens attend by softmax in place of the even
-            part of the weights, see `layers.agents`; 0 for none. In a sequence any number.
+            part of the weights, see `mechanisms.agents`; 0 for none. In a sequence any number.
     """
 
     feature_map: FeatureMap

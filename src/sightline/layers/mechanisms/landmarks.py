@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid
-from sightline.ops.checks import is_symbolic, padding
+from sightline.ops.checks import accumulate_dtype, is_symbolic, padding
 from sightline.util.errors import InputError
 
 KINDS = ("conv", "pool", "random", "first")
@@ -41,7 +41,7 @@ class Landmarks(nn.Module):
     def forward(self, q: Tensor, grid: Grid, scale: float = 1.0, counts: Tensor | None = None) -> Tensor:
         """(B, h * w, H, D), to be multiplied by `scale` and zero where `counts` (B, h * w) is false -> (B, m, H, D)."""
         if self.kind == "pool" and self.side and not self.sequence:
-            points, some = _means(q, counts, grid, (self.side, self.side))
+            points, some = map_means(q, counts, grid, self.side)
         else:
             points, some = self._points(q, grid, counts)
         points = points * scale
@@ -76,7 +76,7 @@ class Landmarks(nn.Module):
         else:
             points = parts.sum(3) / held.sum(-1).clamp(min=1).to(q.dtype)[:, :, None, None]
         if self.side and not self.sequence:
-            return _means(points, some, cut, (self.side, self.side))
+            return map_means(points, some, cut, self.side)
         if most < patches:
             some = points.new_ones(points.shape[:2], dtype=torch.bool) if some is None else some
             means, some = segment_means(points.transpose(1, 2), some, most)
@@ -152,15 +152,24 @@ def _filled(q: Tensor, counts: Tensor | None, grid: Grid, patch: Grid) -> tuple[
     return maps.flatten(1, 2), held.flatten(1), (grid[0] + bottom, grid[1] + right)
 
 
-def _means(x: Tensor, counts: Tensor | None, grid: Grid, size: Grid) -> tuple[Tensor, Tensor | None]:
-    """Means of the points (B, h * w, H, D) that count in size[0] x size[1] parts of the map; which parts have one."""
+def map_means(x: Tensor, counts: Tensor | None, grid: Grid, side: int) -> tuple[Tensor, Tensor | None]:
+    """Means of the tokens x (B, h * w, H, D) that count in side x side equal parts of the map; which parts have one.
 
-    def pooled(x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x.unflatten(1, grid).permute(0, 3, 1, 2), size).flatten(2).transpose(1, 2)
-
-    means = pooled(x.flatten(2))
+    Tokens on the border of two parts count in both, by their share.
+    """
+    height, width = (shares(side, length, x) for length in grid)
+    areas = torch.einsum("ih,jw->ijhw", height, width).flatten(2).flatten(0, 1)  # m h*w
+    means = areas @ x.flatten(2)  # x is read once, as it lies
     if counts is None:
         return means.unflatten(2, x.shape[2:]), None
-    share = pooled(counts.to(x.dtype)[:, :, None])  # B m 1
+    share = areas @ counts[:, :, None].to(x.dtype)  # B m 1
     means = means / share.where(share > 0, torch.ones_like(share))
     return means.unflatten(2, x.shape[2:]), share.squeeze(2) > 0
+
+
+def shares(parts: int, length: int, like: Tensor) -> Tensor:
+    """(parts, length): how much of every equal part of a line each of its `length` tokens covers."""
+    token = torch.arange(length, device=like.device) * parts  # whole numbers: the line is length * parts long
+    part = torch.arange(parts, device=like.device)[:, None] * length
+    overlap = torch.minimum(token + parts, part + length) - torch.maximum(token, part)
+    return (overlap.clamp(min=0).to(accumulate_dtype(like.dtype)) / length).to(like.dtype)

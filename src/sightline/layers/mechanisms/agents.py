@@ -1,10 +1,10 @@
-"""Agents: a few mean queries that gather from all keys by softmax, and that every query then asks by softmax.
+"""Agents: a few mean queries that gather from all keys by softmax, and that every query then attends to by softmax.
 
 Agent Attention: On the Integration of Softmax and Linear Attention (ECCV 2024). With the mean queries a of the parts of
 a map,
     out = softmax(q a^T) softmax(a k^T) v,   scores divided by sqrt(d)
 The weights are positive and rows sum to one, as in softmax; m agents cost N m d multiply-adds, and m does not depend
-on N. Here the even mean of the values is subtracted: this is what InLine attention lacks, which has the mean itself.
+on N. InLine attention has the even mean of the values already, so these functions give the difference from it.
 
 Shape letters: as in `layers.core`; m agents.
 """
@@ -17,14 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.layers.core import Factors, Place, softmax_rows
-from sightline.layers.mechanisms.landmarks import segment_means
+from sightline.layers.mechanisms.landmarks import map_means, segment_means
 from sightline.ops import softmax_attention
-from sightline.ops.checks import accumulate_dtype
 from sightline.ops.feature_maps import hide
 
 
 def beyond_the_mean(q: Tensor, k: Tensor, v: Tensor, place: Place, number: int, sequence: bool) -> Tensor:
-    """What agents give more than the even mean of the values, (B, N, H, D)."""
+    """What agents give, less the even mean of the values, (B, N, H, D)."""
     agents, there = mean_queries(q, k, place, number, sequence)
     asked = F.pad(agents, (0, 0, 0, 0, 0, 1))  # one more of zeros, for which softmax is even
     values = softmax_attention(asked, k, v, key_mask=place.key_mask)  # B m+1 H D
@@ -48,27 +47,6 @@ def mean_queries(q: Tensor, k: Tensor, place: Place, number: int, sequence: bool
         every = q.new_ones(q.shape[:2], dtype=torch.bool) if counts is None else counts
         means, there = segment_means(hide(q, ~every[:, :, None, None]).transpose(1, 2), every, number)
         return means.transpose(1, 2), there
-    side = math.isqrt(number)
-    if counts is None:
-        return area_means(q.flatten(2), place.grid, side).unflatten(2, q.shape[2:]), None
-    q = hide(q, ~counts[:, :, None, None])
-    share = area_means(counts[:, :, None].to(accumulate_dtype(q.dtype)), place.grid, side)  # B m 1
-    means = area_means(q.flatten(2), place.grid, side) / share.where(share > 0, 1.0).to(q.dtype)
-    return means.unflatten(2, q.shape[2:]), share.squeeze(2) > 0
-
-
-def area_means(x: Tensor, grid: tuple[int, int], side: int) -> Tensor:
-    """Means of x (B, h * w, C) over `side` x `side` equal parts of the map, (B, side^2, C); x is read once, as it lies.
-
-    Tokens on the border of two parts count in both, by their share.
-    """
-    height, width = (shares(side, length, x) for length in grid)
-    return torch.matmul(torch.einsum("ih,jw->ijhw", height, width).flatten(2).flatten(0, 1), x)
-
-
-def shares(parts: int, length: int, like: Tensor) -> Tensor:
-    """(parts, length): how much of every equal part of a line each of its `length` tokens covers."""
-    token = torch.arange(length, device=like.device) * parts  # whole numbers: a line of length * parts
-    part = torch.arange(parts, device=like.device)[:, None] * length
-    overlap = torch.minimum(token + parts, part + length) - torch.maximum(token, part)
-    return (overlap.clamp(min=0).to(accumulate_dtype(like.dtype)) / length).to(like.dtype)
+    if counts is not None:
+        q = hide(q, ~counts[:, :, None, None])
+    return map_means(q, counts, place.grid, math.isqrt(number))
