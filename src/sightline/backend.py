@@ -30,6 +30,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEAD_DIMS = (8, 128)
 LANDMARKS = 4096  # of soft_attention, at most
 BLOCK = 64  # landmarks that one program inverts
+ASKED = 64  # agents, and head dim, at most, of a softmax that the operator of InLine attention takes in passing
 WHOLE_LAYER_TOKENS = 8192  # of a batch, at most, that go through a layer by one operator
 WHOLE_LAYER_PREFIX = 16  # tokens without a position, at most, there
 FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
@@ -221,6 +222,14 @@ def whole_layer(x: Tensor, weight: Tensor, head_dim: int, prefix: int) -> bool:
     half = dtype in (torch.bfloat16, torch.float16) and (dtype == weight.dtype or _autocast(x.device))
     wanted = few and half and x.numel() > 0 and not torch.is_grad_enabled()
     return wanted and _kernels("whole_layer", x.device, dtype, head_dim)
+
+
+@fast_path
+def asked_in_passing(q: Tensor, agents: int) -> bool:
+    """The second softmax of agents by the operator that mixes the tokens, while it writes them: in half precision,
+    without a gradient."""
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return half and not torch.is_grad_enabled() and agents <= ASKED and q.shape[-1] <= ASKED
 
 
 @fast_path

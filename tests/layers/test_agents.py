@@ -1,13 +1,18 @@
 """InLine attention with agents: mean queries that gather by softmax."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from sightline import backend
 from sightline.layers import Attention
 from sightline.layers.core import Place
+from sightline.layers.mechanisms import inline
 from sightline.layers.mechanisms.landmarks import map_means, shares
 from sightline.layers.spec import Spec
+from sightline.ops.common.launching import forget
 from sightline.util.errors import InputError
 
 from ..models.tiny import image, tiny
@@ -75,6 +80,35 @@ def test_what_is_masked_makes_no_difference() -> None:
 def test_kernels_give_the_output_and_gradients_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     check_kernels(Attention(DIM, HEADS, "inline(agents=4,softmax_prefix=true)"), GRID, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dim", "heads", "grid", "attention"),
+    [
+        (32, 2, (4, 6), "inline(agents=4)"),  # two heads of a program
+        (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true)"),
+        (48, 2, (33, 34), "inline(agents=9)"),  # several programs for an image
+        (32, 1, (4, 6), "inline(agents=16,phi=elu1)"),
+    ],
+)
+@torch.no_grad()
+def test_kernels_ask_in_passing(
+    dim: int, heads: int, grid: tuple[int, int], attention: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without gradients, one operator mixes the tokens and asks the agents."""
+    torch.manual_seed(0)
+    core = Spec.parse(attention).build(dim, heads, 16).to(DEVICE, dtype)
+    tokens = 1 + grid[0] * grid[1]
+    q, k, v = torch.randn(2, tokens, 3, heads, dim // heads, device=DEVICE, dtype=dtype).unbind(2)
+    place = Place(grid, torch.randn(2, tokens, dim, device=DEVICE, dtype=dtype), 1)
+    monkeypatch.setattr(backend, "requested", lambda: "torch")
+    wanted = core.double()(q.double(), k.double(), v.double(), replace(place, context=place.context.double()))
+    monkeypatch.setattr(backend, "requested", lambda: "triton")
+    monkeypatch.setattr(inline, "ask", None)
+    out = core.to(dtype)(q, k, v, place)
+    forget()
+    assert_close(out, wanted.to(dtype), {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])
 
 
 @torch.no_grad()

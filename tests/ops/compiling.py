@@ -69,6 +69,8 @@ CASES: dict[str, list[tuple]] = {
         (BF16, "bf16", 64, 128, "masked"),
         (FP16, "tf32", 14, 24, "packed"),
         (FP32, "fp32", 64, 64, "linear"),
+        (BF16, "bf16", 14, 64, "asked"),
+        (FP16, "tf32", 64, 24, "asked"),
     ],
     "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1")],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
@@ -80,6 +82,7 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
         ((BF16, "bf16", 64, 128, "masked"), {"backward_queries"}),
         ((FP16, "tf32", 64, 128, "masked"), {"backward_keys"}),
         ((FP32, "fp32", 64, 64, "linear"), {"backward_queries"}),
+        ((FP16, "tf32", 64, 64, "asked"), {"forward_write"}),
     ],
     "projected": [((FP16, "tf32", 4, 64), {"layer_write"}), ((BF16, "bf16", 3, 128), {"layer_sums"})],
     "soft_attention": [
@@ -99,6 +102,7 @@ ALL: dict[str, list[tuple]] = {
         *((t, dot, 64, 128, "masked") for t, dot in [*TYPED, (FP32, "tf32")]),
         *((t, dot, 14, 128, "inline") for t, dot in [*TYPED, (FP32, "tf32")]),
         *((t, dot, 14, dim, "bare") for t, dot, dim in WIDTHS),
+        *((t, dot, side, dim, "asked") for t, dot in TYPED[:2] for side in (14, 64) for dim in (24, 32, 64)),
     ],
     "projected": [
         (t, dot, heads, dim)
@@ -126,7 +130,12 @@ class Case(NamedTuple):
     @classmethod
     def of(cls, function: str, args: tuple) -> "Case":
         operator, position = {
-            "attention": ({"linear": "linear_attention", "layer": "inline_layer"}.get(args[-1], "inline_attention"), 3),
+            "attention": (
+                {"linear": "linear_attention", "layer": "inline_layer", "asked": "inline_layer"}.get(
+                    args[-1], "inline_attention"
+                ),
+                3,
+            ),
             "projected": ("whole_layer", 3),
             "soft_attention": ("soft_attention", 4),
             "convolution": ("headwise_conv", 2),
@@ -199,9 +208,13 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     weights = mask = cu = grids = None
     q, k, v = meta(4, tokens, 3, heads, dim, dtype=dtype).unbind(2)
     grad = meta(4, tokens, heads, dim, dtype=dtype)
-    if kind == "layer":
-        q, k, v = meta(4, tokens, 3 * channels, dtype=dtype), None, None
-        grad = meta(4, tokens, channels, dtype=dtype)
+    asked: list[Tensor | None] = [None] * 2
+    if kind == "asked":
+        asked = [meta(4, 49, heads, dim, dtype=dtype) for _ in range(2)]
+    if kind in ("layer", "asked"):
+        if kind == "layer":
+            q, k, v = meta(4, tokens, 3 * channels, dtype=dtype), None, None
+            grad = meta(4, tokens, channels, dtype=dtype)
         shapes = ((4, tokens, channels), (channels, dim, 1), (channels,), (9 * channels, dim, 1), (9 * channels,))
         layers = [*(meta(*shape, dtype=dtype) for shape in shapes), meta(3 * channels, dtype=dtype)]
     elif kind not in ("linear", "bare"):
@@ -214,8 +227,10 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     grid = (0, 0) if kind in ("linear", "bare") else (side, side)
     options = (heads, tokens if cu is not None else 0, *grid, 0, 0.2, 1e-6, "elu1" if is_linear else "identity",
                is_linear, dot)  # fmt: skip
-    tensors = (q, k, v, weights, *layers, mask, cu, grids)
-    _, sums, made, mean = linear.attend.function(*tensors, *options, True)
+    tensors = (q, k, v, weights, *layers, *asked, mask, cu, grids)
+    _, sums, made, mean = linear.attend.function(*tensors, *options, kind != "asked")
+    if kind == "asked":
+        return
     weights = made if kind == "layer" else weights
     linear.attend_backward.function(
         q, k, v, grad, weights, *layers[1:], mask, cu, grids, sums, mean, *options, dtype

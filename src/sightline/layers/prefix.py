@@ -12,15 +12,23 @@ from torch import Tensor
 
 from sightline.layers.core import Factors, Place, softmax_rows
 from sightline.ops import softmax_attention
-from sightline.ops.checks import accumulate_dtype
+from sightline.ops.checks import accumulate_dtype, is_exporting
 
 
 def by_softmax(out: Tensor, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
     """Mixed values (B, N, H, D), those of the prefix by softmax; unchanged without a prefix."""
     if not place.prefix:
         return out
-    first = softmax_attention(q[:, : place.prefix], k, v, key_mask=place.key_mask)
-    return torch.cat([first.to(out.dtype), out[:, place.prefix :]], 1)
+    return replace(out, softmax_attention(q[:, : place.prefix], k, v, key_mask=place.key_mask))
+
+
+def replace(out: Tensor, first: Tensor) -> Tensor:
+    """`out` (B, N, H, D) with `first` (B, P, H, D) as its first tokens, in place if no graph is to be kept."""
+    count = first.shape[1]
+    if torch.is_grad_enabled() or is_exporting():
+        return torch.cat([first.to(out.dtype), out[:, count:]], 1)
+    out[:, :count] = first
+    return out
 
 
 def from_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, prefix: int) -> Tensor:

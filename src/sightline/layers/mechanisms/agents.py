@@ -11,9 +11,9 @@ Shape letters: as in `layers.core`; m agents.
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.layers.core import Factors, Place, softmax_rows
@@ -22,16 +22,35 @@ from sightline.ops import softmax_attention
 from sightline.ops.feature_maps import hide
 
 
-def beyond_the_mean(q: Tensor, k: Tensor, v: Tensor, place: Place, number: int, sequence: bool) -> Tensor:
-    """What agents give, less the even mean of the values, (B, N, H, D)."""
+class Gathered(NamedTuple):
+    """What agents (B, m, H, D) gather from all keys, less the even mean of the values.
+
+    `there` (B, m) tells which of them exist, None for all. `first` (B, P, H, D) is what the first tokens gather
+    themselves, by softmax.
+    """
+
+    agents: Tensor
+    values: Tensor
+    there: Tensor | None
+    first: Tensor
+
+
+def gather(q: Tensor, k: Tensor, v: Tensor, place: Place, number: int, sequence: bool, first: int = 0) -> Gathered:
+    """Keys and values are read once: one softmax for the agents and for the first tokens."""
     agents, there = mean_queries(q, k, place, number, sequence)
-    asked = F.pad(agents, (0, 0, 0, 0, 0, 1))  # one more of zeros, for which softmax is even
-    values = softmax_attention(asked, k, v, key_mask=place.key_mask)  # B m+1 H D
-    return softmax_attention(q, agents, values[:, :-1] - values[:, -1:], key_mask=there)
+    even = torch.zeros_like(agents[:, :1])  # a query for which softmax is even
+    values = softmax_attention(torch.cat([agents, even, q[:, :first]], 1), k, v, key_mask=place.key_mask)
+    count = agents.shape[1]
+    return Gathered(agents, values[:, :count] - values[:, count : count + 1], there, values[:, count + 1 :])
 
 
-def factors_beyond_the_mean(q: Tensor, k: Tensor, place: Place, number: int, sequence: bool) -> Factors:
-    """The weights of `beyond_the_mean`: (B, H, N, m) and (B, H, M, m)."""
+def ask(q: Tensor, gathered: Gathered) -> Tensor:
+    """What the agents give to the queries, less the even mean of the values, (B, N, H, D)."""
+    return softmax_attention(q, gathered.agents, gathered.values, key_mask=gathered.there)
+
+
+def agent_factors(q: Tensor, k: Tensor, place: Place, number: int, sequence: bool) -> Factors:
+    """The weights of `ask`: (B, H, N, m) and (B, H, M, m)."""
     agents, there = mean_queries(q, k, place, number, sequence)
     counts = place.counts(k)[:, None, None, :].to(q.dtype)
     even = counts / counts.sum(-1, keepdim=True).clamp(min=1)

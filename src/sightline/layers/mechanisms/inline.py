@@ -14,7 +14,7 @@ from sightline.layers import prefix
 from sightline.layers.adapt import Adapt
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.feature_map import FeatureMap
-from sightline.layers.mechanisms.agents import beyond_the_mean, factors_beyond_the_mean
+from sightline.layers.mechanisms.agents import agent_factors, ask, gather
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
 from sightline.ops.feature_maps import AFFINE_MAP
@@ -91,18 +91,25 @@ class InlineCore(Core):
             self.injective = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
-        out = self._mix(*self._adapted(q, k, place), v, place)
-        if self.agents:
-            out = out + beyond_the_mean(q, k, v, place, self.agents, self.sequence)
-        return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix else out
+        if not self.agents:
+            out = self._mix(*self._adapted(q, k, place), v, place)
+            return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix else out
+        first = place.prefix if self.softmax_prefix else 0
+        gathered = gather(q, k, v, place, self.agents, self.sequence, first)
+        if self.adapt is None and self._whole(q, place) and backend.asked_in_passing(q, self.agents):
+            out = self._mix(q, k, v, place, (gathered.agents, gathered.values))
+        else:
+            out = self._mix(*self._adapted(q, k, place), v, place) + ask(q, gathered)
+        return prefix.replace(out, gathered.first) if first else out
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
-        residual, whole = self.residual, place.local is None and place.key_mask is None
-        if residual is not None and whole and self._by_kernels(q, place.context):
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place, asked: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        if self.residual is not None and self._whole(q, place):
             context = place.context
             if torch.compiler.is_compiling():  # the graph has the tokens in this type already
                 context = context.to(q.dtype)
-            return inline_from_parts(q, k, v, context, residual.layers, place.grid, place.prefix, self.phi)
+            return inline_from_parts(
+                q, k, v, context, self.residual.layers, place.grid, place.prefix, self.phi, asked
+            )  # fmt: skip
         # The operator adds the residual itself if the values lie on the grid of the queries.
         same = place.local is None
         out = inline_attention(
@@ -114,7 +121,7 @@ class InlineCore(Core):
     def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
         factors = self._factors(*self._adapted(q, k, place), place)
         if self.agents:
-            left, right = factors_beyond_the_mean(q, k, place, self.agents, self.sequence)
+            left, right = agent_factors(q, k, place, self.agents, self.sequence)
             factors = torch.cat([factors[0], left], -1), torch.cat([factors[1], right], -1)
         return prefix.factors_by_softmax(factors, q, k, place) if self.softmax_prefix else factors
 
@@ -175,6 +182,11 @@ class InlineCore(Core):
             return q, k
         (q, k), scale = self.adapt(q, k, place), self.adapt.scale
         return q if scale is None else q * scale.to(q.dtype), k
+
+    def _whole(self, q: Tensor, place: Place) -> bool:
+        """Whether one operator mixes all tokens of a map and adds the residual, whose weights it makes."""
+        plain = self.residual is not None and place.local is None and place.key_mask is None
+        return plain and self._by_kernels(q, place.context)
 
     def _by_kernels(self, x: Tensor, context: Tensor) -> bool:
         """Whether one operator makes the weights of the residual and mixes, for tokens x or a projection of them."""

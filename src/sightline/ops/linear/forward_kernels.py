@@ -16,6 +16,9 @@ and each time serves three rows of the output, so that nine taps cost three read
 progress. Its weights (images, 9, C) are given or, with MADE, made on the way from the mean of an image's tokens x
 (`make_weights`), as a layer does.
 
+With AGENTS, every token also asks a few agents of its image by softmax, (images, AGENTS, C) like the values that they
+have to give, and adds the answer (`ask`).
+
 The sums of an image are one row of float32: sum phi(k) v^T (H, D, D), sum phi(k) (H, D), sum v (H, D), the shift of k
 and of v (H, D each), the number of keys (four times). float32 tensors are shifted by their first token that counts
 before they are multiplied, so that large means do not cancel; others are coarser than that cancellation.
@@ -170,9 +173,42 @@ def load_state(
 
 
 @triton.jit
+def _agents_of(
+    agents, values, image, C, channel, live, W: tl.constexpr, AGENTS: tl.constexpr, A: tl.constexpr, DOT: tl.constexpr
+):
+    """The agents of an image and their values, (A, W) each, of which the first AGENTS exist."""
+    row = tl.arange(0, A)
+    offset = tl.cast(image, tl.int64) * AGENTS * C + channel + (row[:, None] * C + tl.arange(0, W)[None, :])
+    ok = (row < AGENTS)[:, None] & live
+    return (
+        operand(tl.load(agents + offset, mask=ok, other=0), DOT),
+        operand(tl.load(values + offset, mask=ok, other=0), DOT),
+    )
+
+
+@triton.jit
+def _ask(acc, qt, asked, scale, D: tl.constexpr, GROUP: tl.constexpr, AGENTS: tl.constexpr, DOT: tl.constexpr):
+    """acc + softmax(scale q a^T) u of the agents a and their values u, every head on its own."""
+    agents, values = asked
+    row = tl.arange(0, agents.shape[0])
+    for head in tl.static_range(GROUP):
+        a, u = agents, values
+        if GROUP > 1:
+            own = (tl.arange(0, agents.shape[1]) // D == head)[None, :]
+            a, u = tl.where(own, agents, 0.0).to(agents.dtype), tl.where(own, values, 0.0).to(values.dtype)
+        score = dot(qt, tl.trans(a), DOT) * (scale * 1.4426950408889634)  # T A; exp2 below
+        score = tl.where((row < AGENTS)[None, :], score, float("-inf"))
+        weight = tl.exp2(score - tl.max(score, 1)[:, None])
+        weight = weight / tl.sum(weight, 1)[:, None]
+        acc = dot(operand(weight, DOT), u, DOT, acc)
+    return acc
+
+
+@triton.jit
 def _write(
-    q, q_token, out, out_token, state, mean_v, mean_k, live, first, last, scale, eps, W: tl.constexpr,
-    T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, DOT: tl.constexpr,
+    q, q_token, out, out_token, state, mean_v, mean_k, asked, live, first, last, scale, eps, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
+    AGENTS: tl.constexpr, DOT: tl.constexpr,
 ):
     """The output of the tokens first <= t < last, without a residual."""
     row = tl.arange(0, T)
@@ -180,6 +216,7 @@ def _write(
     for t0 in range(first, last, T):
         cell = (t0 + row < last)[:, None] & live
         qt = tl.load(rows_of(q, q_token, t0, T, W), mask=cell, other=0)  # T W
+        query = operand(qt, DOT)
         if PHI != "identity":
             qt = phi_of(qt.to(tl.float32), PHI)
         acc = dot(operand(qt, DOT), state, DOT)
@@ -189,14 +226,16 @@ def _write(
             acc = acc / total[:, None]
         else:
             acc = acc * scale + mean_v[None, :]
+        if AGENTS:
+            acc = _ask(acc, query, asked, scale, D, GROUP, AGENTS, DOT)
         tl.store(rows_of(out, out_token, t0, T, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
 @triton.jit
 def _write_strip(
-    q, q_token, v, v_token, out, out_token, mask, taps, live, state, mean_v, x0, x1, y0, y1, height, width, prefix,
-    scale, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
-    STAGES: tl.constexpr,
+    q, q_token, v, v_token, out, out_token, mask, taps, live, state, mean_v, asked, x0, x1, y0, y1, height, width,
+    prefix, scale, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
+    MASKED: tl.constexpr, AGENTS: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
     """The output, with the residual, of the columns x0 <= x < x1 and the rows y0 <= y < y1 of the grid."""
     col = x0 + tl.arange(0, X)
@@ -211,6 +250,7 @@ def _write_strip(
         first = prefix + y * width
         cell = (col < tl.where(y < y0, 0, x1))[:, None] & live
         qt = tl.load(cells_of(q, q_token, first, col, W), mask=cell, other=0)  # X W
+        query = operand(qt, DOT)
         if PHI != "identity":
             qt = phi_of(qt.to(tl.float32), PHI)
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
@@ -218,16 +258,18 @@ def _write_strip(
         now = across(after, left, here, right, w3, w4, w5)
         after = across(mean_v[None, :], left, here, right, w0, w1, w2)
         acc = dot(operand(qt, DOT), state, DOT, acc)
+        if AGENTS:
+            acc = _ask(acc, query, asked, scale, D, GROUP, AGENTS, DOT)
         tl.store(cells_of(out, out_token, first, col, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
 @triton.jit(do_not_specialize=["tokens_q", "tokens_k", "height", "width", "prefix", "H"])
 def forward_short(
     q, q_batch, q_token, k, k_batch, k_token, v, v_batch, v_token, x, x_batch, x_token, out, weights, w1, b1, w2, b2,
-    mean, mask, cu, grids, sums, H, tokens_q, tokens_k, height, width, prefix, scale, eps, D: tl.constexpr,
-    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
-    RESIDUAL: tl.constexpr, MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, SAVE: tl.constexpr,
-    DOT: tl.constexpr, STAGES: tl.constexpr,
+    mean, mask, cu, grids, agents, values, sums, H, tokens_q, tokens_k, height, width, prefix, scale, eps,
+    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
+    LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
+    SAVE: tl.constexpr, AGENTS: tl.constexpr, A: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
     """Everything for one image and group of heads in one program."""
     group, image = tl.program_id(0), tl.program_id(1)
@@ -251,6 +293,9 @@ def forward_short(
     if SAVE:
         store_sums(sums, image, moment, sum_k, sum_v, shift_k, shift_v, count, group, H, D, GROUP, W)
     state, mean_k, mean_v = finish(moment, sum_k, sum_v, shift_k, shift_v, count, D, W, LINEAR, SHIFT)
+    asked = (state, state)
+    if AGENTS:
+        asked = _agents_of(agents, values, image, C, channel, live, W, AGENTS, A, DOT)
     if RESIDUAL:
         if MADE:
             sum_x = sum_x / tokens_k
@@ -260,14 +305,20 @@ def forward_short(
         else:
             taps = filter_of(weights, image, C, channel, live, W, False)
         height, width = grid_of(grids, image, height, width, VARLEN)
-        _write(q, q_token, out, C, state, mean_v, mean_k, live, 0, prefix, scale, eps, W, 16, PHI, LINEAR, DOT)
+        _write(
+            q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, prefix, scale, eps, D, GROUP, W, 16, PHI,
+            LINEAR, AGENTS, DOT,
+        )
         for x0 in range(0, width, X):
             _write_strip(
-                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, x0, tl.minimum(x0 + X, width), 0,
-                height, height, width, prefix, scale, W, X, PHI, MASKED, DOT, STAGES,
+                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked, x0, tl.minimum(x0 + X, width),
+                0, height, height, width, prefix, scale, D, GROUP, W, X, PHI, MASKED, AGENTS, DOT, STAGES,
             )
     else:
-        _write(q, q_token, out, C, state, mean_v, mean_k, live, 0, n_q, scale, eps, W, T, PHI, LINEAR, DOT)
+        _write(
+            q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, n_q, scale, eps, D, GROUP, W, T, PHI, LINEAR,
+            AGENTS, DOT,
+        )
 
 
 @triton.jit(do_not_specialize=["tokens", "chunk", "H"])
@@ -334,10 +385,10 @@ def forward_finish(
 
 @triton.jit(do_not_specialize=["tokens", "tokens_k", "chunk", "height", "width", "prefix", "H"])
 def forward_write(
-    q, q_batch, q_token, v, v_batch, v_token, out, weights, mask, cu, grids, sums, H, tokens, tokens_k, chunk, height,
-    width, prefix, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
+    q, q_batch, q_token, v, v_batch, v_token, out, weights, mask, cu, grids, agents, values, sums, H, tokens, tokens_k,
+    chunk, height, width, prefix, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
     X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr,
-    VARLEN: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    VARLEN: tl.constexpr, AGENTS: tl.constexpr, A: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
     """The output of one chunk: of tokens, or with the residual of grid rows in a strip of X columns."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -348,21 +399,31 @@ def forward_write(
     q, n = image_of(q, q_batch, q_token, cu, image, tokens, channel, VARLEN)
     out, _ = image_of(out, tokens * C, C, cu, image, tokens, channel, VARLEN)
     state, mean_k, mean_v, _ = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
+    asked = (state, state)
+    if AGENTS:
+        asked = _agents_of(agents, values, image, C, channel, live, W, AGENTS, A, DOT)
     if RESIDUAL:
         v, _ = image_of(v, v_batch, v_token, cu, image, tokens_k, channel, VARLEN)
         height, width = grid_of(grids, image, height, width, VARLEN)
         if MASKED:
             mask += tl.cast(image, tl.int64) * tokens_k
         if part == 0:
-            _write(q, q_token, out, C, state, mean_v, mean_k, live, 0, prefix, scale, eps, W, 16, PHI, LINEAR, DOT)
+            _write(
+                q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, prefix, scale, eps, D, GROUP, W, 16, PHI,
+                LINEAR, AGENTS, DOT,
+            )
         strips = tl.maximum(tl.cdiv(width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
         if y0 < height:
             taps = filter_of(weights, image, C, channel, live, W, False)
             _write_strip(
-                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, x0, tl.minimum(x0 + X, width), y0,
-                tl.minimum(y0 + chunk, height), height, width, prefix, scale, W, X, PHI, MASKED, DOT, STAGES,
+                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked, x0, tl.minimum(x0 + X, width),
+                y0, tl.minimum(y0 + chunk, height), height, width, prefix, scale, D, GROUP, W, X, PHI, MASKED, AGENTS,
+                DOT, STAGES,
             )
     else:
         first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
-        _write(q, q_token, out, C, state, mean_v, mean_k, live, first, last, scale, eps, W, T, PHI, LINEAR, DOT)
+        _write(
+            q, q_token, out, C, state, mean_v, mean_k, asked, live, first, last, scale, eps, D, GROUP, W, T, PHI,
+            LINEAR, AGENTS, DOT,
+        )

@@ -58,6 +58,13 @@ class Layers(NamedTuple):
     bias: Tensor | None = None
 
 
+class Asked(NamedTuple):
+    """What every token asks by softmax: agents (B, m, H, D), and the values that they have to give, likewise."""
+
+    agents: Tensor
+    values: Tensor
+
+
 class Sums(NamedTuple):
     """What is still to be added up after the backward pass, in float32.
 
@@ -85,14 +92,14 @@ def row_size(heads: int, dim: int) -> int:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, layers: Layers | None, images: Images, options: Options,
-    save: bool, shape: Sequence[int],
+    save: bool, shape: Sequence[int], asked: Asked | None = None,
 ) -> Forward:  # fmt: skip
     """Tokens (B, N, H, D) with contiguous heads; `shape` is that of the output.
 
-    Unless `save`, what backward needs may have no rows.
+    Unless `save`, what backward needs may have no rows. There is no backward of `asked`.
     """
     if recording():
-        _compile_ahead(q, k, v, weights, layers, images, options, save, len(shape) == 3)
+        _compile_ahead(q, k, v, weights, layers, images, options, save, len(shape) == 3, asked)
     (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
     cut = _plan(q, k, images, options)
@@ -109,7 +116,9 @@ def forward(
     parameters: tuple[Argument, ...] = (None,) * 4
     if layers is not None:
         x, parameters = strides(layers.x), layers[1:5]
-    layout = (images.mask, images.cu, images.grids)
+    layout = (images.mask, images.cu, images.grids, *(asked or (None, None)))
+    number = 0 if asked is None else int(asked.agents.shape[1])
+    flags |= {"AGENTS": number, "A": padded(number)}
     numbers = (*images.grid, images.prefix, options.scale, options.eps)
     if cut.short:
         sums = empty((count if save else 0, size), torch.float32, device)
@@ -128,7 +137,7 @@ def forward(
     launch(
         forward_kernels.forward_partial, (heads // cut.sums.heads, count, parts),
         (*strides(k), *strides(v), *x, images.mask, images.cu, partial, sums_x, heads, keys, cut.chunk),
-        {"T": cut.sums.size, **_without(flags, "RESIDUAL"), **made, **cut.sums.constants},
+        {"T": cut.sums.size, **_without(flags, "RESIDUAL", "AGENTS", "A"), **made, **cut.sums.constants},
     )  # fmt: skip
     sums = empty((count, size), torch.float32, device)
     adders = triton.cdiv(count * size, ADD["BLOCK"])
@@ -247,14 +256,15 @@ _compiled: set[tuple] = set()
 
 
 def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, layers: Layers | None, images: Images,
-                  options: Options, save: bool, packed: bool) -> None:  # fmt: skip
+                  options: Options, save: bool, packed: bool, asked: Asked | None) -> None:  # fmt: skip
     """Before the first call of a signature, compile the kernels for short and for long images, and those of backward.
 
     They are compiled in parallel, so that no later size has to compile.
     """
     flags = _flags(q, weights is not None or layers is not None, images, options)
     kinds = [None if t is None else t.dtype for t in (q, weights, *(layers or ()))]
-    key = (torch.cuda.current_device(), *flags.values(), *_plan(q, k, images, options).tiles, *kinds, save, packed)
+    key = (torch.cuda.current_device(), *flags.values(), *_plan(q, k, images, options).tiles, *kinds, save, packed,
+           None if asked is None else asked.agents.shape[1])  # fmt: skip
     if key in _compiled:
         return
     _compiled.add(key)
@@ -274,7 +284,9 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             x = _shapeless(layers.x).as_strided((1, tokens, heads * dim), layers.x.stride())
             w1, b1, w2, b2 = (torch.empty_like(t, device="meta") for t in layers[1:5])
             made = Layers(x, w1, b1, w2, b2, _meta(layers.bias, 3 * heads * dim))
-        done = forward(a, b, c, taps, made, size, options, save, a.shape)
+        shape = (1, 0) if asked is None else asked.agents.shape
+        given = None if asked is None else Asked(*(torch.empty((1, *shape[1:]), dtype=q.dtype, device="meta"),) * 2)
+        done = forward(a, b, c, taps, made, size, options, save, a.shape, given)
         if save:
             grad = torch.empty((1, tokens, heads, dim), dtype=q.dtype, device="meta")
             grads = [grad.new_empty((1, tokens, 3 * heads * dim))] if packed else [grad] * 3
