@@ -10,7 +10,7 @@ from sightline import backend
 from sightline.layers import Attention
 from sightline.layers.core import Place
 from sightline.layers.mechanisms import inline
-from sightline.layers.mechanisms.landmarks import map_means, shares
+from sightline.layers.mechanisms.landmarks import areas, map_means, shares
 from sightline.layers.spec import Spec
 from sightline.ops.common.launching import forget
 from sightline.util.errors import InputError
@@ -62,6 +62,18 @@ def test_a_constant_map_has_constant_means_at_any_size() -> None:
     for grid in ((1, 1), (3, 5), (14, 14), (61, 17)):
         x = torch.full((1, grid[0] * grid[1], 1, 2), 3.0)
         assert_close(map_means(x, None, grid, 7)[0], torch.full((1, 49, 1, 2), 3.0), 1e-5)
+
+
+def test_parts_are_kept_as_tensors_for_training_too() -> None:
+    """The first call is in inference mode and autocast; the next one needs a gradient."""
+    x = torch.randn(1, 35, 1, 4)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        first = map_means(x, None, (5, 7), 2)[0]
+    means = map_means(x.requires_grad_(), None, (5, 7), 2)[0]
+    means.sum().backward()
+    assert means.dtype == torch.float32
+    assert_close(first.float(), means.detach(), 1e-2)
+    assert areas(2, (5, 7), x) is areas(2, (5, 7), x)
 
 
 @torch.no_grad()

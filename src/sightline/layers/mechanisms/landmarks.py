@@ -6,12 +6,14 @@ A fully masked patch has no landmark, so that masked tokens change nothing; `now
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from sightline.layers.core import Grid
 from sightline.ops.checks import accumulate_dtype, is_symbolic, padding
 from sightline.util.errors import InputError
 
 KINDS = ("conv", "pool", "random", "first")
+KEPT = 32  # matrices of the parts of maps that are kept
 FAR = 64.0  # from any query: exp(-FAR^2 / 2) is zero in float32
 
 
@@ -157,14 +159,39 @@ def map_means(x: Tensor, counts: Tensor | None, grid: Grid, side: int) -> tuple[
 
     Tokens on the border of two parts count in both, by their share.
     """
-    height, width = (shares(side, length, x) for length in grid)
-    areas = torch.einsum("ih,jw->ijhw", height, width).flatten(2).flatten(0, 1)  # m h*w
-    means = areas @ x.flatten(2)  # x is read once, as it lies
+    covered = areas(side, grid, x)
+    means = covered @ x.flatten(2)  # x is read once, as it lies
     if counts is None:
         return means.unflatten(2, x.shape[2:]), None
-    share = areas @ counts[:, :, None].to(x.dtype)  # B m 1
+    share = covered @ counts[:, :, None].to(x.dtype)  # B m 1
     means = means / share.where(share > 0, torch.ones_like(share))
     return means.unflatten(2, x.shape[2:]), share.squeeze(2) > 0
+
+
+def areas(side: int, grid: Grid, like: Tensor) -> Tensor:
+    """(side * side, h * w): how much of every part of a map each of its tokens covers.
+
+    Kept from call to call, as the few dozen small steps that make it would take longer than the attention of one image;
+    but not in a graph, whose tensors are not made yet or go with it.
+    """
+    in_a_graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or _get_current_dispatch_mode() is not None
+    if in_a_graph or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return _areas(side, grid, like)
+    key = (side, *grid, like.dtype, like.device)
+    if key not in _kept:
+        if len(_kept) >= KEPT:
+            _kept.clear()
+        with torch.inference_mode(False):
+            _kept[key] = _areas(side, grid, like)
+    return _kept[key]
+
+
+_kept: dict[tuple, Tensor] = {}
+
+
+def _areas(side: int, grid: Grid, like: Tensor) -> Tensor:
+    height, width = (shares(side, length, like) for length in grid)
+    return (height[:, None, :, None] * width[:, None, :]).flatten(2).flatten(0, 1)
 
 
 def shares(parts: int, length: int, like: Tensor) -> Tensor:
