@@ -94,9 +94,9 @@ VARIANTS: dict[str, Variant] = {
     "inline_vit_tiny": Variant(  # timm's vit_tiny_patch16_224 with another attention
         DeiT,
         6.48,
-        1.14,
+        1.25,
         None,
-        args={**_deit(192, 3), "attention": "inline(hidden=32)"},
+        args={**_deit(192, 3), "attention": "inline(hidden=32,softmax_prefix=true,agents=49)"},
         mean=IMAGENET_INCEPTION_MEAN,
         std=IMAGENET_INCEPTION_STD,
     ),

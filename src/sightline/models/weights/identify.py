@@ -20,6 +20,7 @@ from sightline.util.errors import FileError, InputError
 
 # Arguments that follow the task or the images; all others are the architecture.
 FREE_ARGS = {"img_size", "num_classes", "in_chans"}
+UNSEEN = ("softmax_prefix", "agents")  # options of mechanisms without tensors
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,18 @@ def plain(value: object) -> object:
 
 
 def _pattern(layout: Layout, own: str) -> tuple[tuple[Spec, ...], ...]:
-    """The pattern of a layout, with SOFT read as SOFT++ for a variant that uses that."""
+    """The pattern of a layout, with SOFT read as SOFT++ for a variant that uses that, and with the options of the
+    variant that have no tensors."""
     plus = Spec("soft_norm") if "soft_norm" in own else Spec("soft")
-    return tuple(tuple(plus if spec.name == "soft" else spec for spec in blocks) for blocks in layout.attention)
+    unseen = {_visible(spec): spec for blocks in _own_pattern(layout, own) or () for spec in blocks}
+    return tuple(
+        tuple(plus if spec.name == "soft" else unseen.get(spec, spec) for spec in blocks) for blocks in layout.attention
+    )
+
+
+def _visible(spec: Spec) -> Spec:
+    """What the tensors of a mechanism show of it."""
+    return Spec(spec.name, tuple(option for option in spec.options if option[0] not in UNSEEN))
 
 
 def _own_pattern(layout: Layout, own: str) -> tuple[tuple[Spec, ...], ...] | None:
