@@ -30,7 +30,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEAD_DIMS = (8, 128)
 LANDMARKS = 4096  # of soft_attention, at most
 BLOCK = 64  # landmarks that one program inverts
-ASKED = 64  # agents, and head dim, at most, of a softmax that the operator of InLine attention takes in passing
+ASKED = 64  # agents, and head dim, at most, for InLine attention whose kernel asks the agents
 WHOLE_LAYER_TOKENS = 8192  # of a batch, at most, that go through a layer by one operator
 WHOLE_LAYER_PREFIX = 16  # tokens without a position, at most, there
 FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
@@ -225,9 +225,9 @@ def whole_layer(x: Tensor, weight: Tensor, head_dim: int, prefix: int) -> bool:
 
 
 @fast_path
-def asked_in_passing(q: Tensor, agents: int) -> bool:
-    """The second softmax of agents by the operator that mixes the tokens, while it writes them: in half precision,
-    without a gradient."""
+def fused_agents(q: Tensor, agents: int) -> bool:
+    """The second softmax of agents in the kernel that writes the output of InLine attention: inference in half
+    precision."""
     half = q.dtype in (torch.bfloat16, torch.float16)
     return half and not torch.is_grad_enabled() and agents <= ASKED and q.shape[-1] <= ASKED
 

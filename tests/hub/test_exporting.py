@@ -22,6 +22,7 @@ from sightline.cli.main import main
 from sightline.engine.pictures import check_attention
 from sightline.hub import exporting, formats
 from sightline.hub.exporting import Exported
+from sightline.hub.formats import check_dynamic
 from sightline.tasks.segmentation.config import Model
 from sightline.tasks.segmentation.model import Segmenter
 from sightline.util.errors import FileError, InputError, RunError
@@ -385,3 +386,10 @@ def test_a_package_runs_without_sightline(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     assert float(answer.stdout) <= 1e-4
+
+
+def test_axes_as_a_text_or_a_sequence() -> None:
+    assert check_dynamic("width, batch") == check_dynamic(("width", "batch")) == ("batch", "width")
+    assert check_dynamic("") == ()
+    with pytest.raises(InputError, match=r"dynamic: expected some of batch, height, width, or none; got 'depth'"):
+        check_dynamic("batch,depth")

@@ -105,7 +105,7 @@ def test_kernels_give_the_output_and_gradients_of_torch(monkeypatch: pytest.Monk
     ],
 )
 @torch.no_grad()
-def test_kernels_ask_in_passing(
+def test_the_kernel_asks_the_agents(
     dim: int, heads: int, grid: tuple[int, int], attention: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without gradients, one operator mixes the tokens and asks the agents."""

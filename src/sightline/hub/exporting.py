@@ -81,7 +81,7 @@ def export(
     source: str | Path | Loaded | nn.Module | None,
     target: str | Path,
     *,
-    dynamic: Collection[str] = tuple(AXES),
+    dynamic: str | Collection[str] = tuple(AXES),
     half: bool = False,
     int8: str | Path | None = None,
     features: bool = False,
@@ -94,7 +94,8 @@ def export(
     Args:
         source: a run folder, a file of weights, what `sightline.load` opened, or a model; None for the packaged one.
         target: ends in .onnx, or in .pt2 for a package compiled for this machine.
-        dynamic: axes of any length, some of "batch", "height" and "width"; the others are as in training, one image.
+        dynamic: axes of any length, some of "batch", "height" and "width", as a sequence or a text with commas; the
+            others are as in training, one image.
         half: weights and activations in float16, norms and sums in float32; images and outputs stay float32.
         int8: a folder of calibration images, for an ONNX file in int8; accuracy is compared if it has class folders.
         features: export the feature maps of a classifier, as features_only gives them.

@@ -126,12 +126,14 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
         ) from error
 
 
-def check_dynamic(names: Collection[str]) -> tuple[str, ...]:
-    """The names of dynamic axes in the order of `AXES`.
+def check_dynamic(names: str | Collection[str]) -> tuple[str, ...]:
+    """The names of dynamic axes in the order of `AXES`; given as a text, they have commas between them.
 
     Raises:
         InputError: there is no such axis.
     """
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",") if name.strip()]
     for name in names:
         if name not in AXES:
             raise InputError(f"dynamic: expected some of {', '.join(AXES)}, or none; got {name!r}")

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import torch
 from torch import SymFloat, SymInt, Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from sightline.util.errors import InputError, shown
 
@@ -45,6 +46,16 @@ def is_symbolic(*sizes: int) -> bool:
     """Whether a size is a symbol of torch.export or torch.jit.trace: the graph is for any value, so no branch may
     depend on it."""
     return any(isinstance(size, SymInt) or _is_traced_size(size) for size in sizes)
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether torch has to see every operation: for the compiler, a mode, a transform or a tensor subclass."""
+    return (
+        torch.compiler.is_compiling()
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+        or _get_current_dispatch_mode() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def is_exporting() -> bool:

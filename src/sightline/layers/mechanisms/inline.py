@@ -96,7 +96,7 @@ class InlineCore(Core):
             return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix else out
         first = place.prefix if self.softmax_prefix else 0
         gathered = gather(q, k, v, place, self.agents, self.sequence, first)
-        if self.adapt is None and self._whole(q, place) and backend.asked_in_passing(q, self.agents):
+        if self.adapt is None and self._whole(q, place) and backend.fused_agents(q, self.agents):
             out = self._mix(q, k, v, place, (gathered.agents, gathered.values))
         else:
             out = self._mix(*self._adapted(q, k, place), v, place) + ask(q, gathered)

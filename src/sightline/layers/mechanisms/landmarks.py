@@ -6,10 +6,9 @@ A fully masked patch has no landmark, so that masked tokens change nothing; `now
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from sightline.layers.core import Grid
-from sightline.ops.checks import accumulate_dtype, is_symbolic, padding
+from sightline.ops.checks import accumulate_dtype, is_symbolic, is_traced, padding
 from sightline.util.errors import InputError
 
 KINDS = ("conv", "pool", "random", "first")
@@ -171,19 +170,20 @@ def map_means(x: Tensor, counts: Tensor | None, grid: Grid, side: int) -> tuple[
 def areas(side: int, grid: Grid, like: Tensor) -> Tensor:
     """(side * side, h * w): how much of every part of a map each of its tokens covers.
 
-    Kept from call to call, as the few dozen small steps that make it would take longer than the attention of one image;
-    but not in a graph, whose tensors are not made yet or go with it.
+    Kept from call to call, as it takes dozens of small steps; but not in a graph, whose tensors are not made yet or go
+    with it.
     """
-    in_a_graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or _get_current_dispatch_mode() is not None
-    if in_a_graph or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+    captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
+    if captured or is_traced(like) or torch.jit.is_tracing():
         return _areas(side, grid, like)
     key = (side, *grid, like.dtype, like.device)
-    if key not in _kept:
+    found = _kept.get(key)
+    if found is None:
         if len(_kept) >= KEPT:
             _kept.clear()
         with torch.inference_mode(False):
-            _kept[key] = _areas(side, grid, like)
-    return _kept[key]
+            found = _kept[key] = _areas(side, grid, like)
+    return found
 
 
 _kept: dict[tuple, Tensor] = {}

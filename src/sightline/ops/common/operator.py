@@ -13,9 +13,9 @@ from typing import Any, Protocol, get_type_hints
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
 
+from sightline.ops.checks import is_traced
 from sightline.ops.common.launching import INTERPRETED, replay
 
 
@@ -69,7 +69,7 @@ class Operator:
             registered.register_autograd(backward, setup_context=setup)
 
     def __call__(self, *args: Any) -> Sequence[Tensor]:
-        if _traced(args[0]):
+        if is_traced(args[0]):
             made = self.packet(*args)
             return (made,) if self.single else made
         if self.setup is not None and needs_gradient(*args):
@@ -114,16 +114,6 @@ class _Eager(torch.autograd.Function):
 def needs_gradient(*args: object) -> bool:
     """Whether a backward pass may follow."""
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
-
-
-def _traced(tensor: Tensor) -> bool:
-    """Whether torch has to see the operator: for the compiler, a mode, a transform or a tensor subclass."""
-    return (
-        torch.compiler.is_compiling()
-        or type(tensor) not in (Tensor, torch.nn.Parameter)
-        or _get_current_dispatch_mode() is not None
-        or torch._C._are_functorch_transforms_active()
-    )
 
 
 def _on_device(tensor: Tensor) -> AbstractContextManager:

@@ -17,7 +17,7 @@ progress. Its weights (images, 9, C) are given or, with MADE, made on the way fr
 (`make_weights`), as a layer does.
 
 With AGENTS, every token also asks a few agents of its image by softmax, (images, AGENTS, C) like the values that they
-have to give, and adds the answer (`ask`).
+have to give, and adds the answer (`_ask`).
 
 The sums of an image are one row of float32: sum phi(k) v^T (H, D, D), sum phi(k) (H, D), sum v (H, D), the shift of k
 and of v (H, D each), the number of keys (four times). float32 tensors are shifted by their first token that counts
@@ -293,7 +293,7 @@ def forward_short(
     if SAVE:
         store_sums(sums, image, moment, sum_k, sum_v, shift_k, shift_v, count, group, H, D, GROUP, W)
     state, mean_k, mean_v = finish(moment, sum_k, sum_v, shift_k, shift_v, count, D, W, LINEAR, SHIFT)
-    asked = (state, state)
+    asked = None
     if AGENTS:
         asked = _agents_of(agents, values, image, C, channel, live, W, AGENTS, A, DOT)
     if RESIDUAL:
@@ -399,7 +399,7 @@ def forward_write(
     q, n = image_of(q, q_batch, q_token, cu, image, tokens, channel, VARLEN)
     out, _ = image_of(out, tokens * C, C, cu, image, tokens, channel, VARLEN)
     state, mean_k, mean_v, _ = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
-    asked = (state, state)
+    asked = None
     if AGENTS:
         asked = _agents_of(agents, values, image, C, channel, live, W, AGENTS, A, DOT)
     if RESIDUAL:

@@ -284,8 +284,7 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             x = _shapeless(layers.x).as_strided((1, tokens, heads * dim), layers.x.stride())
             w1, b1, w2, b2 = (torch.empty_like(t, device="meta") for t in layers[1:5])
             made = Layers(x, w1, b1, w2, b2, _meta(layers.bias, 3 * heads * dim))
-        shape = (1, 0) if asked is None else asked.agents.shape
-        given = None if asked is None else Asked(*(torch.empty((1, *shape[1:]), dtype=q.dtype, device="meta"),) * 2)
+        given = None if asked is None else Asked(*(torch.empty_like(t[:1], device="meta") for t in asked))
         done = forward(a, b, c, taps, made, size, options, save, a.shape, given)
         if save:
             grad = torch.empty((1, tokens, heads, dim), dtype=q.dtype, device="meta")
