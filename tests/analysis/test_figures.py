@@ -1,5 +1,7 @@
 """Figures of attention: which blocks are shown, and that signs are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,14 @@ def test_colours_tell_the_sign(weights: list[list[float]], colours: str, limits:
     np.testing.assert_allclose(drawn.get_array(), np.array(weights) * 5, rtol=1e-6)  # 4 places and a class token
     figure.canvas.draw()
     assert figure.axes[2].yaxis.get_offset_text().get_text() == ""
+
+
+def test_titles_of_long_mechanisms_do_not_overlap() -> None:
+    one = replace(a_map([[0.1, 0.2], [0.3, 0.4]]), mechanism="inline(hidden=32,softmax_prefix=true,agents=49)")
+    figure = attention_figure([("a", Image.new("RGB", (8, 8)), [one, one])])
+    figure.canvas.draw()
+    first, second = (figure.axes[i].title.get_window_extent() for i in (1, 2))
+    assert first.x1 < second.x0
 
 
 def test_the_query_is_marked() -> None:

@@ -170,7 +170,7 @@ def test_sizes(page: "Page") -> None:
     page.press("#other", "Enter")
     page.wait_for_function(
         """() => [...document.querySelectorAll(".facts")].every((each) =>
-        /8 \\u00d7 12 .* forward [\\d.]+ ms · row [\\d.]+ ms$/.test(each.textContent))"""
+        /8 \\u00d7 12 .* forward [\\d.]+ ms · row [\\d.]+ ms · (inline|softmax|linear)/.test(each.textContent))"""
     )
     box = page.locator(".stage canvas").first.bounding_box()
     assert box is not None

@@ -81,7 +81,8 @@ def _draw_map(figure: "Figure", axis: "Axes", found: AttentionMap, size: tuple[i
     low, high, colours = _scale(float(relative.min()), float(relative.max()))
     extent = (0, size[0], size[1], 0)
     drawn = axis.imshow(relative, cmap=colours, vmin=low, vmax=high, extent=extent, interpolation="nearest")
-    axis.set_title(f"{short(found.block)}, {found.mechanism}", fontsize=7, parse_math=False)
+    title = f"{short(found.block)}, {found.mechanism.replace(',', ', ')}"  # lines break at spaces
+    axis.set_title(fill(title, TITLE), fontsize=7, parse_math=False)
     bar = figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03)
     bar.ax.tick_params(labelsize=6)
     bar.ax.ticklabel_format(useOffset=False)  # plain numbers, without an offset in the corner

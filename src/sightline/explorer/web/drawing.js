@@ -268,7 +268,7 @@ class DrawnPanel extends Panel {
     const classes = this.answer?.prefix?.[0]?.length ? ` · class token ${Heatmap.digits(this.classShare)}` : "";
     const row = this.answer?.ms ? ` · row ${Heatmap.digits(this.answer.ms)} ms` : "";
     const forward = ` · forward ${Heatmap.digits(this.info.forward_ms)} ms`;
-    return `${name} · ${block.mechanism} · ${rows} × ${columns}${classes}${forward}${row}`;
+    return `${name} · ${rows} × ${columns}${classes}${forward}${row} · ${block.mechanism}`; // the longest part last
   }
 
   /** The weight of the prefix tokens in the map on show. */
