@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch._inductor.exc import CppCompileError, InductorError
+from torch.export import Dim, export
 
 import sightline
 from sightline.cli.main import main
@@ -162,8 +163,32 @@ def test_packages_that_cannot_be_compiled(
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_package)
     with pytest.raises(InputError, match=shown):
-        formats.write_package(None, tmp_path / "model.pt2", {})  # type: ignore[arg-type]
+        formats.write_package(export(nn.Linear(2, 2), (torch.zeros(1, 2),)), tmp_path / "model.pt2", {})
     assert list(tmp_path.iterdir()) == []
+
+
+class Tokens(nn.Module):
+    """Linear layers of a symbolic number of tokens, and of their transpose, which is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(8), nn.Linear(8, 6), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.flatten(2).transpose(1, 2)[:, 1:].contiguous()  # (B, h w - 1, 8)
+        return self.first(self.norm(x)), self.second(x[:, :, :4].transpose(0, 1))
+
+
+@torch.no_grad()
+def test_linear_layers_of_any_number_of_tokens_take_matrices() -> None:
+    model, axes = Tokens(), {0: Dim("b", min=2, max=9), 2: Dim("h", min=2, max=99), 3: Dim("w", min=2, max=99)}
+    program = export(model, (torch.randn(2, 8, 5, 7),), dynamic_shapes=(axes,))
+    formats.flatten_rows(program)
+    taken = [node.args[0] for node in program.graph.nodes if node.target is torch.ops.aten.linear.default]
+    assert [x.target is torch.ops.aten.as_strided.default for x in taken] == [True, False]
+    images = torch.randn(3, 8, 4, 6)
+    for found, wanted in zip(program.module()(images), model(images), strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_a_package_for_any_size_of_a_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """Write a graph of torch.export as ONNX or as a package that AOTInductor compiles, with metadata inside."""
 
+import operator
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfile
@@ -10,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import SymInt
 from torch.export import ExportedProgram
 
 from sightline.hub.compiler import choose_compiler
@@ -90,6 +93,35 @@ def name_axes(proto: Any) -> None:
                 dim.dim_param = pattern.sub(lambda match: names[match[0]], dim.dim_param)
 
 
+def flatten_rows(program: ExportedProgram) -> None:
+    """Give linear layers of tokens (B, N, C) their input as a matrix, in place.
+
+    Inductor would do so by a view. If N is a product of symbols, it cannot see that the view is that of a matrix, and
+    copies the tokens; `as_strided` says so. The layers' inputs are contiguous, or left as they are.
+    """
+    graph, aten = program.graph, torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.linear.default):
+        x, *parameters = node.args
+        tokens = x.meta["val"]
+        symbols = any(isinstance(size, SymInt) for size in tokens.shape[:-1])
+        if tokens.ndim < 3 or not symbols or not tokens.is_contiguous():
+            continue
+        with graph.inserting_before(node):
+            sizes = [
+                graph.call_function(aten.sym_size.int, (x, axis)) if isinstance(size, SymInt) else size
+                for axis, size in enumerate(tokens.shape[:-1])
+            ]
+            rows = reduce(lambda a, b: graph.call_function(operator.mul, (a, b)), sizes)
+            channels = tokens.shape[-1]
+            matrix = graph.call_function(aten.as_strided.default, (x, [rows, channels], [channels, 1]))
+            product = graph.call_function(aten.linear.default, (matrix, *parameters))
+            made = graph.call_function(aten.view.default, (product, [*sizes, node.meta["val"].shape[-1]]))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    program.graph_module.recompile()
+
+
 def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
     """Compile the graph for the device that it was traced on, and write code and weights as one .pt2 file.
 
@@ -100,7 +132,11 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
     from torch._inductor import config as inductor
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
+    flatten_rows(program)
     configs: dict[str, Any] = {"aot_inductor.metadata": dict(metadata)}
+    if any(tensor.is_cuda for tensor in program.state_dict.values()):
+        # Maps channels last, as they are here: Inductor would keep to that only where no size is a symbol.
+        configs["force_layout_optimization"] = True
     usual = [command for command in inductor.cpp.cxx if command]
     if sys.platform == "linux" and (compiler := choose_compiler(usual)):
         configs["cpp.cxx"] = (None, compiler)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sightline import backend
 from sightline.layers.core import Grid, hooked
 from sightline.ops.activated import activated_linear
-from sightline.ops.checks import is_symbolic, padding
+from sightline.ops.checks import ceil_div, is_exporting, is_symbolic, padding
 
 PATCH = 32  # numbers of a patch of few channels: a matrix product needs rows of a multiple of 16 bytes
 
@@ -18,6 +18,24 @@ def pad_to_multiple(x: Tensor, size: tuple[int, ...] | int) -> Tensor:
     sy, sx = (size, size) if isinstance(size, int) else size
     bottom, right = padding(x.shape[-2], sy), padding(x.shape[-1], sx)
     return F.pad(x, (0, right, 0, bottom)) if is_symbolic(bottom, right) or bottom or right else x
+
+
+def picked_patches(x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Grid]:
+    """(B, C, h, w), channels last in memory -> (B, patches, numbers of a patch by row, column and channel), and the
+    grid of the patches.
+
+    For an exported graph of any size: tokens are picked by a list, where padding and cutting would divide by symbols
+    to find each number.
+    """
+    (height, width), (down, across) = x.shape[2:], size
+    grid = (ceil_div(height, down), ceil_div(width, across))
+    rows = torch.arange(grid[0] * down, device=x.device).view(grid[0], 1, down, 1)
+    columns = torch.arange(grid[1] * across, device=x.device).view(1, grid[1], 1, across)
+    inside = ((rows < height) & (columns < width)).flatten()
+    index = rows.clamp(max=height - 1) * width + columns.clamp(max=width - 1)
+    tokens = to_tokens(x)[0][:, index.flatten()]
+    tokens = tokens.where(inside[:, None], tokens.new_zeros(()))
+    return tokens.unflatten(1, (grid[0] * grid[1], down * across)).flatten(2), grid
 
 
 def to_tokens(x: Tensor) -> tuple[Tensor, Grid]:
@@ -49,14 +67,20 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        x = pad_to_multiple(x, self.proj.stride)
         apart = self.proj.kernel_size == self.proj.stride
-        x, grid = self._product(x) if apart and backend.patch_product(x) else to_tokens(self.proj(x))
+        if apart and backend.patch_product(x):
+            x, grid = self._product(x)
+        else:
+            x, grid = to_tokens(self.proj(pad_to_multiple(x, self.proj.stride)))
         return self.norm(x), grid
 
     def _product(self, x: Tensor) -> tuple[Tensor, Grid]:
         """The convolution as one matrix product of the patches; cuDNN is many times slower for patches of 16."""
         size_y, size_x = self.proj.kernel_size
+        if is_exporting() and is_symbolic(*x.shape[2:]) and x.shape[1] >= PATCH:
+            patches, grid = picked_patches(x, (size_y, size_x))
+            return F.linear(patches, self.proj.weight.permute(0, 2, 3, 1).flatten(1), self.proj.bias), grid
+        x = pad_to_multiple(x, self.proj.stride)
         grid = (x.shape[2] // size_y, x.shape[3] // size_x)
         patches = x.unflatten(3, (grid[1], size_x)).unflatten(2, (grid[0], size_y))  # B C h p w p
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # B hw Cpp
