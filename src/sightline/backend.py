@@ -30,7 +30,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEAD_DIMS = (8, 128)
 LANDMARKS = 4096  # of soft_attention, at most
 BLOCK = 64  # landmarks that one program inverts
-ASKED = 64  # agents, and head dim, at most, for InLine attention whose kernel asks the agents
+READERS = 64  # queries that attend by softmax within InLine attention, and channels of their heads, at most
+READER_ROWS = 128  # of them at most in one program, which takes the heads of 64 channels together
 WHOLE_LAYER_TOKENS = 8192  # of a batch, at most, that go through a layer by one operator
 WHOLE_LAYER_PREFIX = 16  # tokens without a position, at most, there
 FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
@@ -225,11 +226,12 @@ def whole_layer(x: Tensor, weight: Tensor, head_dim: int, prefix: int) -> bool:
 
 
 @fast_path
-def fused_agents(q: Tensor, agents: int) -> bool:
-    """The second softmax of agents in the kernel that writes the output of InLine attention: inference in half
+def fused_readers(q: Tensor, number: int) -> bool:
+    """Agents and first tokens that attend by softmax in the kernels of InLine attention: inference in half
     precision."""
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return half and not torch.is_grad_enabled() and agents <= ASKED and q.shape[-1] <= ASKED
+    half, dim = q.dtype in (torch.bfloat16, torch.float16), q.shape[-1]
+    rows = max(16, 1 << (number - 1).bit_length()) * max(1, READERS // dim)
+    return half and not torch.is_grad_enabled() and max(number, dim) <= READERS and rows <= READER_ROWS
 
 
 @fast_path

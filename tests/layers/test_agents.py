@@ -101,14 +101,17 @@ def test_kernels_give_the_output_and_gradients_of_torch(monkeypatch: pytest.Monk
         (32, 2, (4, 6), "inline(agents=4)"),  # two heads of a program
         (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true)"),
         (48, 2, (33, 34), "inline(agents=9)"),  # several programs for an image
+        (32, 2, (33, 34), "inline(agents=16,softmax_prefix=true)"),
+        (64, 1, (33, 34), "inline(softmax_prefix=true)"),
+        (32, 4, (4, 6), "inline(hidden=4,softmax_prefix=true)"),
         (32, 1, (4, 6), "inline(agents=16,phi=elu1)"),
     ],
 )
 @torch.no_grad()
-def test_the_kernel_asks_the_agents(
+def test_readers_in_the_kernels(
     dim: int, heads: int, grid: tuple[int, int], attention: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without gradients, one operator mixes the tokens and asks the agents."""
+    """Without gradients, one operator mixes the tokens, gathers for the agents and the first tokens, and asks."""
     torch.manual_seed(0)
     core = Spec.parse(attention).build(dim, heads, 16).to(DEVICE, dtype)
     tokens = 1 + grid[0] * grid[1]
@@ -117,7 +120,8 @@ def test_the_kernel_asks_the_agents(
     monkeypatch.setattr(backend, "requested", lambda: "torch")
     wanted = core.double()(q.double(), k.double(), v.double(), replace(place, context=place.context.double()))
     monkeypatch.setattr(backend, "requested", lambda: "triton")
-    monkeypatch.setattr(inline, "ask", None)
+    monkeypatch.setattr(inline, "gather", None)
+    monkeypatch.setattr(inline.prefix, "by_softmax", None)
     out = core.to(dtype)(q, k, v, place)
     forget()
     assert_close(out, wanted.to(dtype), {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])

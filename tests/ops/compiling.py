@@ -69,8 +69,8 @@ CASES: dict[str, list[tuple]] = {
         (BF16, "bf16", 64, 128, "masked"),
         (FP16, "tf32", 14, 24, "packed"),
         (FP32, "fp32", 64, 64, "linear"),
-        (BF16, "bf16", 14, 64, "asked"),
-        (FP16, "tf32", 64, 24, "asked"),
+        (BF16, "bf16", 14, 64, "readers"),
+        (FP16, "tf32", 64, 24, "readers"),
     ],
     "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1")],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
@@ -82,7 +82,8 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
         ((BF16, "bf16", 64, 128, "masked"), {"backward_queries"}),
         ((FP16, "tf32", 64, 128, "masked"), {"backward_keys"}),
         ((FP32, "fp32", 64, 64, "linear"), {"backward_queries"}),
-        ((FP16, "tf32", 64, 64, "asked"), {"forward_write"}),
+        ((FP16, "tf32", 64, 64, "readers"), {"forward_partial", "forward_write"}),
+        ((FP16, "tf32", 14, 64, "readers"), {"forward_short"}),
     ],
     "projected": [((FP16, "tf32", 4, 64), {"layer_write"}), ((BF16, "bf16", 3, 128), {"layer_sums"})],
     "soft_attention": [
@@ -102,7 +103,7 @@ ALL: dict[str, list[tuple]] = {
         *((t, dot, 64, 128, "masked") for t, dot in [*TYPED, (FP32, "tf32")]),
         *((t, dot, 14, 128, "inline") for t, dot in [*TYPED, (FP32, "tf32")]),
         *((t, dot, 14, dim, "bare") for t, dot, dim in WIDTHS),
-        *((t, dot, side, dim, "asked") for t, dot in TYPED[:2] for side in (14, 64) for dim in (24, 32, 64)),
+        *((t, dot, side, dim, "readers") for t, dot in TYPED[:2] for side in (14, 64) for dim in (24, 32, 64)),
     ],
     "projected": [
         (t, dot, heads, dim)
@@ -131,7 +132,7 @@ class Case(NamedTuple):
     def of(cls, function: str, args: tuple) -> "Case":
         operator, position = {
             "attention": (
-                {"linear": "linear_attention", "layer": "inline_layer", "asked": "inline_layer"}.get(
+                {"linear": "linear_attention", "layer": "inline_layer", "readers": "inline_layer"}.get(
                     args[-1], "inline_attention"
                 ),
                 3,
@@ -208,10 +209,10 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     weights = mask = cu = grids = None
     q, k, v = meta(4, tokens, 3, heads, dim, dtype=dtype).unbind(2)
     grad = meta(4, tokens, heads, dim, dtype=dtype)
-    asked: list[Tensor | None] = [None] * 2
-    if kind == "asked":
-        asked = [meta(4, 49, heads, dim, dtype=dtype) for _ in range(2)]
-    if kind in ("layer", "asked"):
+    readers, agents = None, 0
+    if kind == "readers":
+        readers, agents = meta(4, 50, heads, dim, dtype=dtype), 49
+    if kind in ("layer", "readers"):
         if kind == "layer":
             q, k, v = meta(4, tokens, 3 * channels, dtype=dtype), None, None
             grad = meta(4, tokens, channels, dtype=dtype)
@@ -227,9 +228,9 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     grid = (0, 0) if kind in ("linear", "bare") else (side, side)
     options = (heads, tokens if cu is not None else 0, *grid, 0, 0.2, 1e-6, "elu1" if is_linear else "identity",
                is_linear, dot)  # fmt: skip
-    tensors = (q, k, v, weights, *layers, *asked, mask, cu, grids)
-    _, sums, made, mean = linear.attend.function(*tensors, *options, kind != "asked")
-    if kind == "asked":
+    tensors = (q, k, v, weights, *layers, readers, mask, cu, grids)
+    _, sums, made, mean = linear.attend.function(*tensors, agents, *options, kind != "readers")
+    if kind == "readers":
         return
     weights = made if kind == "layer" else weights
     linear.attend_backward.function(

@@ -30,7 +30,7 @@ def on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Any:
 TAKEN: dict[str, Any] = {
     "inline_layer": lambda: (on_gpu(2, 196, 192), 32),
     "whole_layer": lambda: (on_gpu(2, 196, 192), on_gpu(576, 192), 32, 1),
-    "fused_agents": lambda: (on_gpu(2, 197, 3, 64), 49),
+    "fused_readers": lambda: (on_gpu(2, 197, 3, 64), 50),
     "unprojected_tokens": lambda: (torch.zeros(1, 64, 32),),
     "activated_linear": lambda: (on_gpu(2, 196, 192), on_gpu(768, 192), on_gpu(768)),
     "patch_product": lambda: (on_gpu(2, 3, 224, 224),),
@@ -55,7 +55,7 @@ def test_every_fast_path_is_known() -> None:
 @pytest.mark.parametrize("name", TAKEN)
 def test_variable_turns_a_fast_path_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decision = backend.FAST_PATHS[name]
-    grad = torch.no_grad() if name in ("activated_linear", "fused_agents", "whole_layer") else torch.enable_grad()
+    grad = torch.no_grad() if name in ("activated_linear", "fused_readers", "whole_layer") else torch.enable_grad()
     with grad:
         assert decision(*TAKEN[name]())
         monkeypatch.setenv(backend.VARIABLE, "torch")

@@ -14,7 +14,7 @@ from sightline.layers import prefix
 from sightline.layers.adapt import Adapt
 from sightline.layers.core import Core, Factors, Place
 from sightline.layers.feature_map import FeatureMap
-from sightline.layers.mechanisms.agents import agent_factors, ask, gather
+from sightline.layers.mechanisms.agents import agent_factors, ask, gather, mean_queries
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
 from sightline.ops.feature_maps import AFFINE_MAP
@@ -91,24 +91,28 @@ class InlineCore(Core):
             self.injective = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
-        if not self.agents:
-            out = self._mix(*self._adapted(q, k, place), v, place)
-            return prefix.by_softmax(out, q, k, v, place) if self.softmax_prefix else out
         first = place.prefix if self.softmax_prefix else 0
+        if not self.agents and not first:
+            return self._mix(*self._adapted(q, k, place), v, place)
+        if self.adapt is None and self._whole(q, place) and backend.fused_readers(q, self.agents + first):
+            readers = q[:, :first]
+            if self.agents:
+                readers = torch.cat([mean_queries(q, k, place, self.agents, self.sequence)[0], readers], 1)
+            return self._mix(q, k, v, place, readers)
+        out = self._mix(*self._adapted(q, k, place), v, place)
+        if not self.agents:
+            return prefix.by_softmax(out, q, k, v, place)
         gathered = gather(q, k, v, place, self.agents, self.sequence, first)
-        if self.adapt is None and self._whole(q, place) and backend.fused_agents(q, self.agents):
-            out = self._mix(q, k, v, place, (gathered.agents, gathered.values))
-        else:
-            out = self._mix(*self._adapted(q, k, place), v, place) + ask(q, gathered)
+        out = out + ask(q, gathered)
         return prefix.replace(out, gathered.first) if first else out
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place, asked: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place, readers: Tensor | None = None) -> Tensor:
         if self.residual is not None and self._whole(q, place):
             context = place.context
             if torch.compiler.is_compiling():  # the graph has the tokens in this type already
                 context = context.to(q.dtype)
             return inline_from_parts(
-                q, k, v, context, self.residual.layers, place.grid, place.prefix, self.phi, asked
+                q, k, v, context, self.residual.layers, place.grid, place.prefix, self.phi, readers, self.agents
             )  # fmt: skip
         # The operator adds the residual itself if the values lie on the grid of the queries.
         same = place.local is None

@@ -173,8 +173,9 @@ def areas(side: int, grid: Grid, like: Tensor) -> Tensor:
     Kept from call to call, as it takes dozens of small steps; but not in a graph, whose tensors are not made yet or go
     with it.
     """
-    captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
-    if captured or is_traced(like) or torch.jit.is_tracing():
+    if is_traced(like) or torch.jit.is_tracing():  # first: the compiler breaks its graph at what follows
+        return _areas(side, grid, like)
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return _areas(side, grid, like)
     key = (side, *grid, like.dtype, like.device)
     found = _kept.get(key)

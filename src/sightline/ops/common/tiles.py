@@ -7,6 +7,8 @@ They cast numbers to float32, since torch's compiler passes them as float64.
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(LOG2E x)
+
 
 @triton.jit
 def operand(x, DOT: tl.constexpr):

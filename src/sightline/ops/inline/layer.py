@@ -44,29 +44,29 @@ def project_packed(x: Tensor, qkv: nn.Linear, layers: ResidualLayers | None, phi
 
 def inline_from_parts(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, layers: ResidualLayers, grid: Grid, prefix: int, phi: str,
-    asked: tuple[Tensor, Tensor] | None = None,
+    readers: Tensor | None = None, agents: int = 0,
 ) -> Tensor:  # fmt: skip
     """q, k and v (B, N, H, D) and the tokens x (B, N, C) -> (B, N, H, D), with the usual scale.
 
-    `asked` are agents (B, m, H, D) and their values, which all tokens ask by softmax; without a gradient.
+    `readers` (B, r, H, D) attend to all keys by softmax, without a gradient. All tokens ask the first `agents` of them;
+    the others are the queries of the first tokens, which get what they gather.
     """
     q, k, v = contiguous_heads(q), contiguous_heads(k), contiguous_heads(v)
-    return _attend(q, k, v, x, layers, q.shape[2], q.shape[3], grid, prefix, phi, asked=asked)
+    return _attend(q, k, v, x, layers, q.shape[2], q.shape[3], grid, prefix, phi, None, readers, agents)
 
 
 def _attend(
     q: Tensor, k: Tensor | None, v: Tensor | None, x: Tensor, layers: ResidualLayers | None, heads: int, dim: int,
-    grid: Grid, prefix: int, phi: str, bias: Tensor | None = None, asked: tuple[Tensor, Tensor] | None = None,
+    grid: Grid, prefix: int, phi: str, bias: Tensor | None = None, readers: Tensor | None = None, agents: int = 0,
 ) -> Tensor:  # fmt: skip
-    agents, values = (None, None) if asked is None else (t.contiguous() for t in asked)
     made: tuple[Tensor | None, ...] = (None,) * 6
     if layers is None:
         grid = (0, 0)
     else:
         made = (x if x.stride(2) == 1 else x.contiguous(), *layers, bias)
     return attend(
-        q, k, v, None, *made, agents, values, None, None, None, heads, 0, *grid, prefix, dim**-0.5, 0.0, phi, False,
-        dot_precision(q.dtype), needs_gradient(q, k, v, *made),
+        q, k, v, None, *made, None if readers is None else readers.contiguous(), None, None, None, agents, heads, 0,
+        *grid, prefix, dim**-0.5, 0.0, phi, False, dot_precision(q.dtype), needs_gradient(q, k, v, *made),
     )[0]  # fmt: skip
 
 

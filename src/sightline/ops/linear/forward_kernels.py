@@ -16,8 +16,10 @@ and each time serves three rows of the output, so that nine taps cost three read
 progress. Its weights (images, 9, C) are given or, with MADE, made on the way from the mean of an image's tokens x
 (`make_weights`), as a layer does.
 
-With AGENTS, every token also asks a few agents of its image by softmax, (images, AGENTS, C) like the values that they
-have to give, and adds the answer (`_ask`).
+A few readers (images, AGENTS + FIRST, C) may attend to all keys by softmax while these are summed (`_read`). What the
+first AGENTS of them gather, every token then asks by softmax (`_ask`), in place of the mean of v. The others are the
+queries of the first FIRST tokens, and what they gather is the output of these. Asking takes the registers that the
+residual needs, so in long images a second pass adds the residual to the output (ADD).
 
 The sums of an image are one row of float32: sum phi(k) v^T (H, D, D), sum phi(k) (H, D), sum v (H, D), the shift of k
 and of v (H, D each), the number of keys (four times). float32 tensors are shifted by their first token that counts
@@ -28,7 +30,7 @@ import triton
 import triton.language as tl
 
 from sightline.ops.common.kernels import add_block
-from sightline.ops.common.tiles import dot, image_of, operand
+from sightline.ops.common.tiles import LOG2E, dot, image_of, operand
 from sightline.ops.linear.tiles import (
     across,
     cells_of,
@@ -47,15 +49,44 @@ from sightline.ops.linear.weights_kernels import hidden_of, make_weights, store_
 
 
 @triton.jit
-def _sum_keys(
-    k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, live, first, last, W: tl.constexpr, T: tl.constexpr,
-    PHI: tl.constexpr, MASKED: tl.constexpr, MADE: tl.constexpr, SHIFT: tl.constexpr, DOT: tl.constexpr,
+def _readers_of(
+    readers, image, C, channel, live, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, A: tl.constexpr,
+    USED: tl.constexpr, ROWS: tl.constexpr, DOT: tl.constexpr,
 ):
-    """Over the tokens first <= t < last: sum phi(k)^T v (W, W), sum phi(k), sum v, sum x (W,), and how many count."""
+    """The first USED of an image's ROWS readers (GROUP * A, W), A rows for each head of the group."""
+    row, column = tl.arange(0, GROUP * A), tl.arange(0, W)[None, :]
+    offset = tl.cast(image, tl.int64) * ROWS * C + channel + ((row % A)[:, None] * C + column)
+    ok = (row % A < USED)[:, None] & (column // D == (row // A)[:, None]) & live
+    return operand(tl.load(readers + offset, mask=ok, other=0), DOT)
+
+
+@triton.jit
+def _read(top, total, acc, readers, kt, vt, ok, scale, DOT: tl.constexpr):
+    """One more tile of keys and values for the softmax of the readers: the largest score so far (of a power of two),
+    the sum of the weights, and the weighted values (GROUP * A, W)."""
+    score = dot(readers, tl.trans(kt), DOT) * (scale * LOG2E)  # GROUP * A, T
+    score = tl.where(ok[None, :], score, float("-inf"))
+    higher = tl.maximum(top, tl.max(score, 1))
+    weight, shrunk = tl.exp2(score - higher[:, None]), tl.exp2(top - higher)
+    acc = dot(operand(weight, DOT), vt, DOT, acc * shrunk[:, None])
+    return higher, total * shrunk + tl.sum(weight, 1), acc
+
+
+@triton.jit
+def _sum_keys(
+    k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, first, last, scale, W: tl.constexpr,
+    T: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, MADE: tl.constexpr, SHIFT: tl.constexpr,
+    READERS: tl.constexpr, DOT: tl.constexpr,
+):
+    """Over the tokens first <= t < last: sum phi(k)^T v (W, W), sum phi(k), sum v, sum x (W,), and how many count; and
+    what READERS rows of readers have gathered (`_read`)."""
     moment = tl.zeros((W, W), tl.float32)
     sum_k = tl.zeros((16, W), tl.float32)
     sum_v = tl.zeros((16, W), tl.float32)
     sum_x = tl.zeros((T if MADE else 1, W), tl.float32)
+    top = tl.full((READERS if READERS else 1,), float("-inf"), tl.float32)
+    total = tl.zeros((READERS if READERS else 1,), tl.float32)
+    gathered = tl.zeros((READERS if READERS else 1, W), tl.float32)
     count = 0.0
     row = tl.arange(0, T)
     ones = operand(tl.full((16, T), 1.0, tl.float32), DOT)
@@ -69,6 +100,10 @@ def _sum_keys(
         vt = tl.load(rows_of(v, v_token, t0, T, W), mask=cell, other=0)  # T W
         if MADE:
             sum_x += tl.load(rows_of(x, x_token, t0, T, W), mask=cell, other=0).to(tl.float32)  # T W
+        if READERS:
+            top, total, gathered = _read(
+                top, total, gathered, readers, operand(kt, DOT), operand(vt, DOT), ok, scale, DOT
+            )
         if PHI != "identity":
             kt = tl.where(cell, phi_of(kt.to(tl.float32), PHI), 0.0)
         if SHIFT:
@@ -80,7 +115,8 @@ def _sum_keys(
         sum_v += dot(ones, vt, DOT)
     if not MASKED:
         count = tl.cast(tl.maximum(last - first, 0), tl.float32)
-    return moment, tl.sum(sum_k, 0) / 16, tl.sum(sum_v, 0) / 16, tl.sum(sum_x, 0), count
+    sums = (moment, tl.sum(sum_k, 0) / 16, tl.sum(sum_v, 0) / 16, tl.sum(sum_x, 0), count)
+    return sums, (top, total, gathered)
 
 
 @triton.jit
@@ -173,48 +209,37 @@ def load_state(
 
 
 @triton.jit
-def _agents_of(
-    agents, values, image, C, channel, live, W: tl.constexpr, AGENTS: tl.constexpr, A: tl.constexpr, DOT: tl.constexpr
+def _ask(
+    acc, qt, asked, scale, T: tl.constexpr, GROUP: tl.constexpr, A: tl.constexpr, AGENTS: tl.constexpr,
+    DOT: tl.constexpr,
 ):
-    """The agents of an image and their values, (A, W) each, of which the first AGENTS exist."""
-    row = tl.arange(0, A)
-    offset = tl.cast(image, tl.int64) * AGENTS * C + channel + (row[:, None] * C + tl.arange(0, W)[None, :])
-    ok = (row < AGENTS)[:, None] & live
-    return (
-        operand(tl.load(agents + offset, mask=ok, other=0), DOT),
-        operand(tl.load(values + offset, mask=ok, other=0), DOT),
-    )
-
-
-@triton.jit
-def _ask(acc, qt, asked, scale, D: tl.constexpr, GROUP: tl.constexpr, AGENTS: tl.constexpr, DOT: tl.constexpr):
-    """acc + softmax(scale q a^T) u of the agents a and their values u, every head on its own."""
+    """acc + softmax(scale q a^T) u of the agents a and of their values u, (GROUP * A, W) each as in `_readers_of`."""
     agents, values = asked
-    row = tl.arange(0, agents.shape[0])
-    for head in tl.static_range(GROUP):
-        a, u = agents, values
-        if GROUP > 1:
-            own = (tl.arange(0, agents.shape[1]) // D == head)[None, :]
-            a, u = tl.where(own, agents, 0.0).to(agents.dtype), tl.where(own, values, 0.0).to(values.dtype)
-        score = dot(qt, tl.trans(a), DOT) * (scale * 1.4426950408889634)  # T A; exp2 below
-        score = tl.where((row < AGENTS)[None, :], score, float("-inf"))
+    score = dot(qt, tl.trans(agents), DOT) * (scale * LOG2E)  # T, GROUP * A
+    score = tl.where((tl.arange(0, GROUP * A) % A < AGENTS)[None, :], score, float("-inf"))
+    if GROUP > 1:
+        score = tl.reshape(score, (T, GROUP, A))
+        weight = tl.exp2(score - tl.max(score, 2)[:, :, None])
+        weight = tl.reshape(weight / tl.sum(weight, 2)[:, :, None], (T, GROUP * A))
+    else:
         weight = tl.exp2(score - tl.max(score, 1)[:, None])
         weight = weight / tl.sum(weight, 1)[:, None]
-        acc = dot(operand(weight, DOT), u, DOT, acc)
-    return acc
+    return dot(operand(weight, DOT), values, DOT, acc)
 
 
 @triton.jit
 def _write(
-    q, q_token, out, out_token, state, mean_v, mean_k, asked, live, first, last, scale, eps, D: tl.constexpr,
-    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
-    AGENTS: tl.constexpr, DOT: tl.constexpr,
+    q, q_token, out, out_token, state, mean_v, mean_k, asked, live, first, last, scale, eps, GROUP: tl.constexpr,
+    W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, A: tl.constexpr, AGENTS: tl.constexpr,
+    FIRST: tl.constexpr, DOT: tl.constexpr,
 ):
-    """The output of the tokens first <= t < last, without a residual."""
+    """The output of the tokens first <= t < last but the first FIRST of all, without a residual."""
     row = tl.arange(0, T)
     state = operand(state, DOT)
     for t0 in range(first, last, T):
         cell = (t0 + row < last)[:, None] & live
+        if FIRST:
+            cell &= (t0 + row >= FIRST)[:, None]
         qt = tl.load(rows_of(q, q_token, t0, T, W), mask=cell, other=0)  # T W
         query = operand(qt, DOT)
         if PHI != "identity":
@@ -227,20 +252,22 @@ def _write(
         else:
             acc = acc * scale + mean_v[None, :]
         if AGENTS:
-            acc = _ask(acc, query, asked, scale, D, GROUP, AGENTS, DOT)
+            acc = _ask(acc, query, asked, scale, T, GROUP, A, AGENTS, DOT)
         tl.store(rows_of(out, out_token, t0, T, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
 @triton.jit
 def _write_strip(
     q, q_token, v, v_token, out, out_token, mask, taps, live, state, mean_v, asked, x0, x1, y0, y1, height, width,
-    prefix, scale, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
-    MASKED: tl.constexpr, AGENTS: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    prefix, scale, GROUP: tl.constexpr, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
+    A: tl.constexpr, AGENTS: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """The output, with the residual, of the columns x0 <= x < x1 and the rows y0 <= y < y1 of the grid."""
+    """The output, with the residual, of the columns x0 <= x < x1 and the rows y0 <= y < y1 of the grid; with ADD the
+    residual of v and q."""
     col = x0 + tl.arange(0, X)
     limits = limits_of(col, height, width)
-    state = operand(state * scale, DOT)
+    if not ADD:
+        state = operand(state * scale, DOT)
     w0, w1, w2, w3, w4, w5, w6, w7, w8 = taps
     now = tl.zeros((X, W), tl.float32) + mean_v[None, :]
     after = tl.zeros((X, W), tl.float32) + mean_v[None, :]
@@ -257,23 +284,27 @@ def _write_strip(
         acc = across(now, left, here, right, w6, w7, w8)
         now = across(after, left, here, right, w3, w4, w5)
         after = across(mean_v[None, :], left, here, right, w0, w1, w2)
-        acc = dot(operand(qt, DOT), state, DOT, acc)
+        if ADD:
+            acc += qt.to(tl.float32)
+        else:
+            acc = dot(operand(qt, DOT), state, DOT, acc)
         if AGENTS:
-            acc = _ask(acc, query, asked, scale, D, GROUP, AGENTS, DOT)
+            acc = _ask(acc, query, asked, scale, X, GROUP, A, AGENTS, DOT)
         tl.store(cells_of(out, out_token, first, col, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
 @triton.jit(do_not_specialize=["tokens_q", "tokens_k", "height", "width", "prefix", "H"])
 def forward_short(
     q, q_batch, q_token, k, k_batch, k_token, v, v_batch, v_token, x, x_batch, x_token, out, weights, w1, b1, w2, b2,
-    mean, mask, cu, grids, agents, values, sums, H, tokens_q, tokens_k, height, width, prefix, scale, eps,
-    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
-    LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
-    SAVE: tl.constexpr, AGENTS: tl.constexpr, A: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    mean, mask, cu, grids, readers, sums, H, tokens_q, tokens_k, height, width, prefix, scale, eps, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
+    RESIDUAL: tl.constexpr, MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, SAVE: tl.constexpr,
+    A: tl.constexpr, AGENTS: tl.constexpr, FIRST: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
     """Everything for one image and group of heads in one program."""
     group, image = tl.program_id(0), tl.program_id(1)
     SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
+    ROWS: tl.constexpr = AGENTS + FIRST
     live = live_of(D, GROUP, W)
     channel, C = group * GROUP * D, H * D
     scale, eps = tl.cast(scale, tl.float32), tl.cast(eps, tl.float32)
@@ -287,15 +318,27 @@ def forward_short(
         mask += tl.cast(image, tl.int64) * tokens_k
     shift_k = _shift(k, k_token, mask, live, n_k, W, T, PHI, MASKED, SHIFT)
     shift_v = _shift(v, v_token, mask, live, n_k, W, T, "identity", MASKED, SHIFT)
-    moment, sum_k, sum_v, sum_x, count = _sum_keys(
-        k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, live, 0, n_k, W, T, PHI, MASKED, MADE, SHIFT, DOT
+    if ROWS:
+        readers = _readers_of(readers, image, C, channel, live, D, GROUP, W, A, ROWS, ROWS, DOT)
+    (moment, sum_k, sum_v, sum_x, count), (_, total, gathered) = _sum_keys(
+        k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, 0, n_k, scale, W, T, PHI, MASKED,
+        MADE, SHIFT, GROUP * A if ROWS else 0, DOT,
     )
     if SAVE:
         store_sums(sums, image, moment, sum_k, sum_v, shift_k, shift_v, count, group, H, D, GROUP, W)
     state, mean_k, mean_v = finish(moment, sum_k, sum_v, shift_k, shift_v, count, D, W, LINEAR, SHIFT)
     asked = None
-    if AGENTS:
-        asked = _agents_of(agents, values, image, C, channel, live, W, AGENTS, A, DOT)
+    if ROWS:
+        row, column = tl.arange(0, GROUP * A), tl.arange(0, W)[None, :]
+        own = (column // D == (row // A)[:, None]) & live
+        gathered = tl.where(own, gathered / total[:, None], 0.0)
+        if FIRST:
+            token = row % A - AGENTS
+            at = out + (token[:, None] * C + column)
+            tl.store(at, gathered.to(out.dtype.element_ty), mask=own & ((token >= 0) & (token < FIRST))[:, None])
+        if AGENTS:
+            asked = (readers, operand(gathered, DOT))
+            mean_v = tl.zeros((W,), tl.float32)
     if RESIDUAL:
         if MADE:
             sum_x = sum_x / tokens_k
@@ -306,30 +349,34 @@ def forward_short(
             taps = filter_of(weights, image, C, channel, live, W, False)
         height, width = grid_of(grids, image, height, width, VARLEN)
         _write(
-            q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, prefix, scale, eps, D, GROUP, W, 16, PHI,
-            LINEAR, AGENTS, DOT,
+            q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, prefix, scale, eps, GROUP, W, 16, PHI, LINEAR,
+            A, AGENTS, FIRST, DOT,
         )
         for x0 in range(0, width, X):
             _write_strip(
                 q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked, x0, tl.minimum(x0 + X, width),
-                0, height, height, width, prefix, scale, D, GROUP, W, X, PHI, MASKED, AGENTS, DOT, STAGES,
+                0, height, height, width, prefix, scale, GROUP, W, X, PHI, MASKED, A, AGENTS, False,
+                DOT, STAGES,
             )
     else:
         _write(
-            q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, n_q, scale, eps, D, GROUP, W, T, PHI, LINEAR,
-            AGENTS, DOT,
+            q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, n_q, scale, eps, GROUP, W, T, PHI, LINEAR, A,
+            AGENTS, FIRST, DOT,
         )
 
 
 @triton.jit(do_not_specialize=["tokens", "chunk", "H"])
 def forward_partial(
-    k, k_batch, k_token, v, v_batch, v_token, x, x_batch, x_token, mask, cu, sums, sums_x, H, tokens, chunk,
-    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
-    MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
+    k, k_batch, k_token, v, v_batch, v_token, x, x_batch, x_token, mask, cu, readers, sums, sums_x, read, H, tokens,
+    chunk, scale, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
+    LINEAR: tl.constexpr, MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, A: tl.constexpr,
+    AGENTS: tl.constexpr, FIRST: tl.constexpr, DOT: tl.constexpr,
 ):
-    """Sums over one chunk of keys; those of x are (parts, images, C)."""
+    """Sums over one chunk of keys; those of x are (parts, images, C). For the readers of each head, `read` (parts,
+    images, H, A, D + 2) has the weighted values, the largest score and the sum of the weights."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHIFT: tl.constexpr = k.dtype.element_ty == tl.float32 and not LINEAR
+    ROWS: tl.constexpr = AGENTS + FIRST
     live = live_of(D, GROUP, W)
     channel = group * GROUP * D
     k, n = image_of(k, k_batch, k_token, cu, image, tokens, channel, VARLEN)
@@ -341,9 +388,11 @@ def forward_partial(
     shift_k = _shift(k, k_token, mask, live, n, W, T, PHI, MASKED, SHIFT)
     shift_v = _shift(v, v_token, mask, live, n, W, T, "identity", MASKED, SHIFT)
     first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
-    moment, sum_k, sum_v, sum_x, count = _sum_keys(
-        k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, live, first, last, W, T, PHI, MASKED, MADE, SHIFT,
-        DOT,
+    if ROWS:
+        readers = _readers_of(readers, image, H * D, channel, live, D, GROUP, W, A, ROWS, ROWS, DOT)
+    (moment, sum_k, sum_v, sum_x, count), (top, total, gathered) = _sum_keys(
+        k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, first, last,
+        tl.cast(scale, tl.float32), W, T, PHI, MASKED, MADE, SHIFT, GROUP * A if ROWS else 0, DOT,
     )
     if part > 0:  # the shift is the same for all parts: the first one stores it
         shift_k, shift_v = tl.zeros((W,), tl.float32), tl.zeros((W,), tl.float32)
@@ -352,17 +401,58 @@ def forward_partial(
     if MADE:
         offset = tl.cast(row, tl.int64) * H * D + channel + tl.arange(0, W)[None, :]
         tl.store(sums_x + offset, sum_x[None, :], mask=live)
+    if ROWS:
+        line, column = tl.arange(0, GROUP * A), tl.arange(0, W)[None, :]
+        own = (column // D == (line // A)[:, None]) & live & (line % A < ROWS)[:, None]
+        at = read + ((tl.cast(row, tl.int64) * H + group * GROUP) * A + line) * (D + 2)
+        tl.store(at[:, None] + column % D, gathered, mask=own)
+        tl.store(at + D, top, mask=line % A < ROWS)
+        tl.store(at + D + 1, total, mask=line % A < ROWS)
 
 
-@triton.jit(do_not_specialize=["parts", "size", "adders", "images", "tokens", "H"])
-def forward_finish(
-    parts_ptr, sums, sums_x, weights, w1, b1, w2, b2, mean, parts, size, adders, images, tokens, H, D: tl.constexpr,
-    GROUP: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, MADE: tl.constexpr,
+@triton.jit
+def _finish_readers(
+    read, values, out, image, head, parts, images, tokens, H, D: tl.constexpr, A: tl.constexpr, WIDE: tl.constexpr,
+    AGENTS: tl.constexpr, FIRST: tl.constexpr,
 ):
-    """The sum of the partial sums, by the first `adders` programs; the others make one tap of an image each."""
+    """What the readers of one head have gathered in all parts, to the values of the agents and the first tokens."""
+    row, column = tl.arange(0, A), tl.arange(0, WIDE)[None, :]
+    ok = row < AGENTS + FIRST
+    cell = ok[:, None] & (column < D)
+    step = tl.cast(images, tl.int64) * H * A * (D + 2)
+    at = read + ((tl.cast(image, tl.int64) * H + head) * A + row) * (D + 2)
+    top = tl.full((A,), float("-inf"), tl.float32)
+    for part in range(parts):
+        top = tl.maximum(top, tl.load(at + part * step + D, mask=ok, other=0))
+    total, gathered = tl.zeros((A,), tl.float32), tl.zeros((A, WIDE), tl.float32)
+    for part in range(parts):
+        share = tl.exp2(tl.load(at + part * step + D, mask=ok, other=0) - top)
+        total += share * tl.load(at + part * step + D + 1, mask=ok, other=1)
+        gathered += share[:, None] * tl.load(at[:, None] + part * step + column, mask=cell, other=0)
+    gathered = gathered / total[:, None]
+    C = H * D
+    if AGENTS:
+        to = values + (tl.cast(image, tl.int64) * AGENTS + row) * C + head * D
+        tl.store(to[:, None] + column, gathered.to(values.dtype.element_ty), mask=cell & (row < AGENTS)[:, None])
+    if FIRST:
+        to = out + (tl.cast(image, tl.int64) * tokens + row - AGENTS) * C + head * D
+        tl.store(to[:, None] + column, gathered.to(out.dtype.element_ty), mask=cell & (row >= AGENTS)[:, None])
+
+
+@triton.jit(do_not_specialize=["parts", "size", "adders", "makers", "images", "tokens", "H"])
+def forward_finish(
+    parts_ptr, sums, sums_x, weights, w1, b1, w2, b2, mean, read, values, out, parts, size, adders, makers, images,
+    tokens, H, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    MADE: tl.constexpr, A: tl.constexpr, WIDE: tl.constexpr, AGENTS: tl.constexpr, FIRST: tl.constexpr,
+):
+    """The sum of the partial sums, by the first `adders` programs; the next `makers` make one tap of an image each, and
+    the others finish the readers of one head of an image."""
     program = tl.program_id(0)
     if program < adders:
         add_block(parts_ptr, sums, program, parts, size, PARTS, BLOCK)
+    elif AGENTS + FIRST > 0 and program >= adders + makers:
+        piece = program - adders - makers
+        _finish_readers(read, values, out, piece // H, piece % H, parts, images, tokens, H, D, A, WIDE, AGENTS, FIRST)
     elif MADE:
         piece = program - adders
         image, group, tap = piece // 9 % images, piece // (9 * images), piece % 9
@@ -385,12 +475,14 @@ def forward_finish(
 
 @triton.jit(do_not_specialize=["tokens", "tokens_k", "chunk", "height", "width", "prefix", "H"])
 def forward_write(
-    q, q_batch, q_token, v, v_batch, v_token, out, weights, mask, cu, grids, agents, values, sums, H, tokens, tokens_k,
+    q, q_batch, q_token, v, v_batch, v_token, out, weights, mask, cu, grids, readers, values, sums, H, tokens, tokens_k,
     chunk, height, width, prefix, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
     X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr,
-    VARLEN: tl.constexpr, AGENTS: tl.constexpr, A: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    VARLEN: tl.constexpr, A: tl.constexpr, AGENTS: tl.constexpr, FIRST: tl.constexpr, ADD: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """The output of one chunk: of tokens, or with the residual of grid rows in a strip of X columns."""
+    """The output of one chunk: of tokens, or with the residual of grid rows in a strip of X columns. With ADD, the
+    residual is added to the output."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHIFT: tl.constexpr = q.dtype.element_ty == tl.float32 and not LINEAR
     live = live_of(D, GROUP, W)
@@ -398,32 +490,37 @@ def forward_write(
     scale, eps = tl.cast(scale, tl.float32), tl.cast(eps, tl.float32)
     q, n = image_of(q, q_batch, q_token, cu, image, tokens, channel, VARLEN)
     out, _ = image_of(out, tokens * C, C, cu, image, tokens, channel, VARLEN)
-    state, mean_k, mean_v, _ = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
-    asked = None
+    asked, state, mean_k = None, None, None
+    mean_v = tl.zeros((W,), tl.float32)
+    if not ADD:
+        state, mean_k, mean, _ = load_state(sums, image, group, H, D, GROUP, W, LINEAR, SHIFT)
+        if not AGENTS:
+            mean_v = mean
     if AGENTS:
-        asked = _agents_of(agents, values, image, C, channel, live, W, AGENTS, A, DOT)
+        agents = _readers_of(readers, image, C, channel, live, D, GROUP, W, A, AGENTS, AGENTS + FIRST, DOT)
+        asked = (agents, _readers_of(values, image, C, channel, live, D, GROUP, W, A, AGENTS, AGENTS, DOT))
     if RESIDUAL:
         v, _ = image_of(v, v_batch, v_token, cu, image, tokens_k, channel, VARLEN)
         height, width = grid_of(grids, image, height, width, VARLEN)
         if MASKED:
             mask += tl.cast(image, tl.int64) * tokens_k
-        if part == 0:
+        if part == 0 and not ADD:
             _write(
-                q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, prefix, scale, eps, D, GROUP, W, 16, PHI,
-                LINEAR, AGENTS, DOT,
+                q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, prefix, scale, eps, GROUP, W, 16, PHI,
+                LINEAR, A, AGENTS, FIRST, DOT,
             )
         strips = tl.maximum(tl.cdiv(width, X), 1)
         x0, y0 = part % strips * X, part // strips * chunk
         if y0 < height:
             taps = filter_of(weights, image, C, channel, live, W, False)
             _write_strip(
-                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked, x0, tl.minimum(x0 + X, width),
-                y0, tl.minimum(y0 + chunk, height), height, width, prefix, scale, D, GROUP, W, X, PHI, MASKED, AGENTS,
-                DOT, STAGES,
+                out if ADD else q, C if ADD else q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked,
+                x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, scale, GROUP,
+                W, X, PHI, MASKED, A, AGENTS, ADD, DOT, STAGES,
             )
     else:
         first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
         _write(
-            q, q_token, out, C, state, mean_v, mean_k, asked, live, first, last, scale, eps, D, GROUP, W, T, PHI,
-            LINEAR, AGENTS, DOT,
+            q, q_token, out, C, state, mean_v, mean_k, asked, live, first, last, scale, eps, GROUP, W, T, PHI, LINEAR,
+            A, AGENTS, FIRST, DOT,
         )

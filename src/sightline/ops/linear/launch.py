@@ -58,11 +58,15 @@ class Layers(NamedTuple):
     bias: Tensor | None = None
 
 
-class Asked(NamedTuple):
-    """What every token asks by softmax: agents (B, m, H, D), and the values that they have to give, likewise."""
+class Readers(NamedTuple):
+    """A few queries (B, r, H, D) that attend to all keys by softmax.
 
-    agents: Tensor
-    values: Tensor
+    What the first `agents` of them gather, all tokens ask them for by softmax, in place of the mean of the values. The
+    others are the queries of the first tokens, whose output is what they gather.
+    """
+
+    queries: Tensor
+    agents: int
 
 
 class Sums(NamedTuple):
@@ -92,17 +96,18 @@ def row_size(heads: int, dim: int) -> int:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, layers: Layers | None, images: Images, options: Options,
-    save: bool, shape: Sequence[int], asked: Asked | None = None,
+    save: bool, shape: Sequence[int], readers: Readers | None = None,
 ) -> Forward:  # fmt: skip
     """Tokens (B, N, H, D) with contiguous heads; `shape` is that of the output.
 
-    Unless `save`, what backward needs may have no rows. There is no backward of `asked`.
+    Unless `save`, what backward needs may have no rows. With `readers`, which have no backward, queries and keys are of
+    the same tokens, all of which count.
     """
     if recording():
-        _compile_ahead(q, k, v, weights, layers, images, options, save, len(shape) == 3, asked)
+        _compile_ahead(q, k, v, weights, layers, images, options, save, len(shape) == 3, readers)
     (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
-    cut = _plan(q, k, images, options)
+    cut = _plan(q, k, images, options, readers is not None)
     residual = weights is not None or layers is not None
     flags = _flags(q, residual, images, options)
     made: dict[str, Constant] = {"MADE": layers is not None}
@@ -116,44 +121,56 @@ def forward(
     parameters: tuple[Argument, ...] = (None,) * 4
     if layers is not None:
         x, parameters = strides(layers.x), layers[1:5]
-    layout = (images.mask, images.cu, images.grids, *(asked or (None, None)))
-    number = 0 if asked is None else int(asked.agents.shape[1])
-    flags |= {"AGENTS": number, "A": padded(number)}
+    layout = (images.mask, images.cu, images.grids)
+    queries, agents, rows = (None, 0, 0) if readers is None else (*readers, int(readers.queries.shape[1]))
+    reading: dict[str, Constant] = {"A": padded(rows), "AGENTS": agents, "FIRST": rows - agents}
     numbers = (*images.grid, images.prefix, options.scale, options.eps)
     if cut.short:
         sums = empty((count if save else 0, size), torch.float32, device)
         tile = cut.whole if residual else cut.queries
         launch(
             forward_kernels.forward_short, (heads // tile.heads, count),
-            (*strides(q), *strides(k), *strides(v), *x, out, weights, *parameters, mean, *layout, sums, heads, tokens,
-             keys, *numbers),
-            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **made,
+            (*strides(q), *strides(k), *strides(v), *x, out, weights, *parameters, mean, *layout, queries, sums, heads,
+             tokens, keys, *numbers),
+            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **reading, **made,
              **tile.constants},
         )  # fmt: skip
         return Forward(out, sums, weights, mean)
     parts = triton.cdiv(images.longest or keys, cut.chunk)
     partial = empty((parts, count, size), torch.float32, device)
     sums_x = None if layers is None else empty((parts, count, heads * dim), torch.float32, device)
+    read = values = None
+    if readers is not None:
+        read = empty((parts, count, heads, padded(rows), dim + 2), torch.float32, device)
+        values = empty((count, agents, heads * dim), q.dtype, device)
     launch(
         forward_kernels.forward_partial, (heads // cut.sums.heads, count, parts),
-        (*strides(k), *strides(v), *x, images.mask, images.cu, partial, sums_x, heads, keys, cut.chunk),
-        {"T": cut.sums.size, **_without(flags, "RESIDUAL", "AGENTS", "A"), **made, **cut.sums.constants},
+        (*strides(k), *strides(v), *x, images.mask, images.cu, queries, partial, sums_x, read, heads, keys, cut.chunk,
+         options.scale),
+        {"T": cut.sums.size, **_without(flags, "RESIDUAL"), **reading, **made, **cut.sums.constants},
     )  # fmt: skip
     sums = empty((count, size), torch.float32, device)
     adders = triton.cdiv(count * size, ADD["BLOCK"])
     makers = 0 if layers is None else count * (heads // cut.sums.heads) * 9
     launch(
-        forward_kernels.forward_finish, (adders + makers,),
-        (partial, sums, sums_x, weights, *parameters, mean, parts, count * size, adders, count, keys, heads),
-        {"D": dim, "GROUP": cut.sums.heads, "W": cut.sums.width, "num_warps": 4, **ADD, **made},
+        forward_kernels.forward_finish, (adders + makers + (0 if readers is None else count * heads),),
+        (partial, sums, sums_x, weights, *parameters, mean, read, values, out, parts, count * size, adders, makers,
+         count, keys, heads),
+        {"D": dim, "GROUP": cut.sums.heads, "W": cut.sums.width, "WIDE": padded(dim), "num_warps": 4, **ADD, **made,
+         **reading},
     )  # fmt: skip
-    tile = cut.write if residual else cut.queries
-    pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, residual)
-    launch(
-        forward_kernels.forward_write, (heads // tile.heads, count, pieces),
-        (*strides(q), *strides(v), out, weights, *layout, sums, heads, tokens, keys, chunk, *numbers),
-        {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **tile.constants},
-    )  # fmt: skip
+    for walks, adds in ((False, False), (True, True)) if agents and residual else ((residual, False),):
+        tile = cut.write if walks else cut.queries
+        pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, walks)
+        flags |= {"RESIDUAL": walks, "ADD": adds}
+        if adds:
+            reading |= {"AGENTS": 0, "FIRST": 0}
+        launch(
+            forward_kernels.forward_write, (heads // tile.heads, count, pieces),
+            (*strides(q), *strides(v), out, weights, *layout, queries, values, sums, heads, tokens, keys, chunk,
+             *numbers),
+            {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **reading, **tile.constants},
+        )  # fmt: skip
     return Forward(out, sums, weights, mean)
 
 
@@ -256,15 +273,16 @@ _compiled: set[tuple] = set()
 
 
 def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, layers: Layers | None, images: Images,
-                  options: Options, save: bool, packed: bool, asked: Asked | None) -> None:  # fmt: skip
+                  options: Options, save: bool, packed: bool, readers: Readers | None) -> None:  # fmt: skip
     """Before the first call of a signature, compile the kernels for short and for long images, and those of backward.
 
     They are compiled in parallel, so that no later size has to compile.
     """
     flags = _flags(q, weights is not None or layers is not None, images, options)
     kinds = [None if t is None else t.dtype for t in (q, weights, *(layers or ()))]
-    key = (torch.cuda.current_device(), *flags.values(), *_plan(q, k, images, options).tiles, *kinds, save, packed,
-           None if asked is None else asked.agents.shape[1])  # fmt: skip
+    tiles = _plan(q, k, images, options, readers is not None).tiles
+    reading = None if readers is None else (readers.queries.shape[1], readers.agents)
+    key = (torch.cuda.current_device(), *flags.values(), *tiles, *kinds, save, packed, reading)
     if key in _compiled:
         return
     _compiled.add(key)
@@ -284,7 +302,9 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             x = _shapeless(layers.x).as_strided((1, tokens, heads * dim), layers.x.stride())
             w1, b1, w2, b2 = (torch.empty_like(t, device="meta") for t in layers[1:5])
             made = Layers(x, w1, b1, w2, b2, _meta(layers.bias, 3 * heads * dim))
-        given = None if asked is None else Asked(*(torch.empty_like(t[:1], device="meta") for t in asked))
+        given = None
+        if readers is not None:
+            given = readers._replace(queries=torch.empty_like(readers.queries[:1], device="meta"))
         done = forward(a, b, c, taps, made, size, options, save, a.shape, given)
         if save:
             grad = torch.empty((1, tokens, heads, dim), dtype=q.dtype, device="meta")
@@ -316,10 +336,11 @@ def _count(q: Tensor, images: Images) -> int:
     return q.shape[0] if images.cu is None else images.cu.shape[0] - 1
 
 
-def _plan(q: Tensor, k: Tensor, images: Images, options: Options) -> Plan:
+def _plan(q: Tensor, k: Tensor, images: Images, options: Options, readers: bool = False) -> Plan:
     heads, dim = head_shape(q)
     tokens = images.longest or sym_max(q.shape[1], k.shape[1])
-    return planning.plan(heads, dim, tokens, images.grid, q.dtype, options.linear, backend.shared_memory(q.device))
+    shared = backend.shared_memory(q.device)
+    return planning.plan(heads, dim, tokens, images.grid, q.dtype, options.linear, shared, readers)
 
 
 def _flags(q: Tensor, residual: bool, images: Images, options: Options) -> dict[str, Constant]:

@@ -70,13 +70,14 @@ class Plan:
 
 
 def plan(
-    heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.dtype, linear: bool, shared: int = LARGE
-) -> Plan:
+    heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.dtype, linear: bool, shared: int = LARGE,
+    readers: bool = False,
+) -> Plan:  # fmt: skip
     """The configuration for a shape, as measured on an H200 (docs/performance.md), and made to fit `shared` bytes.
 
     Tokens are read in segments of 128 bytes or more where the heads allow it. Where the residual walks down the grid, a
     tile of 16 columns x 32 channels per warp is best, 16 x 16 where registers are short. Linear attention keeps to one
-    head per program, whose totals are sums over its channels.
+    head per program, whose totals are sums over its channels. Softmax for a few `readers` takes registers.
     """
     small = dtype == torch.bfloat16  # other types are multiplied as float32
     wide, narrow = (1, 1) if linear else (heads_together(heads, dim, 64), heads_together(heads, dim, 32))
@@ -90,7 +91,7 @@ def plan(
         # Not pipelined with 128 channels: with Triton 3.6 on compute capability 9.0, such sums changed from run to run.
         sums=Tile(wide, flat, size, 4) if flat <= 64 else Tile(wide, flat, size, 8, stages=1),
         queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
-        whole=Tile(narrow, strip, 64 if strip <= 64 else 32, max(1, strip // 16), registers=168)
+        whole=Tile(narrow, strip, 64 if strip <= 64 else 32, max(1, strip // 16), registers=None if readers else 168)
         if small
         else Tile(wide, flat, 32, max(1, flat // 16)),
         write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),

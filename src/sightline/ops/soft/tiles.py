@@ -12,9 +12,7 @@ weights, and 16 bits of them are enough.
 import triton
 import triton.language as tl
 
-from sightline.ops.common.tiles import dot, operand
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from sightline.ops.common.tiles import LOG2E, dot, operand
 
 
 @triton.jit
