@@ -44,6 +44,41 @@ def test_agents_take_the_place_of_the_even_mean(prefix: int) -> None:
     assert_close(with_agents(q, k, v, place), wanted, 1e-9)
 
 
+@pytest.mark.parametrize("prefix", [0, 1])
+@torch.no_grad()
+def test_one_softmax_over_window_prefix_and_agents(prefix: int) -> None:
+    torch.manual_seed(0)
+    core = Spec.parse("inline(agents=4,window=3,residual=false)").build(DIM, HEADS, 16).double()
+    core.far.scale.uniform_(0.5, 2)
+    core.far.offset.normal_()
+    q, k, v = torch.randn(3, 2, HEADS, prefix + 24, DIM // HEADS, dtype=torch.float64)
+    place = Place(GRID, torch.randn(2, prefix + 24, DIM, dtype=torch.float64), prefix)
+    agents = q[:, :, prefix:].reshape(2, HEADS, 2, 2, 2, 3, -1).mean((3, 5)).flatten(2, 3)
+    gathered = softmax(agents @ k.mT) @ v
+    y, x = torch.arange(24) // 6, torch.arange(24) % 6
+    windows = torch.cat([torch.full((prefix,), -1), y // 3 * 2 + x // 3])
+    near = (windows[:, None] == windows) | (windows == -1)
+    scores = (q @ k.mT).masked_fill(~near, -torch.inf)
+    far = q @ (agents * core.far.scale[:, None] + core.far.offset[:, None]).mT
+    wanted = softmax(torch.cat([scores, far], -1)) @ torch.cat([v, gathered], 2)
+    heads = [t.transpose(1, 2) for t in (q, k, v)]
+    assert_close(core(*heads, place), wanted.transpose(1, 2), 1e-9)  # the linear part has no gain yet
+    core.gain.fill_(0.5)
+    linear = Spec.parse("inline(residual=false)").build(DIM, HEADS, 16)(heads[0] / 2, *heads[1:], place)
+    wanted = wanted.transpose(1, 2) + linear - heads[2].mean(1, keepdim=True)
+    assert_close(core(*heads, place), wanted, 1e-9)
+
+
+@torch.no_grad()
+def test_a_window_of_the_whole_map_is_softmax() -> None:
+    core = Spec.parse("inline(agents=1,window=6,residual=false)").build(DIM, HEADS, 16).double()
+    q, k, v = torch.randn(3, 2, 24, HEADS, DIM // HEADS, dtype=torch.float64)
+    q[..., 0] = 1.0
+    core.far.offset[:, 0] = -1e4  # nothing comes from far away
+    wanted = softmax(q.transpose(1, 2) @ k.transpose(1, 2).mT) @ v.transpose(1, 2)
+    assert_close(core(q, k, v, Place(GRID, torch.zeros(2, 24, DIM))), wanted.transpose(1, 2), 1e-9)
+
+
 @pytest.mark.parametrize("length", [1, 3, 4, 7, 9, 64])
 def test_equal_parts_of_any_length(length: int) -> None:
     found = shares(4, length, torch.empty(0, dtype=torch.float64))
@@ -76,9 +111,10 @@ def test_parts_are_kept_as_tensors_for_training_too() -> None:
     assert areas(2, (5, 7), x) is areas(2, (5, 7), x)
 
 
+@pytest.mark.parametrize("window", [0, 4])
 @torch.no_grad()
-def test_what_is_masked_makes_no_difference() -> None:
-    module = Attention(DIM, HEADS, "inline(agents=4,softmax_prefix=true)").to(DEVICE)
+def test_what_is_masked_makes_no_difference(window: int) -> None:
+    module = Attention(DIM, HEADS, f"inline(agents=4,softmax_prefix=true,window={window})").to(DEVICE)
     x = torch.randn(2, 25, DIM, device=DEVICE)
     mask = torch.ones(2, 25, dtype=torch.bool, device=DEVICE)
     mask[0, 5:9] = False
@@ -89,9 +125,13 @@ def test_what_is_masked_makes_no_difference() -> None:
     assert_close(out[mask], same[mask], 1e-5)
 
 
-def test_kernels_give_the_output_and_gradients_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("window", [0, 4])
+def test_kernels_give_the_output_and_gradients_of_torch(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    check_kernels(Attention(DIM, HEADS, "inline(agents=4,softmax_prefix=true)"), GRID, monkeypatch)
+    layer = Attention(DIM, HEADS, f"inline(agents=4,softmax_prefix=true,window={window})")
+    if window:
+        torch.nn.init.ones_(layer.core.gain)
+    check_kernels(layer, GRID, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -127,9 +167,10 @@ def test_readers_in_the_kernels(
     assert_close(out, wanted.to(dtype), {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])
 
 
+@pytest.mark.parametrize("attention", ["inline(agents=9)", "inline(agents=9,window=5)"])
 @torch.no_grad()
-def test_images_of_any_size() -> None:
-    model = tiny("pvt", attention="inline(agents=9)")
+def test_images_of_any_size(attention: str) -> None:
+    model = tiny("pvt", attention=attention)
     for size in ((64, 64), (61, 96)):
         assert model(image(*size)).isfinite().all()
 
@@ -137,3 +178,8 @@ def test_images_of_any_size() -> None:
 def test_a_number_that_is_not_a_square() -> None:
     with pytest.raises(InputError, match=r"inline\(agents=5\): give a square number"):
         Attention(DIM, HEADS, "inline(agents=5)")
+
+
+def test_windows_without_agents() -> None:
+    with pytest.raises(InputError, match=r"inline\(window=7\): .*give agents=49 too"):
+        Attention(DIM, HEADS, "inline(window=7)")

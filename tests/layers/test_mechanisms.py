@@ -260,6 +260,7 @@ COMPILED = {
     "inline(key_norm=true,temperature=true,head_map=true)": Attention,
     "inline(softmax_prefix=true)": Attention,
     "inline(agents=4,softmax_prefix=true)": Attention,
+    "inline(agents=4,softmax_prefix=true,window=2)": Attention,
     "softmax in windows": partial(WindowAttention, window=2, shift=True),
     "inline in windows": partial(WindowAttention, window=2, shift=True),
     "softmax in stripes": partial(StripeAttention, stripe=2),

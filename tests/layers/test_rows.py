@@ -32,6 +32,8 @@ TEXTS = (
     "inline(softmax_prefix=true,temperature=true)",
     "inline(agents=4)",
     "inline(agents=9,softmax_prefix=true,temperature=true)",
+    "inline(agents=4,window=3)",
+    "inline(agents=4,window=2,softmax_prefix=true,residual=false)",
     "inline(phi=elu1,residual=false,key_norm=true)",
     "linear(key_norm=true,temperature=true,head_map=true)",
     "linear(softmax_prefix=true,head_map=true)",

@@ -34,6 +34,7 @@ TEXTS = (
     "inline(key_norm=true,temperature=true,head_map=true)",
     "inline(softmax_prefix=true)",
     "inline(agents=3)",
+    "inline(agents=3,window=4)",
     "linear(phi=elu1,key_norm=true,temperature=true,head_map=true)",
 )
 

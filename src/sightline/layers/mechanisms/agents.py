@@ -4,7 +4,9 @@ Agent Attention: On the Integration of Softmax and Linear Attention (ECCV 2024).
 a map,
     out = softmax(q a^T) softmax(a k^T) v,   scores divided by sqrt(d)
 The weights are positive and rows sum to one, as in softmax; m agents cost N m d multiply-adds, and m does not depend
-on N. InLine attention has the even mean of the values already, so these functions give the difference from it.
+on N. With windows, one softmax is over the keys of a query's own window, those of the prefix and the agents: what is
+near comes as in softmax attention, what is far through the agents. InLine attention has the even mean of the values
+already, so these functions give the difference from it.
 
 Shape letters: as in `layers.core`; m agents.
 """
@@ -16,14 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.layers.core import Factors, Place, softmax_rows
+from sightline.layers.core import Factors, Grid, Place, products, softmax_rows
 from sightline.layers.mechanisms.landmarks import map_means, segment_means
+from sightline.layers.windows import Windows
 from sightline.ops import softmax_attention
 from sightline.ops.feature_maps import hide
 
 
 class Gathered(NamedTuple):
-    """What agents (B, m, H, D) gather from all keys, less the even mean of the values.
+    """What agents (B, m, H, D) gather from all keys, less the even mean (B, 1, H, D) of the values.
 
     `there` (B, m) tells which of them exist, None for all. `first` (B, P, H, D) is what the first tokens gather
     themselves, by softmax.
@@ -31,6 +34,7 @@ class Gathered(NamedTuple):
 
     agents: Tensor
     values: Tensor
+    even: Tensor
     there: Tensor | None
     first: Tensor
 
@@ -41,12 +45,92 @@ def gather(q: Tensor, k: Tensor, v: Tensor, place: Place, number: int, sequence:
     even = torch.zeros_like(agents[:, :1])  # a query for which softmax is even
     values = softmax_attention(torch.cat([agents, even, q[:, :first]], 1), k, v, key_mask=place.key_mask)
     count = agents.shape[1]
-    return Gathered(agents, values[:, :count] - values[:, count : count + 1], there, values[:, count + 1 :])
+    mean = values[:, count : count + 1]
+    return Gathered(agents, values[:, :count] - mean, mean, there, values[:, count + 1 :])
 
 
-def ask(q: Tensor, gathered: Gathered) -> Tensor:
-    """What the agents give to the queries, less the even mean of the values, (B, N, H, D)."""
-    return softmax_attention(q, gathered.agents, gathered.values, key_mask=gathered.there)
+def ask(q: Tensor, gathered: Gathered, keys: Tensor | None = None) -> Tensor:
+    """What the agents give to the queries, less the even mean of the values, (B, N, H, D).
+
+    `keys` (B, m, H, D) are those of the agents; by default they are the agents.
+    """
+    keys = gathered.agents if keys is None else keys
+    return softmax_attention(q, keys, gathered.values, key_mask=gathered.there)
+
+
+def ask_near(
+    q: Tensor, k: Tensor, v: Tensor, place: Place, gathered: Gathered, keys: Tensor, size: Grid
+) -> Tensor:  # fmt: skip
+    """What one softmax over near keys and the agents gives, less the even mean of the values, (B, N, H, D).
+
+    Args:
+        keys: (B, m, H, D), those of the agents in this softmax.
+        size: of the windows. Tokens of the prefix have no window; theirs is the softmax over prefix and agents. Keys of
+            another grid are not near.
+    """
+    if not _same_tokens(q, k, place):
+        return ask(q, gathered, keys)
+    (heads, dim), count = q.shape[2:], place.prefix
+    v = v - gathered.even
+    far_k, far_v = torch.cat([k[:, :count], keys], 1), torch.cat([v[:, :count], gathered.values], 1)
+    windows = Windows(place.grid, size)
+    near = [windows.cut(x[:, count:].flatten(2)).unflatten(2, (heads, dim)) for x in (q, k, v)]
+    number = windows.counts[0] * windows.counts[1]
+
+    def spread(x: Tensor) -> Tensor:
+        """(B, ...) -> (B * windows, ...)"""
+        return x.unsqueeze(1).expand(-1, number, *x.shape[1:]).flatten(0, 1)
+
+    mask = far_mask = None
+    if place.key_mask is not None or gathered.there is not None or windows.padded:
+        there = gathered.there
+        if there is None:
+            there = keys.new_ones(keys.shape[:2], dtype=torch.bool)
+        counts = place.counts(k)
+        far_mask = torch.cat([counts[:, :count], there], 1)
+        mask = torch.cat([windows.cut(counts[:, count:, None].to(q.dtype)).squeeze(2) > 0, spread(far_mask)], 1)
+    near_k, near_v = torch.cat([near[1], spread(far_k)], 1), torch.cat([near[2], spread(far_v)], 1)
+    out = softmax_attention(near[0], near_k, near_v, key_mask=mask).flatten(2)
+    out = windows.join(out).unflatten(2, (heads, dim))
+    if not count:
+        return out
+    return torch.cat([softmax_attention(q[:, :count], far_k, far_v, key_mask=far_mask), out], 1)
+
+
+def near_rows(
+    q: Tensor, k: Tensor, queries: Tensor, place: Place, agents: Tensor, there: Tensor | None, keys: Tensor, size: Grid
+) -> Tensor:  # fmt: skip
+    """The weights of `ask_near` for some queries, (B, H, Q, M)."""
+    near = torch.zeros_like(queries, dtype=torch.bool)[:, None]
+    if _same_tokens(q, k, place):
+        near = _near(place, queries, size)
+    asking = q[:, queries]
+    scale = q.shape[3] ** -0.5
+    counts = place.counts(k)
+    scores = products(asking, hide(k, place.hidden(k))) * scale
+    scores = scores.masked_fill(~(near & counts[:, None, None, :]), -torch.inf)
+    far = products(asking, keys) * scale
+    if there is not None:
+        far = far.masked_fill(~there[:, None, None, :], -torch.inf)
+    weights = torch.cat([scores, far], -1).softmax(-1).nan_to_num()
+    close, far = weights.split([k.shape[1], keys.shape[1]], -1)
+    even = counts[:, None, None, :].to(q.dtype)
+    total = weights.sum(-1, keepdim=True)
+    return close + far @ softmax_rows(agents, k, place) - total * even / even.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _near(place: Place, queries: Tensor, size: Grid) -> Tensor:
+    """(Q, N): the tokens in the windows of the queries, and those of the prefix."""
+    height, width = place.grid
+    cell = torch.arange(height * width, device=queries.device)
+    window = cell // width // size[0] * width + cell % width // size[1]  # a number for each window
+    own = torch.cat([window.new_full((place.prefix,), -1), window])
+    return (own[queries][:, None] == own) | (own == -1)
+
+
+def _same_tokens(q: Tensor, k: Tensor, place: Place) -> bool:
+    """Whether queries and keys are of the same tokens."""
+    return place.local is None and q.shape[1] == k.shape[1]
 
 
 def agent_factors(q: Tensor, k: Tensor, place: Place, number: int, sequence: bool) -> Factors:
@@ -59,7 +143,7 @@ def agent_factors(q: Tensor, k: Tensor, place: Place, number: int, sequence: boo
 
 def mean_queries(q: Tensor, k: Tensor, place: Place, number: int, sequence: bool) -> tuple[Tensor, Tensor | None]:
     """The mean queries (B, m, H, D) of the parts of a map or a sequence, and which are there (B, m); None for all."""
-    same = place.local is None and q.shape[1] == k.shape[1]
+    same = _same_tokens(q, k, place)
     counts = place.key_mask[:, place.prefix :] if same and place.key_mask is not None else None
     q = q[:, place.prefix :]
     if sequence:

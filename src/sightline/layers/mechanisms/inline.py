@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from sightline import backend
 from sightline.layers import prefix
 from sightline.layers.adapt import Adapt
-from sightline.layers.core import Core, Factors, Place
+from sightline.layers.core import Core, Factors, Grid, Place, softmax_rows
 from sightline.layers.feature_map import FeatureMap
-from sightline.layers.mechanisms.agents import agent_factors, ask, gather, mean_queries
+from sightline.layers.mechanisms.agents import agent_factors, ask, ask_near, gather, mean_queries, near_rows
 from sightline.ops import inline_attention
 from sightline.ops.checks import accumulate_dtype
 from sightline.ops.feature_maps import AFFINE_MAP
@@ -45,6 +45,9 @@ class InlineCore(Core):
         softmax_prefix: tokens without a position, such as a class token, attend by softmax, see `layers.prefix`.
         agents: mean queries, a square number of them, through which tokens attend by softmax in place of the even
             part of the weights, see `mechanisms.agents`; 0 for none. In a sequence any number.
+        window: tokens along the side of windows; the softmax over the agents is then one over the keys of a query's own
+            window too. 0 for none. Attention is that softmax at first: the part that is linear in the query has a gain
+            per head that starts from zero.
     """
 
     feature_map: FeatureMap
@@ -66,6 +69,7 @@ class InlineCore(Core):
         head_map: bool = False,
         softmax_prefix: bool = False,
         agents: int = 0,
+        window: int = 0,
     ) -> None:
         super().__init__(dim, num_heads, stride, length)
         self.phi = phi
@@ -80,6 +84,11 @@ class InlineCore(Core):
         if length is None and math.isqrt(agents) ** 2 != agents:
             raise InputError(f"inline(agents={agents}): give a square number such as 49, or 0 for none")
         self.agents, self.sequence = agents, length is not None
+        if window and not agents:
+            raise InputError(f"inline(window={window}): windows come with agents; give agents=49 too")
+        self.window: Grid = (1 if self.sequence else window, window)
+        self.far = FarKeys(num_heads, self.head_dim) if window else None
+        self.gain = nn.Parameter(torch.zeros(num_heads, 1)) if window else None
         self.centred = not agents
         if softmax_prefix or agents:
             self.injective = None
@@ -94,7 +103,8 @@ class InlineCore(Core):
         first = place.prefix if self.softmax_prefix else 0
         if not self.agents and not first:
             return self._mix(*self._adapted(q, k, place), v, place)
-        if self.adapt is None and self._whole(q, place) and backend.fused_readers(q, self.agents + first):
+        kernels = self.adapt is None and self.far is None and self._whole(q, place)
+        if kernels and backend.fused_readers(q, self.agents + first):
             readers = q[:, :first]
             if self.agents:
                 readers = torch.cat([mean_queries(q, k, place, self.agents, self.sequence)[0], readers], 1)
@@ -103,7 +113,10 @@ class InlineCore(Core):
         if not self.agents:
             return prefix.by_softmax(out, q, k, v, place)
         gathered = gather(q, k, v, place, self.agents, self.sequence, first)
-        out = out + ask(q, gathered)
+        if self.far is None:
+            out = out + ask(q, gathered)
+        else:
+            out = out + ask_near(q, k, v, place, gathered, self.far(gathered.agents), self.window)
         return prefix.replace(out, gathered.first) if first else out
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place, readers: Tensor | None = None) -> Tensor:
@@ -122,7 +135,20 @@ class InlineCore(Core):
         )  # fmt: skip
         return out if same else self.add_local(out, v, place)
 
-    def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
+    def rows(self, q: Tensor, k: Tensor, queries: Tensor, place: Place) -> Tensor:
+        if self.far is None:
+            return super().rows(q, k, queries, place)
+        left, right = self._factors(*self._adapted(q, k, place), place)
+        agents, there = mean_queries(q, k, place, self.agents, self.sequence)
+        rows = left[:, :, queries] @ right.mT
+        rows = rows + near_rows(q, k, queries, place, agents, there, self.far(agents), self.window)
+        if not self.softmax_prefix or not place.prefix:
+            return rows
+        return torch.where((queries < place.prefix)[:, None], softmax_rows(q[:, queries], k, place), rows)
+
+    def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors | None:
+        if self.far is not None:
+            return None  # the weights of windows are not thin
         factors = self._factors(*self._adapted(q, k, place), place)
         if self.agents:
             left, right = agent_factors(q, k, place, self.agents, self.sequence)
@@ -182,9 +208,10 @@ class InlineCore(Core):
 
     def _adapted(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """Queries and keys as the operator takes them."""
-        if self.adapt is None:
-            return q, k
-        (q, k), scale = self.adapt(q, k, place), self.adapt.scale
+        scale: Tensor | None = self.gain
+        if self.adapt is not None:
+            q, k = self.adapt(q, k, place)
+            scale = self.adapt.scale if scale is None else scale
         return q if scale is None else q * scale.to(q.dtype), k
 
     def _whole(self, q: Tensor, place: Place) -> bool:
@@ -196,6 +223,19 @@ class InlineCore(Core):
         """Whether one operator makes the weights of the residual and mixes, for tokens x or a projection of them."""
         same = context is x or context.shape[:2] == x.shape[:2]
         return self.by_one_operator and same and backend.inline_layer(x, self.head_dim)
+
+
+class FarKeys(nn.Module):
+    """The keys (B, m, H, D) of agents next to near keys: a scale of the agents per head, and an offset by which a query
+    decides how much comes from far away."""
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(num_heads, 1))
+        self.offset = nn.Parameter(torch.zeros(num_heads, head_dim))
+
+    def forward(self, agents: Tensor) -> Tensor:
+        return agents * self.scale.to(agents.dtype) + self.offset.to(agents.dtype)
 
 
 class ResidualWeights(nn.Module):

@@ -20,7 +20,7 @@ from sightline.util.errors import FileError, InputError
 
 # Arguments that follow the task or the images; all others are the architecture.
 FREE_ARGS = {"img_size", "num_classes", "in_chans"}
-UNSEEN = ("softmax_prefix", "agents")  # options of mechanisms without tensors
+UNSEEN = ("softmax_prefix", "agents", "window")  # options of mechanisms whose value no tensor shows
 
 
 @dataclass(frozen=True)

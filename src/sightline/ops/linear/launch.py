@@ -122,8 +122,8 @@ def forward(
     if layers is not None:
         x, parameters = strides(layers.x), layers[1:5]
     layout = (images.mask, images.cu, images.grids)
-    queries, agents, rows = (None, 0, 0) if readers is None else (*readers, int(readers.queries.shape[1]))
-    reading: dict[str, Constant] = {"A": padded(rows), "AGENTS": agents, "FIRST": rows - agents}
+    queries, agents, number = (None, 0, 0) if readers is None else (*readers, int(readers.queries.shape[1]))
+    reading: dict[str, Constant] = {"A": padded(number), "AGENTS": agents, "FIRST": number - agents}
     numbers = (*images.grid, images.prefix, options.scale, options.eps)
     if cut.short:
         sums = empty((count if save else 0, size), torch.float32, device)
@@ -141,7 +141,7 @@ def forward(
     sums_x = None if layers is None else empty((parts, count, heads * dim), torch.float32, device)
     read = values = None
     if readers is not None:
-        read = empty((parts, count, heads, padded(rows), dim + 2), torch.float32, device)
+        read = empty((parts, count, heads, padded(number), dim + 2), torch.float32, device)
         values = empty((count, agents, heads * dim), q.dtype, device)
     launch(
         forward_kernels.forward_partial, (heads // cut.sums.heads, count, parts),
