@@ -31,6 +31,7 @@ HEAD_DIMS = (8, 128)
 LANDMARKS = 4096  # of soft_attention, at most
 BLOCK = 64  # landmarks that one program inverts
 READERS = 64  # queries that attend by softmax within InLine attention, and channels of their heads, at most
+WINDOW = 8  # tokens along the side of a window, at most, that are near there
 READER_ROWS = 128  # of them at most in one program, which takes the heads of 64 channels together
 WHOLE_LAYER_TOKENS = 8192  # of a batch, at most, that go through a layer by one operator
 WHOLE_LAYER_PREFIX = 16  # tokens without a position, at most, there

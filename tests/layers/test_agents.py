@@ -145,6 +145,9 @@ def test_kernels_give_the_output_and_gradients_of_torch(window: int, monkeypatch
         (64, 1, (33, 34), "inline(softmax_prefix=true)"),
         (32, 4, (4, 6), "inline(hidden=4,softmax_prefix=true)"),
         (32, 1, (4, 6), "inline(agents=16,phi=elu1)"),
+        (32, 2, (4, 6), "inline(agents=4,softmax_prefix=true,window=3)"),
+        (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true,window=7,residual=false)"),
+        (48, 2, (33, 34), "inline(agents=9,softmax_prefix=true,window=8)"),  # several programs for an image
     ],
 )
 @torch.no_grad()
@@ -154,6 +157,9 @@ def test_readers_in_the_kernels(
     """Without gradients, one operator mixes the tokens, gathers for the agents and the first tokens, and asks."""
     torch.manual_seed(0)
     core = Spec.parse(attention).build(dim, heads, 16).to(DEVICE, dtype)
+    if core.far is not None:
+        for parameter in (core.gain, core.far.scale, core.far.offset):
+            parameter.uniform_(-1, 1)
     tokens = 1 + grid[0] * grid[1]
     q, k, v = torch.randn(2, tokens, 3, heads, dim // heads, device=DEVICE, dtype=dtype).unbind(2)
     place = Place(grid, torch.randn(2, tokens, dim, device=DEVICE, dtype=dtype), 1)

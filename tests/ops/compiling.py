@@ -32,7 +32,7 @@ from sightline.ops.common import launching
 from sightline.ops.headwise_conv import kernels as conv_kernels
 from sightline.ops.headwise_conv import operator as conv
 from sightline.ops.inline import layer_kernels, layer_operator
-from sightline.ops.linear import backward_kernels, forward_kernels, weights_kernels
+from sightline.ops.linear import backward_kernels, forward_kernels, near_kernels, weights_kernels
 from sightline.ops.linear import launch as linear_launch
 from sightline.ops.linear import operator as linear
 from sightline.ops.soft import backward_kernels as soft_backward
@@ -42,8 +42,8 @@ from sightline.ops.soft import matrix_kernels
 from sightline.ops.soft import operator as soft
 
 MODULES = (
-    common_kernels, conv_kernels, weights_kernels, forward_kernels, backward_kernels, soft_forward, soft_backward,
-    matrix_kernels, layer_kernels,
+    common_kernels, conv_kernels, weights_kernels, forward_kernels, near_kernels, backward_kernels, soft_forward,
+    soft_backward, matrix_kernels, layer_kernels,
 )  # fmt: skip
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -71,6 +71,7 @@ CASES: dict[str, list[tuple]] = {
         (FP32, "fp32", 64, 64, "linear"),
         (BF16, "bf16", 14, 64, "readers"),
         (FP16, "tf32", 64, 24, "readers"),
+        (BF16, "bf16", 64, 64, "near"),
     ],
     "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1")],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
@@ -84,6 +85,7 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
         ((FP32, "fp32", 64, 64, "linear"), {"backward_queries"}),
         ((FP16, "tf32", 64, 64, "readers"), {"forward_partial", "forward_write"}),
         ((FP16, "tf32", 14, 64, "readers"), {"forward_short"}),
+        ((FP16, "tf32", 14, 64, "near"), {"near_write"}),
     ],
     "projected": [((FP16, "tf32", 4, 64), {"layer_write"}), ((BF16, "bf16", 3, 128), {"layer_sums"})],
     "soft_attention": [
@@ -104,6 +106,7 @@ ALL: dict[str, list[tuple]] = {
         *((t, dot, 14, 128, "inline") for t, dot in [*TYPED, (FP32, "tf32")]),
         *((t, dot, 14, dim, "bare") for t, dot, dim in WIDTHS),
         *((t, dot, side, dim, "readers") for t, dot in TYPED[:2] for side in (14, 64) for dim in (24, 32, 64)),
+        *((t, dot, 64, dim, "near") for t, dot in TYPED[:2] for dim in (24, 32, 64)),
     ],
     "projected": [
         (t, dot, heads, dim)
@@ -132,7 +135,7 @@ class Case(NamedTuple):
     def of(cls, function: str, args: tuple) -> "Case":
         operator, position = {
             "attention": (
-                {"linear": "linear_attention", "layer": "inline_layer", "readers": "inline_layer"}.get(
+                {"linear": "linear_attention", **dict.fromkeys(("layer", "readers", "near"), "inline_layer")}.get(
                     args[-1], "inline_attention"
                 ),
                 3,
@@ -209,10 +212,12 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     weights = mask = cu = grids = None
     q, k, v = meta(4, tokens, 3, heads, dim, dtype=dtype).unbind(2)
     grad = meta(4, tokens, heads, dim, dtype=dtype)
-    readers, agents = None, 0
-    if kind == "readers":
-        readers, agents = meta(4, 50, heads, dim, dtype=dtype), 49
-    if kind in ("layer", "readers"):
+    readers, far, agents, window, reads = None, None, 0, 0, kind in ("readers", "near")
+    if reads:
+        readers, agents = meta(4, 49, heads, dim, dtype=dtype), 49
+    if kind == "near":
+        far, window = meta(heads, dim + 2, dtype=dtype), 7
+    if kind == "layer" or reads:
         if kind == "layer":
             q, k, v = meta(4, tokens, 3 * channels, dtype=dtype), None, None
             grad = meta(4, tokens, channels, dtype=dtype)
@@ -228,9 +233,9 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     grid = (0, 0) if kind in ("linear", "bare") else (side, side)
     options = (heads, tokens if cu is not None else 0, *grid, 0, 0.2, 1e-6, "elu1" if is_linear else "identity",
                is_linear, dot)  # fmt: skip
-    tensors = (q, k, v, weights, *layers, readers, mask, cu, grids)
-    _, sums, made, mean = linear.attend.function(*tensors, agents, *options, kind != "readers")
-    if kind == "readers":
+    tensors = (q, k, v, weights, *layers, readers, far, mask, cu, grids)
+    _, sums, made, mean = linear.attend.function(*tensors, agents, window, *options, not reads)
+    if reads:
         return
     weights = made if kind == "layer" else weights
     linear.attend_backward.function(

@@ -14,8 +14,8 @@ from sightline.ops.common import launching
 from sightline.ops.headwise_conv import headwise_conv
 from sightline.ops.headwise_conv import kernels as conv_kernels
 from sightline.ops.headwise_conv import launch as conv_launch
-from sightline.ops.inline.layer import ResidualLayers, inline_from_packed
-from sightline.ops.linear import backward_kernels, forward_kernels, weights_kernels
+from sightline.ops.inline.layer import ResidualLayers, inline_from_packed, inline_from_parts
+from sightline.ops.linear import backward_kernels, forward_kernels, near_kernels, weights_kernels
 from sightline.ops.linear import launch as linear_launch
 from sightline.ops.soft import backward_kernels as soft_backward
 from sightline.ops.soft import forward_kernels as soft_forward
@@ -23,8 +23,8 @@ from sightline.ops.soft import launch as soft_launch
 from sightline.ops.soft import matrix_kernels
 
 MODULES: tuple[ModuleType, ...] = (
-    backward_kernels, common_kernels, conv_kernels, forward_kernels, matrix_kernels, soft_backward, soft_forward,
-    weights_kernels,
+    backward_kernels, common_kernels, conv_kernels, forward_kernels, matrix_kernels, near_kernels, soft_backward,
+    soft_forward, weights_kernels,
 )  # fmt: skip
 
 
@@ -100,6 +100,19 @@ def _layer(tokens: int) -> Callable[..., Tensor]:
     return run
 
 
+def _readers(window: int) -> Callable[..., Tensor]:
+    shapes = ((32, 16, 1), (32,), (288, 16, 1), (288,))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layers = ResidualLayers(*(torch.ones(shape) for shape in shapes))
+        far, grid = torch.ones(2, 18) if window else None, (q.shape[1] // 4, 4)
+        with torch.no_grad():
+            readers = torch.ones(q.shape[0], 4, 2, 16)
+            return inline_from_parts(q, k, v, q.flatten(2), layers, grid, 0, "identity", readers, 4, far, window)
+
+    return run
+
+
 def _soft(landmarks: int) -> Callable[..., Tensor]:
     def run(q: Tensor, v: Tensor) -> Tensor:
         marks = torch.randn(2, landmarks, 2, 16, requires_grad=True)
@@ -119,6 +132,9 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], int, tuple[int, ...]]] = {  # 
     "linear": (lambda q, k, v: linear_attention(q, k, v, backend="triton"), 3, (2, 12, 2, 16)),
     "layer": (_layer(12), 2, (2, 12, 32)),
     "long layer": (_layer(1100), 2, (1, 1100, 32)),
+    "readers": (_readers(0), 3, (2, 12, 2, 16)),
+    "long readers": (_readers(0), 3, (1, 1100, 2, 16)),
+    "near": (_readers(3), 3, (2, 12, 2, 16)),
     "soft": (_soft(9), 2, (2, 12, 2, 16)),
     "soft in blocks": (_soft(70), 2, (2, 12, 2, 16)),
     "conv": (lambda x, add: headwise_conv(x, torch.ones(2, 1, 3, 3, requires_grad=True), (3, 4), add=add,
@@ -128,7 +144,8 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], int, tuple[int, ...]]] = {  # 
 
 def _run(function: Callable[..., Tensor], inputs: list[Tensor]) -> None:
     out = function(*inputs)
-    out.backward(torch.ones_like(out))
+    if out.requires_grad:
+        out.backward(torch.ones_like(out))
 
 
 def _inputs(name: str, shared: bool) -> list[Tensor]:

@@ -103,8 +103,7 @@ class InlineCore(Core):
         first = place.prefix if self.softmax_prefix else 0
         if not self.agents and not first:
             return self._mix(*self._adapted(q, k, place), v, place)
-        kernels = self.adapt is None and self.far is None and self._whole(q, place)
-        if kernels and backend.fused_readers(q, self.agents + first):
+        if self._reads(q, place, first):
             readers = q[:, :first]
             if self.agents:
                 readers = torch.cat([mean_queries(q, k, place, self.agents, self.sequence)[0], readers], 1)
@@ -119,13 +118,26 @@ class InlineCore(Core):
             out = out + ask_near(q, k, v, place, gathered, self.far(gathered.agents), self.window)
         return prefix.replace(out, gathered.first) if first else out
 
+    def _reads(self, q: Tensor, place: Place, first: int) -> bool:
+        """Whether kernels do the softmax of agents and first tokens."""
+        if self.far is None:
+            whole = self._whole(q, place)
+        else:
+            small = self.phi == "identity" and self.window[1] <= backend.WINDOW and first == place.prefix
+            whole = small and not self.sequence and self._alone(q, place)
+        return self.adapt is None and whole and backend.fused_readers(q, self.agents + first)
+
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place, readers: Tensor | None = None) -> Tensor:
-        if self.residual is not None and self._whole(q, place):
+        if readers is not None or (self.residual is not None and self._whole(q, place)):
             context = place.context
             if torch.compiler.is_compiling():  # the graph has the tokens in this type already
                 context = context.to(q.dtype)
+            far = None
+            if readers is not None and self.far is not None and self.gain is not None:
+                far = torch.cat([self.far.offset, self.far.scale, self.gain], 1)
+            layers = None if self.residual is None else self.residual.layers
             return inline_from_parts(
-                q, k, v, context, self.residual.layers, place.grid, place.prefix, self.phi, readers, self.agents
+                q, k, v, context, layers, place.grid, place.prefix, self.phi, readers, self.agents, far, self.window[1]
             )  # fmt: skip
         # The operator adds the residual itself if the values lie on the grid of the queries.
         same = place.local is None
@@ -216,8 +228,11 @@ class InlineCore(Core):
 
     def _whole(self, q: Tensor, place: Place) -> bool:
         """Whether one operator mixes all tokens of a map and adds the residual, whose weights it makes."""
-        plain = self.residual is not None and place.local is None and place.key_mask is None
-        return plain and self._by_kernels(q, place.context)
+        return self.residual is not None and self._alone(q, place)
+
+    def _alone(self, q: Tensor, place: Place) -> bool:
+        """Whether one operator mixes all tokens, with the residual if there is one."""
+        return place.local is None and place.key_mask is None and self._by_kernels(q, place.context)
 
     def _by_kernels(self, x: Tensor, context: Tensor) -> bool:
         """Whether one operator makes the weights of the residual and mixes, for tokens x or a projection of them."""

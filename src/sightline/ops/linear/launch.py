@@ -11,10 +11,11 @@ from sightline import backend
 from sightline.ops.common.arguments import head_shape, strides, sym_max
 from sightline.ops.common.kernels import add_parts
 from sightline.ops.common.launching import Argument, Constant, compile_all, empty, launch, recording
-from sightline.ops.linear import backward_kernels, forward_kernels, weights_kernels
+from sightline.ops.linear import backward_kernels, forward_kernels, near_kernels, weights_kernels
 from sightline.ops.linear import plan as planning
 from sightline.ops.linear.plan import Plan, padded
 
+NEAR = {"STAGES": 2, "num_warps": 4}  # windows
 ADD = {"PARTS": 8, "BLOCK": 512}  # tile of the sum over parts
 IMAGES = {True: 64, False: 16}  # images whose gradients are taken together, for head dims up to 64 and beyond
 
@@ -62,11 +63,14 @@ class Readers(NamedTuple):
     """A few queries (B, r, H, D) that attend to all keys by softmax.
 
     What the first `agents` of them gather, all tokens ask them for by softmax, in place of the mean of the values. The
-    others are the queries of the first tokens, whose output is what they gather.
+    others are the queries of the first tokens, whose output is what they gather. With a `window`, tokens attend to
+    their own window by the same softmax, in which the agents have keys by `far` (`near_kernels`).
     """
 
     queries: Tensor
     agents: int
+    far: Tensor | None = None
+    window: int = 0
 
 
 class Sums(NamedTuple):
@@ -108,6 +112,8 @@ def forward(
     (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
     cut = _plan(q, k, images, options, readers is not None)
+    queries, agents, far, window = readers or (None, 0, None, 0)
+    number = 0 if queries is None else int(queries.shape[1])
     residual = weights is not None or layers is not None
     flags = _flags(q, residual, images, options)
     made: dict[str, Constant] = {"MADE": layers is not None}
@@ -115,17 +121,16 @@ def forward(
     out = empty(shape, q.dtype, device)
     mean = None
     if layers is not None:
-        rows = count if save or not cut.short else 0
+        rows = count if save or not cut.short or window else 0
         weights, mean = (empty((rows, *s, heads * dim), torch.float32, device) for s in ((9,), ()))
     x: tuple[Argument, ...] = (None, 0, 0)
     parameters: tuple[Argument, ...] = (None,) * 4
     if layers is not None:
         x, parameters = strides(layers.x), layers[1:5]
     layout = (images.mask, images.cu, images.grids)
-    queries, agents, number = (None, 0, 0) if readers is None else (*readers, int(readers.queries.shape[1]))
     reading: dict[str, Constant] = {"A": padded(number), "AGENTS": agents, "FIRST": number - agents}
     numbers = (*images.grid, images.prefix, options.scale, options.eps)
-    if cut.short:
+    if cut.short and not window:
         sums = empty((count if save else 0, size), torch.float32, device)
         tile = cut.whole if residual else cut.queries
         launch(
@@ -159,7 +164,18 @@ def forward(
         {"D": dim, "GROUP": cut.sums.heads, "W": cut.sums.width, "WIDE": padded(dim), "num_warps": 4, **ADD, **made,
          **reading},
     )  # fmt: skip
-    for walks, adds in ((False, False), (True, True)) if agents and residual else ((residual, False),):
+    if window:
+        assert images.prefix == number - agents
+        down = triton.cdiv(images.grid[0], window)
+        launch(
+            near_kernels.near_write, (heads, count, down),
+            (*strides(q), *strides(k), *strides(v), out, queries, values, far, sums, heads, tokens, *images.grid,
+             options.scale),
+            {"D": dim, "W": padded(dim), "T": padded(window * window), "SIDE": window,
+             "A": padded(number), "AGENTS": agents, "PREFIX": images.prefix, "DOT": options.dot, **NEAR},
+        )  # fmt: skip
+    passes = ((residual, False),) if not agents or not residual else ((False, False), (True, True))
+    for walks, adds in passes[1:] if window else passes:
         tile = cut.write if walks else cut.queries
         pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, walks)
         flags |= {"RESIDUAL": walks, "ADD": adds}
@@ -281,7 +297,7 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
     flags = _flags(q, weights is not None or layers is not None, images, options)
     kinds = [None if t is None else t.dtype for t in (q, weights, *(layers or ()))]
     tiles = _plan(q, k, images, options, readers is not None).tiles
-    reading = None if readers is None else (readers.queries.shape[1], readers.agents)
+    reading = None if readers is None else (readers.queries.shape[1], readers.agents, readers.window)
     key = (torch.cuda.current_device(), *flags.values(), *tiles, *kinds, save, packed, reading)
     if key in _compiled:
         return
@@ -304,7 +320,8 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             made = Layers(x, w1, b1, w2, b2, _meta(layers.bias, 3 * heads * dim))
         given = None
         if readers is not None:
-            given = readers._replace(queries=torch.empty_like(readers.queries[:1], device="meta"))
+            far = None if readers.far is None else torch.empty_like(readers.far, device="meta")
+            given = readers._replace(queries=torch.empty_like(readers.queries[:1], device="meta"), far=far)
         done = forward(a, b, c, taps, made, size, options, save, a.shape, given)
         if save:
             grad = torch.empty((1, tokens, heads, dim), dtype=q.dtype, device="meta")

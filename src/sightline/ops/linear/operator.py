@@ -22,8 +22,9 @@ from sightline.ops.linear.launch import Images, Layers, Options, Readers
 def _forward(
     q: Tensor, k: Tensor | None, v: Tensor | None, weights: Tensor | None, x: Tensor | None, w1: Tensor | None,
     b1: Tensor | None, w2: Tensor | None, b2: Tensor | None, bias: Tensor | None, readers: Tensor | None,
-    mask: Tensor | None, cu: Tensor | None, grids: Tensor | None, agents: int, heads: int, longest: int, height: int,
-    width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool, dot: str, save: bool,
+    far: Tensor | None, mask: Tensor | None, cu: Tensor | None, grids: Tensor | None, agents: int, window: int,
+    heads: int, longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool,
+    dot: str, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The mixed values; and with `save` the sums, the weights (images, 9, C) if made, and the mean tokens."""
     packed = k is None
@@ -35,7 +36,7 @@ def _forward(
         layers = Layers(x, w1, b1, w2, b2, bias)  # type: ignore[arg-type]
     images = Images(mask, cu, grids, longest, (height, width), prefix)
     options = Options(phi, linear, scale, eps, dot)
-    reading = None if readers is None else Readers(readers, agents)
+    reading = None if readers is None else Readers(readers, agents, far, window)
     done = launch.forward(q, k, v, weights, layers, images, options, save, shape, reading)
     made = (done.sums, done.weights if x is not None else None, done.mean)
     a, b, c = (t if save and t is not None else empty((0,), torch.float32, q.device) for t in made)
@@ -82,7 +83,7 @@ def _parts(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int) -> tuple[T
 
 def _setup(ctx: Context, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     q, k, v, weights, x, *rest = inputs
-    layers, images, options = rest[:5], rest[6:9], rest[10:-1]
+    layers, images, options = rest[:5], rest[7:10], rest[12:-1]
     _, sums, made, mean = output
     ctx.save_for_backward(q, k, v, weights if x is None else made, *layers, *images, sums, mean)
     ctx.options = (*options, q.dtype if x is None else x.dtype)
@@ -92,7 +93,7 @@ def _setup(ctx: Context, inputs: Sequence[Any], output: Sequence[Tensor]) -> Non
 
 def _gradient(ctx: Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, weights, w1, b1, w2, b2, bias, *rest = ctx.saved_tensors
-    options: list[None] = [None] * (5 + len(ctx.options))  # and those of readers, images and agents
+    options: list[None] = [None] * (7 + len(ctx.options))  # and those of readers and images
     if grad is None:
         return *[None] * 10, *options
     grad = grad.contiguous() if k is None else contiguous_heads(grad)
@@ -108,25 +109,25 @@ def _gradient(ctx: Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Ten
 
 def _flops(
     q: Sequence[int], k: Sequence[int] | None, weights: object, w1: Sequence[int] | None,
-    readers: Sequence[int] | None, agents: int, heads: int,
+    readers: Sequence[int] | None, agents: int, window: int, heads: int,
 ) -> int:  # fmt: skip
     """Products with the state, 2 D operations per element of q and k; nine taps of the residual; the two layers; two
-    products of the readers with keys and values, and two of the queries with the agents."""
+    products of the readers with keys and values, and two of the queries with the agents and their windows."""
     if k is None:
         q = k = (q[0], q[1], heads, q[2] // 3 // heads)
     queries, keys = (shape[0] * shape[1] * shape[2] * shape[3] for shape in (q, k))
     taps = 0 if weights is None and w1 is None else 18 * queries
     layers = 0 if w1 is None else 20 * q[0] * w1[0] * w1[1]
-    read = 0 if readers is None else 4 * keys * readers[1] + 4 * queries * agents
+    read = 0 if readers is None else 4 * keys * readers[1] + 4 * queries * (agents + window * window)
     return (queries + keys) * 2 * q[3] + taps + layers + read
 
 
-def _forward_flops(q, k, v, weights, x, w1, b1, w2, b2, bias, readers, mask, cu, grids, agents, heads, *_):  # type: ignore[no-untyped-def]
-    return _flops(q, k, weights, w1, readers, agents, heads)
+def _forward_flops(q, k, v, weights, x, w1, b1, w2, b2, bias, readers, far, mask, cu, grids, agents, window, heads, *_):  # type: ignore[no-untyped-def]
+    return _flops(q, k, weights, w1, readers, agents, window, heads)
 
 
 def _backward_flops(q, k, v, grad, weights, w1, b1, w2, b2, bias, mask, cu, grids, sums, mean, heads, *_):  # type: ignore[no-untyped-def]
-    return 2 * _flops(q, k, weights, w1, None, 0, heads)
+    return 2 * _flops(q, k, weights, w1, None, 0, 0, heads)
 
 
 attend = Operator("attend", _forward, flops=_forward_flops, setup=_setup, backward=_gradient)
