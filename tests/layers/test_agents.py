@@ -145,6 +145,7 @@ def test_kernels_give_the_output_and_gradients_of_torch(window: int, monkeypatch
         (64, 1, (33, 34), "inline(softmax_prefix=true)"),
         (32, 4, (4, 6), "inline(hidden=4,softmax_prefix=true)"),
         (32, 1, (4, 6), "inline(agents=16,phi=elu1)"),
+        (32, 1, (33, 34), "inline(agents=4,phi=elu1)"),
         (32, 2, (4, 6), "inline(agents=4,softmax_prefix=true,window=3)"),
         (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true,window=7,residual=false)"),
         (48, 2, (33, 34), "inline(agents=9,softmax_prefix=true,window=8)"),  # several programs for an image
@@ -179,6 +180,14 @@ def test_images_of_any_size(attention: str) -> None:
     model = tiny("pvt", attention=attention)
     for size in ((64, 64), (61, 96)):
         assert model(image(*size)).isfinite().all()
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_map_without_tokens(window: int) -> None:
+    """Only a class token is left."""
+    x = torch.randn(2, 1, DIM, device=DEVICE)
+    module = Attention(DIM, HEADS, f"inline(agents=4,window={window})").to(DEVICE)
+    assert module(x, (0, 0), 1).isfinite().all()
 
 
 def test_a_number_that_is_not_a_square() -> None:

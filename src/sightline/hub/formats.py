@@ -96,8 +96,8 @@ def name_axes(proto: Any) -> None:
 def flatten_rows(program: ExportedProgram) -> None:
     """Give linear layers of tokens (B, N, C) their input as a matrix, in place.
 
-    Inductor would do so by a view. If N is a product of symbols, it cannot see that the view is that of a matrix, and
-    copies the tokens; `as_strided` says so. The layers' inputs are contiguous, or left as they are.
+    Inductor takes a view for that. If N is a product of symbols, it does not see that the view is a matrix as it lies
+    in memory, and copies the tokens; `as_strided` says so. Inputs that are not contiguous stay as they are.
     """
     graph, aten = program.graph, torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
@@ -135,7 +135,7 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
     flatten_rows(program)
     configs: dict[str, Any] = {"aot_inductor.metadata": dict(metadata)}
     if any(tensor.is_cuda for tensor in program.state_dict.values()):
-        # Maps channels last, as they are here: Inductor would keep to that only where no size is a symbol.
+        # By itself, Inductor keeps maps channels last, as the models have them, only where no size is a symbol.
         configs["force_layout_optimization"] = True
     usual = [command for command in inductor.cpp.cxx if command]
     if sys.platform == "linux" and (compiler := choose_compiler(usual)):

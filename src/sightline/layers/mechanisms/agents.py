@@ -22,6 +22,7 @@ from sightline.layers.core import Factors, Grid, Place, products, softmax_rows
 from sightline.layers.mechanisms.landmarks import map_means, segment_means
 from sightline.layers.windows import Windows
 from sightline.ops import softmax_attention
+from sightline.ops.checks import is_symbolic
 from sightline.ops.feature_maps import hide
 
 
@@ -58,9 +59,7 @@ def ask(q: Tensor, gathered: Gathered, keys: Tensor | None = None) -> Tensor:
     return softmax_attention(q, keys, gathered.values, key_mask=gathered.there)
 
 
-def ask_near(
-    q: Tensor, k: Tensor, v: Tensor, place: Place, gathered: Gathered, keys: Tensor, size: Grid
-) -> Tensor:  # fmt: skip
+def ask_near(q: Tensor, k: Tensor, v: Tensor, place: Place, gathered: Gathered, keys: Tensor, size: Grid) -> Tensor:
     """What one softmax over near keys and the agents gives, less the even mean of the values, (B, N, H, D).
 
     Args:
@@ -70,31 +69,40 @@ def ask_near(
     """
     if not _same_tokens(q, k, place):
         return ask(q, gathered, keys)
-    (heads, dim), count = q.shape[2:], place.prefix
-    v = v - gathered.even
+    count, v, mask = place.prefix, v - gathered.even, None
     far_k, far_v = torch.cat([k[:, :count], keys], 1), torch.cat([v[:, :count], gathered.values], 1)
-    windows = Windows(place.grid, size)
-    near = [windows.cut(x[:, count:].flatten(2)).unflatten(2, (heads, dim)) for x in (q, k, v)]
+    if place.key_mask is not None or gathered.there is not None:
+        there = keys.new_ones(keys.shape[:2], dtype=torch.bool) if gathered.there is None else gathered.there
+        mask = torch.cat([place.counts(k)[:, :count], there], 1)
+    out = []
+    if count:
+        out.append(softmax_attention(q[:, :count], far_k, far_v, key_mask=mask))
+    if is_symbolic(*place.grid) or 0 not in place.grid:
+        out.append(_in_windows(q, k, v, place, far_k, far_v, mask, size))
+    return torch.cat(out, 1)
+
+
+def _in_windows(
+    q: Tensor, k: Tensor, v: Tensor, place: Place, far_k: Tensor, far_v: Tensor, far_mask: Tensor | None, size: Grid
+) -> Tensor:
+    """Softmax of the tokens on the map over their windows and over far keys (B, M, H, D), (B, h * w, H, D)."""
+    if not is_symbolic(*place.grid):  # a window that is larger than the map is the map
+        size = (min(size[0], place.grid[0]), min(size[1], place.grid[1]))
+    windows, count, (heads, dim) = Windows(place.grid, size), place.prefix, q.shape[2:]
     number = windows.counts[0] * windows.counts[1]
 
     def spread(x: Tensor) -> Tensor:
         """(B, ...) -> (B * windows, ...)"""
         return x.unsqueeze(1).expand(-1, number, *x.shape[1:]).flatten(0, 1)
 
-    mask = far_mask = None
-    if place.key_mask is not None or gathered.there is not None or windows.padded:
-        there = gathered.there
-        if there is None:
-            there = keys.new_ones(keys.shape[:2], dtype=torch.bool)
-        counts = place.counts(k)
-        far_mask = torch.cat([counts[:, :count], there], 1)
-        mask = torch.cat([windows.cut(counts[:, count:, None].to(q.dtype)).squeeze(2) > 0, spread(far_mask)], 1)
-    near_k, near_v = torch.cat([near[1], spread(far_k)], 1), torch.cat([near[2], spread(far_v)], 1)
-    out = softmax_attention(near[0], near_k, near_v, key_mask=mask).flatten(2)
-    out = windows.join(out).unflatten(2, (heads, dim))
-    if not count:
-        return out
-    return torch.cat([softmax_attention(q[:, :count], far_k, far_v, key_mask=far_mask), out], 1)
+    q, near_k, near_v = (windows.cut(x[:, count:].flatten(2)).unflatten(2, (heads, dim)) for x in (q, k, v))
+    mask = None
+    if far_mask is not None or windows.padded:
+        every = far_k.new_ones(far_k.shape[:2], dtype=torch.bool) if far_mask is None else far_mask
+        near = windows.cut(place.counts(k)[:, count:, None].to(v.dtype)).squeeze(2) > 0
+        mask = torch.cat([near, spread(every)], 1)
+    keys, values = torch.cat([near_k, spread(far_k)], 1), torch.cat([near_v, spread(far_v)], 1)
+    return windows.join(softmax_attention(q, keys, values, key_mask=mask).flatten(2)).unflatten(2, (heads, dim))
 
 
 def near_rows(

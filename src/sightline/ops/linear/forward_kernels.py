@@ -16,10 +16,9 @@ and each time serves three rows of the output, so that nine taps cost three read
 progress. Its weights (images, 9, C) are given or, with MADE, made on the way from the mean of an image's tokens x
 (`make_weights`), as a layer does.
 
-A few readers (images, AGENTS + FIRST, C) may attend to all keys by softmax while these are summed (`_read`). What the
-first AGENTS of them gather, every token then asks by softmax (`_ask`), in place of the mean of v. The others are the
-queries of the first FIRST tokens, and what they gather is the output of these. Asking takes the registers that the
-residual needs, so in long images a second pass adds the residual to the output (ADD).
+A few readers may attend to all keys by softmax while these are summed, and agents among them be asked by every token
+(`reader_kernels`). Asking takes the registers that the residual needs, so in long images a second pass adds the
+residual to the output (ADD).
 
 The sums of an image are one row of float32: sum phi(k) v^T (H, D, D), sum phi(k) (H, D), sum v (H, D), the shift of k
 and of v (H, D each), the number of keys (four times). float32 tensors are shifted by their first token that counts
@@ -30,7 +29,8 @@ import triton
 import triton.language as tl
 
 from sightline.ops.common.kernels import add_block
-from sightline.ops.common.tiles import LOG2E, dot, image_of, operand
+from sightline.ops.common.tiles import dot, image_of, operand
+from sightline.ops.linear.reader_kernels import ask, finish_readers, read_tile, readers_of
 from sightline.ops.linear.tiles import (
     across,
     cells_of,
@@ -49,37 +49,13 @@ from sightline.ops.linear.weights_kernels import hidden_of, make_weights, store_
 
 
 @triton.jit
-def _readers_of(
-    readers, image, C, channel, live, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, A: tl.constexpr,
-    USED: tl.constexpr, ROWS: tl.constexpr, DOT: tl.constexpr,
-):
-    """The first USED of an image's ROWS readers (GROUP * A, W), A rows for each head of the group."""
-    row, column = tl.arange(0, GROUP * A), tl.arange(0, W)[None, :]
-    offset = tl.cast(image, tl.int64) * ROWS * C + channel + ((row % A)[:, None] * C + column)
-    ok = (row % A < USED)[:, None] & (column // D == (row // A)[:, None]) & live
-    return operand(tl.load(readers + offset, mask=ok, other=0), DOT)
-
-
-@triton.jit
-def _read(top, total, acc, readers, kt, vt, ok, scale, DOT: tl.constexpr):
-    """One more tile of keys and values for the softmax of the readers: the largest score so far (of a power of two),
-    the sum of the weights, and the weighted values (GROUP * A, W)."""
-    score = dot(readers, tl.trans(kt), DOT) * (scale * LOG2E)  # GROUP * A, T
-    score = tl.where(ok[None, :], score, float("-inf"))
-    higher = tl.maximum(top, tl.max(score, 1))
-    weight, shrunk = tl.exp2(score - higher[:, None]), tl.exp2(top - higher)
-    acc = dot(operand(weight, DOT), vt, DOT, acc * shrunk[:, None])
-    return higher, total * shrunk + tl.sum(weight, 1), acc
-
-
-@triton.jit
 def _sum_keys(
     k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, first, last, scale, W: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, MADE: tl.constexpr, SHIFT: tl.constexpr,
     READERS: tl.constexpr, DOT: tl.constexpr,
 ):
     """Over the tokens first <= t < last: sum phi(k)^T v (W, W), sum phi(k), sum v, sum x (W,), and how many count; and
-    what READERS rows of readers have gathered (`_read`)."""
+    what READERS rows of readers have gathered (`read_tile`)."""
     moment = tl.zeros((W, W), tl.float32)
     sum_k = tl.zeros((16, W), tl.float32)
     sum_v = tl.zeros((16, W), tl.float32)
@@ -101,7 +77,7 @@ def _sum_keys(
         if MADE:
             sum_x += tl.load(rows_of(x, x_token, t0, T, W), mask=cell, other=0).to(tl.float32)  # T W
         if READERS:
-            top, total, gathered = _read(
+            top, total, gathered = read_tile(
                 top, total, gathered, readers, operand(kt, DOT), operand(vt, DOT), ok, scale, DOT
             )
         if PHI != "identity":
@@ -209,25 +185,6 @@ def load_state(
 
 
 @triton.jit
-def _ask(
-    acc, qt, asked, scale, T: tl.constexpr, GROUP: tl.constexpr, A: tl.constexpr, AGENTS: tl.constexpr,
-    DOT: tl.constexpr,
-):
-    """acc + softmax(scale q a^T) u of the agents a and of their values u, (GROUP * A, W) each as in `_readers_of`."""
-    agents, values = asked
-    score = dot(qt, tl.trans(agents), DOT) * (scale * LOG2E)  # T, GROUP * A
-    score = tl.where((tl.arange(0, GROUP * A) % A < AGENTS)[None, :], score, float("-inf"))
-    if GROUP > 1:
-        score = tl.reshape(score, (T, GROUP, A))
-        weight = tl.exp2(score - tl.max(score, 2)[:, :, None])
-        weight = tl.reshape(weight / tl.sum(weight, 2)[:, :, None], (T, GROUP * A))
-    else:
-        weight = tl.exp2(score - tl.max(score, 1)[:, None])
-        weight = weight / tl.sum(weight, 1)[:, None]
-    return dot(operand(weight, DOT), values, DOT, acc)
-
-
-@triton.jit
 def _write(
     q, q_token, out, out_token, state, mean_v, mean_k, asked, live, first, last, scale, eps, GROUP: tl.constexpr,
     W: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, A: tl.constexpr, AGENTS: tl.constexpr,
@@ -252,7 +209,7 @@ def _write(
         else:
             acc = acc * scale + mean_v[None, :]
         if AGENTS:
-            acc = _ask(acc, query, asked, scale, T, GROUP, A, AGENTS, DOT)
+            acc = ask(acc, query, asked, scale, T, GROUP, A, AGENTS, DOT)
         tl.store(rows_of(out, out_token, t0, T, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
@@ -278,7 +235,7 @@ def _write_strip(
         cell = (col < tl.where(y < y0, 0, x1))[:, None] & live
         qt = tl.load(cells_of(q, q_token, first, col, W), mask=cell, other=0)  # X W
         query = operand(qt, DOT)
-        if PHI != "identity":
+        if PHI != "identity" and not ADD:
             qt = phi_of(qt.to(tl.float32), PHI)
         left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
         acc = across(now, left, here, right, w6, w7, w8)
@@ -289,7 +246,7 @@ def _write_strip(
         else:
             acc = dot(operand(qt, DOT), state, DOT, acc)
         if AGENTS:
-            acc = _ask(acc, query, asked, scale, X, GROUP, A, AGENTS, DOT)
+            acc = ask(acc, query, asked, scale, X, GROUP, A, AGENTS, DOT)
         tl.store(cells_of(out, out_token, first, col, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
@@ -319,7 +276,7 @@ def forward_short(
     shift_k = _shift(k, k_token, mask, live, n_k, W, T, PHI, MASKED, SHIFT)
     shift_v = _shift(v, v_token, mask, live, n_k, W, T, "identity", MASKED, SHIFT)
     if ROWS:
-        readers = _readers_of(readers, image, C, channel, live, D, GROUP, W, A, ROWS, ROWS, DOT)
+        readers = readers_of(readers, image, C, channel, live, D, GROUP, W, A, ROWS, ROWS, DOT)
     (moment, sum_k, sum_v, sum_x, count), (_, total, gathered) = _sum_keys(
         k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, 0, n_k, scale, W, T, PHI, MASKED,
         MADE, SHIFT, GROUP * A if ROWS else 0, DOT,
@@ -355,8 +312,8 @@ def forward_short(
         for x0 in range(0, width, X):
             _write_strip(
                 q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked, x0, tl.minimum(x0 + X, width),
-                0, height, height, width, prefix, scale, GROUP, W, X, PHI, MASKED, A, AGENTS, False,
-                DOT, STAGES,
+                0, height, height, width, prefix, scale, GROUP, W, X, PHI, MASKED, A, AGENTS, False, DOT,
+                STAGES,
             )
     else:
         _write(
@@ -389,7 +346,7 @@ def forward_partial(
     shift_v = _shift(v, v_token, mask, live, n, W, T, "identity", MASKED, SHIFT)
     first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
     if ROWS:
-        readers = _readers_of(readers, image, H * D, channel, live, D, GROUP, W, A, ROWS, ROWS, DOT)
+        readers = readers_of(readers, image, H * D, channel, live, D, GROUP, W, A, ROWS, ROWS, DOT)
     (moment, sum_k, sum_v, sum_x, count), (top, total, gathered) = _sum_keys(
         k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, first, last,
         tl.cast(scale, tl.float32), W, T, PHI, MASKED, MADE, SHIFT, GROUP * A if ROWS else 0, DOT,
@@ -410,35 +367,6 @@ def forward_partial(
         tl.store(at + D + 1, total, mask=line % A < ROWS)
 
 
-@triton.jit
-def _finish_readers(
-    read, values, out, image, head, parts, images, tokens, H, D: tl.constexpr, A: tl.constexpr, WIDE: tl.constexpr,
-    AGENTS: tl.constexpr, FIRST: tl.constexpr,
-):
-    """What the readers of one head have gathered in all parts, to the values of the agents and the first tokens."""
-    row, column = tl.arange(0, A), tl.arange(0, WIDE)[None, :]
-    ok = row < AGENTS + FIRST
-    cell = ok[:, None] & (column < D)
-    step = tl.cast(images, tl.int64) * H * A * (D + 2)
-    at = read + ((tl.cast(image, tl.int64) * H + head) * A + row) * (D + 2)
-    top = tl.full((A,), float("-inf"), tl.float32)
-    for part in range(parts):
-        top = tl.maximum(top, tl.load(at + part * step + D, mask=ok, other=0))
-    total, gathered = tl.zeros((A,), tl.float32), tl.zeros((A, WIDE), tl.float32)
-    for part in range(parts):
-        share = tl.exp2(tl.load(at + part * step + D, mask=ok, other=0) - top)
-        total += share * tl.load(at + part * step + D + 1, mask=ok, other=1)
-        gathered += share[:, None] * tl.load(at[:, None] + part * step + column, mask=cell, other=0)
-    gathered = gathered / total[:, None]
-    C = H * D
-    if AGENTS:
-        to = values + (tl.cast(image, tl.int64) * AGENTS + row) * C + head * D
-        tl.store(to[:, None] + column, gathered.to(values.dtype.element_ty), mask=cell & (row < AGENTS)[:, None])
-    if FIRST:
-        to = out + (tl.cast(image, tl.int64) * tokens + row - AGENTS) * C + head * D
-        tl.store(to[:, None] + column, gathered.to(out.dtype.element_ty), mask=cell & (row >= AGENTS)[:, None])
-
-
 @triton.jit(do_not_specialize=["parts", "size", "adders", "makers", "images", "tokens", "H"])
 def forward_finish(
     parts_ptr, sums, sums_x, weights, w1, b1, w2, b2, mean, read, values, out, parts, size, adders, makers, images,
@@ -452,7 +380,7 @@ def forward_finish(
         add_block(parts_ptr, sums, program, parts, size, PARTS, BLOCK)
     elif AGENTS + FIRST > 0 and program >= adders + makers:
         piece = program - adders - makers
-        _finish_readers(read, values, out, piece // H, piece % H, parts, images, tokens, H, D, A, WIDE, AGENTS, FIRST)
+        finish_readers(read, values, out, piece // H, piece % H, parts, images, tokens, H, D, A, WIDE, AGENTS, FIRST)
     elif MADE:
         piece = program - adders
         image, group, tap = piece // 9 % images, piece // (9 * images), piece % 9
@@ -497,8 +425,8 @@ def forward_write(
         if not AGENTS:
             mean_v = mean
     if AGENTS:
-        agents = _readers_of(readers, image, C, channel, live, D, GROUP, W, A, AGENTS, AGENTS + FIRST, DOT)
-        asked = (agents, _readers_of(values, image, C, channel, live, D, GROUP, W, A, AGENTS, AGENTS, DOT))
+        agents = readers_of(readers, image, C, channel, live, D, GROUP, W, A, AGENTS, AGENTS + FIRST, DOT)
+        asked = (agents, readers_of(values, image, C, channel, live, D, GROUP, W, A, AGENTS, AGENTS, DOT))
     if RESIDUAL:
         v, _ = image_of(v, v_batch, v_token, cu, image, tokens_k, channel, VARLEN)
         height, width = grid_of(grids, image, height, width, VARLEN)

@@ -164,29 +164,33 @@ def forward(
         {"D": dim, "GROUP": cut.sums.heads, "W": cut.sums.width, "WIDE": padded(dim), "num_warps": 4, **ADD, **made,
          **reading},
     )  # fmt: skip
-    if window:
-        assert images.prefix == number - agents
-        down = triton.cdiv(images.grid[0], window)
-        launch(
-            near_kernels.near_write, (heads, count, down),
-            (*strides(q), *strides(k), *strides(v), out, queries, values, far, sums, heads, tokens, *images.grid,
-             options.scale),
-            {"D": dim, "W": padded(dim), "T": padded(window * window), "SIDE": window,
-             "A": padded(number), "AGENTS": agents, "PREFIX": images.prefix, "DOT": options.dot, **NEAR},
-        )  # fmt: skip
-    passes = ((residual, False),) if not agents or not residual else ((False, False), (True, True))
-    for walks, adds in passes[1:] if window else passes:
+
+    def write(walks: bool, adds: bool) -> None:
+        """The output by tokens, or by grid rows with the residual; or the residual, added to it."""
         tile = cut.write if walks else cut.queries
         pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, walks)
-        flags |= {"RESIDUAL": walks, "ADD": adds}
-        if adds:
-            reading |= {"AGENTS": 0, "FIRST": 0}
+        asking = {**reading, "AGENTS": 0, "FIRST": 0} if adds else reading
         launch(
             forward_kernels.forward_write, (heads // tile.heads, count, pieces),
             (*strides(q), *strides(v), out, weights, *layout, queries, values, sums, heads, tokens, keys, chunk,
              *numbers),
-            {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, **reading, **tile.constants},
+            {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, "RESIDUAL": walks, "ADD": adds,
+             **asking, **tile.constants},
         )  # fmt: skip
+
+    if window:
+        assert images.prefix == number - agents
+        launch(
+            near_kernels.near_write, (heads, count, triton.cdiv(images.grid[0], window)),
+            (*strides(q), *strides(k), *strides(v), out, queries, values, far, sums, heads, tokens, *images.grid,
+             options.scale),
+            {"D": dim, "W": padded(dim), "T": padded(window * window), "SIDE": window, "A": padded(number),
+             "AGENTS": agents, "PREFIX": images.prefix, "DOT": options.dot, **NEAR},
+        )  # fmt: skip
+    elif agents or not residual:
+        write(walks=False, adds=False)
+    if residual:
+        write(walks=True, adds=agents > 0)
     return Forward(out, sums, weights, mean)
 
 

@@ -52,17 +52,18 @@ def near_write(
     state, _, _, _ = load_state(sums, image, head, H, D, 1, W, False, False)
     state = operand(state * (scale * tl.load(far + head * (D + 2) + D + 1).to(tl.float32)), DOT)
     cell = tl.arange(0, T)
-    y, x = down * SIDE + cell // SIDE, cell % SIDE
-    rows = (cell < SIDE * SIDE) & (y < height)
+    y, x = cell // SIDE, cell % SIDE
+    rows = (cell < SIDE * SIDE) & (down * SIDE + y < height)
+    inner = (y * width + x)[:, None]
     column = tl.arange(0, W)[None, :]
     exists = (tl.arange(0, A) < AGENTS + PREFIX)[None, :]
     for first in tl.range(0, width, SIDE, num_stages=STAGES):
         ok = rows & (first + x < width)
-        token = (PREFIX + y * width + first + x)[:, None]
+        start = tl.cast(PREFIX + down * SIDE * width + first, tl.int64)  # the first token of the window
         mask = ok[:, None] & live
-        qt = operand(tl.load(q + token * q_token + column, mask=mask, other=0), DOT)  # T W
-        kt = operand(tl.load(k + token * k_token + column, mask=mask, other=0), DOT)
-        vt = operand(tl.load(v + token * v_token + column, mask=mask, other=0), DOT)
+        qt = operand(tl.load(q + start * q_token + (inner * q_token + column), mask=mask, other=0), DOT)  # T W
+        kt = operand(tl.load(k + start * k_token + (inner * k_token + column), mask=mask, other=0), DOT)
+        vt = operand(tl.load(v + start * v_token + (inner * v_token + column), mask=mask, other=0), DOT)
         near = tl.where(ok[None, :], dot(qt, tl.trans(kt), DOT) * (scale * LOG2E), float("-inf"))  # T T
         away = tl.where(exists, dot(qt, tl.trans(far_k), DOT) * (scale * LOG2E), float("-inf"))  # T A
         top = tl.maximum(tl.max(near, 1), tl.max(away, 1))[:, None]
@@ -71,4 +72,4 @@ def near_write(
         acc = dot(operand(near, DOT), vt, DOT)
         acc = dot(operand(away, DOT), far_v, DOT, acc) / total[:, None]
         acc = dot(qt, state, DOT, acc)
-        tl.store(out + token * (H * D) + column, acc.to(out.dtype.element_ty), mask=mask)
+        tl.store(out + start * (H * D) + (inner * (H * D) + column), acc.to(out.dtype.element_ty), mask=mask)
