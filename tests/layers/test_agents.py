@@ -196,5 +196,5 @@ def test_a_number_that_is_not_a_square() -> None:
 
 
 def test_windows_without_agents() -> None:
-    with pytest.raises(InputError, match=r"inline\(window=7\): .*give agents=49 too"):
+    with pytest.raises(InputError, match=r"inline\(window=7\): .*inline\(agents=49,window=7\)"):
         Attention(DIM, HEADS, "inline(window=7)")

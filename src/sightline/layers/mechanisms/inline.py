@@ -85,7 +85,7 @@ class InlineCore(Core):
             raise InputError(f"inline(agents={agents}): give a square number such as 49, or 0 for none")
         self.agents, self.sequence = agents, length is not None
         if window and not agents:
-            raise InputError(f"inline(window={window}): windows come with agents; give agents=49 too")
+            raise InputError(f"inline(window={window}): windows need agents, as in inline(agents=49,window={window})")
         self.window: Grid = (1 if self.sequence else window, window)
         self.far = FarKeys(num_heads, self.head_dim) if window else None
         self.gain = nn.Parameter(torch.zeros(num_heads, 1)) if window else None
