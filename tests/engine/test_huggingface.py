@@ -108,6 +108,21 @@ def test_saving_with_timm_keeps_the_arguments(family: str, tmp_path: Path) -> No
     assert given(torch.randn(1, 6, 64, 64)).shape == (1, 2)
 
 
+def test_saving_with_timm_twice(tmp_path: Path) -> None:
+    """A folder of a folder, with the windows of Swin changed between."""
+    model = tiny("swin", attention="softmax", num_classes=3)
+    model.set_input_size((96, 64), window_size=4)
+    timm.models.save_for_hf(model, str(tmp_path / "one"), safe_serialization=True)
+    again = timm.create_model(f"local-dir:{tmp_path / 'one'}", pretrained=True)
+    again.set_input_size(64, window_size=2)
+    timm.models.save_for_hf(again, str(tmp_path / "two"), safe_serialization=True)
+    last = timm.create_model(f"local-dir:{tmp_path / 'two'}", pretrained=True)
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(logits(last, x), logits(again, x))
+    x = torch.randn(1, 3, 96, 64)
+    assert not torch.equal(logits(last, x), logits(model, x))
+
+
 @pytest.mark.parametrize("args", ['{"checkpoint_path": "x"}', '{"act": 1}', '{"kwargs": 1}', "[", '["pruned"]', "3"])
 def test_forged_arguments(args: str, saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())

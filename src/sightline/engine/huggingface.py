@@ -1,5 +1,6 @@
 """Hugging Face: a trained classifier and its card as a folder or repository that timm and transformers read."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -12,9 +13,10 @@ from sightline.hub import load, write_tensors
 from sightline.tasks.base import Loaded
 from sightline.tasks.card import ModelCard
 from sightline.util.errors import FileError, InputError
-from sightline.util.files import check_writable, jsonable, reason
+from sightline.util.files import check_writable, jsonable, reason, write_json
 from sightline.util.provenance import VERSION
 
+CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 # The first base of the hub's errors is that of the HTTP library, of which there is another in other versions.
 NETWORK_ERRORS = (cast(type[Exception], HfHubHTTPError.__bases__[0]), HFValidationError, OSError)
@@ -66,6 +68,7 @@ def save_for_hf(source: Loaded | str | Path, folder: str | Path) -> Path:
     model.pretrained_cfg = description  # type: ignore[assignment]
     names = {"label_names": list(card.classes)} if card.classes else {}
     save_with_timm(model, str(folder), names, jsonable(model_args), safe_serialization=True)
+    _leave_classes_to_the_reader(Path(folder) / CONFIG)
     write_tensors(Path(folder) / WEIGHTS, model.state_dict(), card.to_metadata())
     return Path(folder)
 
@@ -117,6 +120,13 @@ def _classifier(source: Loaded | str | Path) -> tuple[Loaded, ModelCard]:
     if not isinstance(loaded.card, ModelCard):
         raise InputError(f"source: {loaded.path} is for {loaded.task}; timm and transformers read classifiers")
     return loaded, loaded.card
+
+
+def _leave_classes_to_the_reader(path: Path) -> None:
+    """Leave the number of classes at the top of the file alone: transformers passes it beside the arguments."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config.get("model_args", {}).pop("num_classes", None)  # timm writes it there since 1.0.31
+    write_json(path, config)
 
 
 def _readme(card: ModelCard, repo: str, licence: str) -> str:

@@ -14,7 +14,7 @@ from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
 from sightline.models.casting import cast_weights
-from sightline.models.weights.description import record_arguments, recorded_arguments
+from sightline.models.weights.description import update_arguments
 from sightline.models.weights.fit import adapt, prepare
 from sightline.models.weights.reader import State, unwrap
 from sightline.ops.inline.product import mean_token
@@ -243,8 +243,7 @@ class VisionModel(nn.Module):
             for name, module in self.named_modules():
                 if isinstance(module, PositionTable):
                     module.set_grid(self.grid_of(name))
-            notes = getattr(self, "pretrained_cfg", {}).get("notes")
-            record_arguments(self, {**recorded_arguments(notes, type(self)), "img_size": self.img_size})
+            update_arguments(self, img_size=self.img_size)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:

@@ -15,6 +15,7 @@ from sightline.layers.spec import Spec
 from sightline.layers.window_attention import WindowAttention
 from sightline.models.base import Size
 from sightline.models.pyramid import Pyramid
+from sightline.models.weights.description import update_arguments
 from sightline.util.errors import InputError
 
 
@@ -71,3 +72,4 @@ class Swin(Pyramid):
             for module in self.modules():
                 if isinstance(module, WindowAttention):
                     module.set_window(side)
+            update_arguments(self, window_size=side)

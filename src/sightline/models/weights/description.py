@@ -1,14 +1,17 @@
 """The arguments of a model in timm's description of it, `model.pretrained_cfg`.
 
-`timm.models.save_for_hf` writes that description, but of the arguments only the number of classes: without the rest a
-model with `attention="softmax"` would come back as another one. Ours are a line of its free-text entry `notes`.
+`timm.models.save_for_hf` writes that description, but before timm 1.0.31 of the arguments only the number of classes:
+without the rest a model with `attention="softmax"` would come back as another one. Ours are a line of its free-text
+entry `notes`, which timm's own record, where there is one, has to agree with.
 """
 
 import inspect
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
+from timm import models as timm_models
 from torch import nn
 
 from sightline.models.weights.recorded import read_arguments
@@ -19,7 +22,7 @@ NOTE = "sightline arguments: "
 # What timm records itself, what belongs to a call of create_model, and what only training needs.
 UNRECORDED = {
     "num_classes", "features_only", "out_indices", "feature_cls", "drop_rate", "drop_path_rate", "pos_drop_rate",
-    "proj_drop_rate",
+    "proj_drop_rate", "pretrained_model_args",
 }  # fmt: skip
 
 
@@ -34,6 +37,18 @@ def record_arguments(model: nn.Module, args: Mapping[str, object]) -> None:
     cfg.pop("notes", None)
     if notes:
         cfg["notes"] = tuple(notes)
+
+
+def update_arguments(model: nn.Module, **changed: object) -> None:
+    """Record arguments that a method has changed since the model was built."""
+    notes = getattr(model, "pretrained_cfg", {}).get("notes")
+    record_arguments(model, {**recorded_arguments(notes, type(model)), **changed})
+    if hasattr(timm_models, "get_model_args"):  # timm 1.0.31 and later
+        timm_input = import_module("timm.models._input")
+        if "img_size" in changed:
+            timm_input.update_model_input_size(model, **changed)
+        else:
+            timm_input.update_model_args(model, **changed)
 
 
 def recorded_arguments(notes: object, cls: type[nn.Module]) -> dict[str, Any]:
