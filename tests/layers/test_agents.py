@@ -134,21 +134,21 @@ def test_kernels_give_the_output_and_gradients_of_torch(window: int, monkeypatch
     check_kernels(layer, GRID, monkeypatch)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("dim", "heads", "grid", "attention"),
+    ("dim", "heads", "grid", "attention", "dtype"),
     [
-        (32, 2, (4, 6), "inline(agents=4)"),  # two heads of a program
-        (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true)"),
-        (48, 2, (33, 34), "inline(agents=9)"),  # several programs for an image
-        (32, 2, (33, 34), "inline(agents=16,softmax_prefix=true)"),
-        (64, 1, (33, 34), "inline(softmax_prefix=true)"),
-        (32, 4, (4, 6), "inline(hidden=4,softmax_prefix=true)"),
-        (32, 1, (4, 6), "inline(agents=16,phi=elu1)"),
-        (32, 1, (33, 34), "inline(agents=4,phi=elu1)"),
-        (32, 2, (4, 6), "inline(agents=4,softmax_prefix=true,window=3)"),
-        (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true,window=7,residual=false)"),
-        (48, 2, (33, 34), "inline(agents=9,softmax_prefix=true,window=8)"),  # several programs for an image
+        (32, 2, (4, 6), "inline(agents=4)", torch.float16),  # two heads of a program
+        (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true)", torch.bfloat16),
+        (48, 2, (33, 34), "inline(agents=9)", torch.float16),  # several programs for an image
+        (32, 2, (33, 34), "inline(agents=16,softmax_prefix=true)", torch.bfloat16),
+        (64, 1, (33, 34), "inline(softmax_prefix=true)", torch.float16),
+        (32, 4, (4, 6), "inline(hidden=4,softmax_prefix=true)", torch.bfloat16),
+        (32, 1, (4, 6), "inline(agents=16,phi=elu1)", torch.float16),
+        (32, 1, (33, 34), "inline(agents=4,phi=elu1)", torch.bfloat16),
+        (32, 2, (4, 6), "inline(agents=4,softmax_prefix=true,window=3)", torch.float16),
+        (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true,window=7,residual=false)", torch.float16),
+        (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true,window=7,residual=false)", torch.bfloat16),
+        (48, 2, (33, 34), "inline(agents=9,softmax_prefix=true,window=8)", torch.bfloat16),  # several programs
     ],
 )
 @torch.no_grad()

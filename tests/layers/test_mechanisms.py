@@ -250,7 +250,6 @@ def test_attention_takes_the_name_of_a_mechanism(kind: Callable[..., nn.Module])
 COMPILED = {
     "softmax": Attention,
     "inline": Attention,
-    "soft(ratio=2,iterations=2)": Attention,
     "soft_norm(ratio=2,iterations=2)": Attention,
     "enhanced": Attention,
     "performer": Attention,
@@ -258,7 +257,6 @@ COMPILED = {
     "mala": Attention,
     "ttt(project=true,key_norm=true,kernel=3)": Attention,
     "inline(key_norm=true,temperature=true,head_map=true)": Attention,
-    "inline(softmax_prefix=true)": Attention,
     "inline(agents=4,softmax_prefix=true)": Attention,
     "inline(agents=4,softmax_prefix=true,window=2)": Attention,
     "softmax in windows": partial(WindowAttention, window=2, shift=True),
