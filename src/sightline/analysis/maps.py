@@ -192,16 +192,37 @@ def roll_up(blocks: Sequence[BlockCall], query: Query) -> AttentionMap:
     last = chosen[-1]
     if query is None and not last.prefix:
         raise InputError(f"{last.name} has no class token; give a position such as 0.5,0.5")
-    if any(block.key_grid != block.grid for block in chosen):
-        raise InputError(f"{last.name} has its keys on a reduced map, which cannot be rolled up; choose another view")
-    share = torch.zeros(last.tokens)
-    share[token_of(last, query)] = 1
-    for block in reversed(chosen):
-        share = 0.5 * share + 0.5 * _through(block, share)
+    share = rolled_row(chosen, token_of(last, query))
     name = f"{chosen[0].name} to {last.name}" if len(chosen) > 1 else last.name
     position = None if query is None else position_of(query, last.grid)
     weights = share[None, last.prefix :].unflatten(1, last.grid)
     return AttentionMap(name, "rolled up", weights, share[None, : last.prefix], position, last.grid)
+
+
+def rolled_row(run: Sequence[BlockCall], token: int) -> Tensor:
+    """`roll_up` of one token (N,) over blocks that share one map, in O(N) memory.
+
+    Raises:
+        InputError: their keys lie on another grid than the queries.
+    """
+    if any(block.key_grid != block.grid for block in run):
+        raise InputError(
+            f"{run[-1].name} has its keys on a reduced map, which cannot be rolled up; choose another view"
+        )
+    share = torch.zeros(run[-1].tokens)
+    share[token] = 1
+    for block in reversed(run):
+        share = 0.5 * share + 0.5 * _through(block, share)
+    return share
+
+
+@torch.no_grad()
+def rolled_rows(run: Sequence[BlockCall]) -> Tensor:
+    """`rolled_row` of all tokens (N, N), if the keys lie on the grid of the queries: the product of all matrices."""
+    shares = torch.eye(run[-1].tokens)
+    for block in reversed(run):
+        shares = 0.5 * shares + 0.5 * shares @ block.rows(range(block.tokens)).mean(0).cpu()
+    return shares
 
 
 def last_run(blocks: Sequence[BlockCall]) -> list[BlockCall]:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from sightline.analysis.capture import BlockCall, with_rows
-from sightline.analysis.maps import last_run
 from sightline.engine.study_models import StudyModel
 from sightline.explorer.assets import ASSETS
 from sightline.explorer.inside import Compared, compared_heads, confused_pairs, confused_shares, has_local, local_matrix
@@ -118,8 +117,7 @@ def _packed(view: View) -> Answer:
     rollout = None
     if rolled is not None and view.blocks[rolled["to"]].name in names:
         last = view.blocks[rolled["to"]]
-        rows = rolled_rows(last_run(with_rows(view.blocks)))[_queries(last)]
-        rollout = _packed_rows(rows[None], last.grid, last.prefix)
+        rollout = _packed_rows(view.rolled_rows()[None, _queries(last)], last.grid, last.prefix)
     return {"blocks": blocks, "rollout": rollout}
 
 
@@ -157,15 +155,6 @@ def _packed_block(block: BlockCall) -> Answer:
 def _queries(block: BlockCall) -> list[int]:
     """Its tokens in the order of the page: patches, then the class token."""
     return [*range(block.prefix, block.tokens), *([0] if block.prefix else [])]
-
-
-def rolled_rows(blocks: Sequence[BlockCall]) -> Tensor:
-    """`roll_up` of all tokens (N, N) of blocks that share one map: the product of their matrices."""
-    shares = torch.eye(blocks[0].tokens)
-    for block in reversed(blocks):
-        matrix = block.rows(range(block.tokens)).mean(0).cpu()
-        shares = 0.5 * shares + 0.5 * shares @ matrix
-    return shares
 
 
 def _packed_rows(rows: Tensor, grid: Sequence[int], prefix: int) -> Answer:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sightline.analysis.capture import BlockCall, attention_blocks, capture, with_rows
 from sightline.analysis.confusions import USUAL
-from sightline.analysis.maps import AttentionMap, last_run, roll_up
+from sightline.analysis.maps import last_run, rolled_row, rolled_rows
 from sightline.data.labels import in_words
 from sightline.engine.study_models import StudyModel
 from sightline.explorer.factored import with_kept_factors
@@ -25,6 +25,7 @@ from sightline.explorer.inside import (
     SCORES,
     Compared,
     compared_heads,
+    confused_pairs,
     confused_shares,
     confused_with,
     has_local,
@@ -38,6 +39,8 @@ from sightline.util.errors import InputError
 Query: TypeAlias = int | Literal["class"]  # a token of the grid of a block, row by row; or the class token
 Answer: TypeAlias = dict[str, Any]  # JSON
 TOP, TOP_BY_BLOCK = 5, 3
+WHOLE = 1 << 10  # patches of a block up to which its matrices are kept, so that all queries after the first are quick
+MATRICES = 64 << 20  # bytes of them in a view
 LARGEST = 127
 
 
@@ -63,7 +66,9 @@ class View:
             self.logits = outputs[""][0].float().cpu()
             self.forward_ms = _since(start)
         self.shares: Kept[list[float]] = Kept(10_000)  # of confused pairs
+        self.matrices: Kept[Tensor] = Kept(MATRICES, lambda matrix: matrix.numel() * matrix.element_size())
         self.heads: dict[Hashable, int] = {}  # by mechanism and width
+        self.compared: dict[int, int] = {}  # heads whose queries can be compared, by block
         self.blocks = [with_kept_factors(block, kept) for block in calls]
         self.by_block = [self._prediction(block, outputs.get(_parent(block.name))) for block in calls]
 
@@ -171,23 +176,21 @@ class View:
         return {"grid": list(chosen[-1].grid), "from": first, "to": last}
 
     def rollout(self, query: Query) -> Answer:
-        """Where the information of a token comes from over all blocks that share the last map; see `roll_up`.
+        """Where the information of a token comes from over all blocks that share the last map; see `analysis.roll_up`.
 
         Raises:
             InputError: there is no such query, or the blocks cannot be rolled up.
         """
         start = time.perf_counter()
-        found = self.roll_up(query)
-        return {**packed(found.weights.flatten(1), found.prefix, found.grid), "ms": _since(start)}
+        run = last_run(with_rows(self.blocks))
+        token, kept = token_of(run[-1], query), self.rolled is not None and _is_small(run[-1])
+        row = (self.rolled_rows()[token] if kept else rolled_row(run, token))[None]
+        prefix = run[-1].prefix
+        return {**packed(row[:, prefix:], row[:, :prefix], run[-1].grid), "ms": _since(start)}
 
-    def roll_up(self, query: Query) -> AttentionMap:
-        blocks, where = with_rows(self.blocks), None
-        last = last_run(blocks)[-1]
-        if query != "class":
-            token_of(last, query)
-            down, across = divmod(query, last.grid[1])
-            where = (down + 0.5) / last.grid[0], (across + 0.5) / last.grid[1]
-        return roll_up(blocks, where)
+    def rolled_rows(self) -> Tensor:
+        """The rollout of all tokens (N, N)."""
+        return self.matrices.get("rollout", lambda: rolled_rows(last_run(with_rows(self.blocks))))
 
     def confusion(self, index: int, head: int | None, query: Query, centred: bool, score: float) -> Answer:
         """The patches that a block does not tell from a query; `head` None for the mean of all.
@@ -196,16 +199,33 @@ class View:
             InputError: there is no such block, head or query, or the block has no rows.
         """
         block, start = self._with_rows(index), time.perf_counter()
-        token, heads = token_of(block, query), compared_heads(block)
+        token, heads = token_of(block, query), self._compared_heads(index)
         if head is not None and head >= heads:
             raise InputError(f"head: expected mean, or a number from 0 to {heads - 1}; got {head}")
         compared = Compared(head, centred)
         shares = self.shares.get((index, compared), lambda: confused_shares(block, compared))
         return {
-            "grid": list(block.grid), "same": confused_with(block, token, compared, score),
+            "grid": list(block.grid), "same": self._confused(index, token, compared, score),
             "share": shares[SCORES.index(score)], "thresholds": {"query": USUAL.query, "score": score},
             "centred": centred, "ms": _since(start),
         }  # fmt: skip
+
+    def _compared_heads(self, index: int) -> int:
+        if index not in self.compared:
+            self.compared[index] = compared_heads(self.blocks[index])
+        return self.compared[index]
+
+    def _confused(self, index: int, token: int, compared: Compared, score: float) -> list[int]:
+        block = self.blocks[index]
+        if token < block.prefix or not _is_small(block):
+            return confused_with(block, token, compared, score)
+        pairs = self.matrices.get((index, compared), lambda: confused_pairs(block, compared))
+        same: list[int] = torch.where(pairs[token - block.prefix] <= SCORES.index(score))[0].tolist()
+        return same
+
+
+def _is_small(block: BlockCall) -> bool:
+    return block.grid[0] * block.grid[1] <= WHOLE
 
 
 def token_of(block: BlockCall, query: Query) -> int:
