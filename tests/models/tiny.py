@@ -4,13 +4,14 @@ Windows and stripes are narrow, so that 64 px already have several of them, shif
 """
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 
-import sightline  # noqa: F401
+from sightline.models.base import VisionModel
 
 from .weights import enliven
 
@@ -45,7 +46,9 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 
 def tiny(family: str, **arguments: Any) -> nn.Module:
     """The small member of `family`, in evaluation mode, with weights that follow from their names."""
-    return enliven(fresh(family, **arguments)).eval()
+    with patch.object(VisionModel, "init_weights", lambda _: None):  # those are replaced, and take time
+        model = fresh(family, **arguments)
+    return enliven(model).eval()
 
 
 def fresh(family: str, **arguments: Any) -> nn.Module:

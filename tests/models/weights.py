@@ -10,6 +10,7 @@ them.
 import json
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +59,14 @@ def number(key: str, shape: list[int], kind: str = "fill") -> Tensor:
 
 def enliven(model: nn.Module) -> nn.Module:
     """Weights by name for any model, with positions that are large enough to matter."""
-    state = {}
-    for key, value in model.state_dict().items():
-        if "pos_embed" in key or "position_bias" in key:
-            state[key] = 0.5 * normal(zlib.crc32(key.encode()), value.shape)
-        elif value.is_floating_point():
-            state[key] = number(key, list(value.shape))
-        else:
-            state[key] = value
-    model.load_state_dict(state)
+    state = model.state_dict()
+    drawn = {key: _lively(key, tuple(value.shape)) for key, value in state.items() if value.is_floating_point()}
+    model.load_state_dict({**state, **drawn})
     return model
+
+
+@lru_cache(20_000)  # small models have the same weights again and again
+def _lively(key: str, shape: tuple[int, ...]) -> Tensor:
+    if "pos_embed" in key or "position_bias" in key:
+        return 0.5 * normal(zlib.crc32(key.encode()), shape)
+    return number(key, list(shape))
