@@ -26,6 +26,7 @@ from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.create import create
+from sightline.util import device
 from sightline.util.errors import InputError, RunError
 from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, train, weights, write_recipe
 
@@ -174,6 +175,23 @@ def test_options(images: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     if "optim__lr_batch" in changes:
         assert [line["epoch"] for line in lines if "top1" in line] == [2, 3]
         assert lines[0]["lr"] < 3e-3 * 8 / 16
+
+
+@pytest.mark.slow
+def test_a_cpu_without_bfloat16(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Full precision, which is many times as fast there; with bfloat16 a run is another one."""
+    found, said = {}, {}
+    for name, precision, there in (("full", "no", False), ("without", "bf16", False), ("with", "bf16", True)):
+        monkeypatch.setattr(device, "_cpu_has_bfloat16", lambda there=there: there)
+        train(configure(images, tmp_path / name, run__precision=precision, schedule__epochs=1))
+        found[name] = load_file(tmp_path / name / "checkpoints/last/model.safetensors")
+        said[name] = "this CPU has no bfloat16" in capsys.readouterr().out
+    for key, value in found["full"].items():
+        assert torch.equal(found["without"][key], value), key
+    assert any(not torch.equal(found["with"][key], value) for key, value in found["full"].items())
+    assert said == {"full": False, "without": True, "with": False}
 
 
 @pytest.mark.slow

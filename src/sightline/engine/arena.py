@@ -17,6 +17,7 @@ from sightline.engine.train import train
 from sightline.hub import load
 from sightline.tasks.base import Progress
 from sightline.tasks.config import RunConfig
+from sightline.util.device import choose_device, usable_precision
 from sightline.util.documents import check, read_json, read_object
 from sightline.util.errors import FileError, InputError
 from sightline.util.files import write_json
@@ -94,15 +95,16 @@ def train_and_test(config: RunConfig, progress: Progress | None = None) -> dict[
         raise FileError(f"{folder / METRICS}: damaged; remove the folder of the run to train again")
     versions = read_object(folder / VERSIONS)
     loaded = load(folder / "checkpoints" / "best" / "model.safetensors")
+    precision = usable_precision(choose_device(config.run.device), config.run.precision)
     scores = evaluate(
         loaded, split="test", batch_size=config.batch.eval_size or config.batch.size, device=config.run.device,
-        precision=config.run.precision, progress=progress,
+        precision=precision, progress=progress,
     )  # fmt: skip
     return {
         "parameters": loaded.parameters, "steps": done.step, "batch": config.batch.size, "lr": config.optim.lr,
         "seed": config.run.seed, "val": round(done.top1, 4), "test": round(scores["top1"], 4),
         "examples": scores.images, "examples_per_second": median_high(rates), "peak_bytes": peak,
-        "seconds": round(done.seconds, 1), "precision": config.run.precision,
+        "seconds": round(done.seconds, 1), "precision": precision,
         **{key: versions.get(key) for key in ("device", "torch", "commit")},
     }  # fmt: skip
 

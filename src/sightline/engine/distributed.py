@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from sightline.tasks.config import Run
-from sightline.util.device import choose_device
+from sightline.util.device import choose_device, usable_precision
 from sightline.util.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def make_accelerator(run: Run) -> "Accelerator":
         raise InputError("training needs Accelerate: pip install accelerate tensorboard matplotlib") from error
     if run.device.startswith(("cuda:", "mps:")):
         raise InputError(f"run.device: expected cuda, with the GPU in CUDA_VISIBLE_DEVICES; got {run.device!r}")
-    choose_device(run.device, "run.device")
+    device = choose_device(run.device, "run.device")
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     if run.precision == "fp16" and (run.device == "cpu" or not torch.accelerator.is_available()):
@@ -50,7 +50,8 @@ def make_accelerator(run: Run) -> "Accelerator":
         )
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=run.timeout))
     with peers():
-        return Accelerator(cpu=run.device == "cpu", mixed_precision=run.precision, kwargs_handlers=[timeout])
+        precision = usable_precision(device, run.precision)
+        return Accelerator(cpu=run.device == "cpu", mixed_precision=precision, kwargs_handlers=[timeout])
 
 
 def _many() -> bool:

@@ -208,6 +208,8 @@ def _introduce(trainer: Trainer, path: Path) -> None:
     line(
         f"{task.order.images:,} training {trainer.spec.unit}, {len(task):,} to evaluate, {_device(trainer.accelerator)}"
     )
+    if trainer.accelerator.mixed_precision != trainer.config.run.precision:
+        line("in full precision: this CPU has no bfloat16")
     for note in task.notes:
         line(note)
     compiled = trainer.compiled

@@ -217,7 +217,7 @@ class Trainer:
 
         scorer, batches = self.task.scorer(self.accelerator.device), self.task.evaluation()
         with self.compiled.eager():
-            return scorer.evaluate(model, batches, self.config.run.precision, total, gather, on_batch)
+            return scorer.evaluate(model, batches, self.accelerator.mixed_precision, total, gather, on_batch)
 
     def _log(self, evaluation: Scores | None) -> None:
         """Log an epoch, and keep its weights if they are the best."""

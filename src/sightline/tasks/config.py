@@ -126,7 +126,7 @@ class Run:
     precision: Annotated[
         Literal["no", "fp16", "bf16"],
         BeforeValidator(lambda value: "no" if value is False else value),  # as YAML reads it
-    ] = entry("no", "mixed precision")
+    ] = entry("no", "mixed precision; full precision on a CPU without bfloat16")
     deterministic: bool = entry(False, "only deterministic kernels, also on a GPU; slower")
     eval_every: Count = entry(1, "epochs between evaluations; the last one is always evaluated")
     save_every: Count = entry(1, "epochs between checkpoints")

@@ -38,6 +38,18 @@ def choose_device(name: str = "auto", key: str = "device") -> torch.device:
     return torch.device(name)
 
 
+def usable_precision(device: torch.device, precision: str) -> str:
+    """`precision`; "no" in place of "bf16" on a CPU that only imitates it, which takes many times as long."""
+    return "no" if device.type == "cpu" and precision == "bf16" and not _cpu_has_bfloat16() else precision
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except AttributeError:  # a build without oneDNN
+        return False
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """The context of a forward pass in "fp16" or "bf16", or in full precision for "no"."""
     return torch.autocast(device.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST)
