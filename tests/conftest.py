@@ -21,7 +21,7 @@ import torch
 INTERPRETED = not torch.cuda.is_available() and find_spec("triton") is not None
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-gc.set_threshold(50_000, 20, 50)  # of the default 700, 10, 10 the garbage collector takes a twentieth of the time
+gc.set_threshold(50_000, 20, 50)  # with the default 700, 10, 10 a twentieth of the time goes to the garbage collector
 os.fsync = lambda file: None  # no test cuts the power, and to wait for a disk takes time
 
 

@@ -12,6 +12,7 @@ from sightline.analysis.capture import BlockCall, capture
 from sightline.analysis.confusions import Thresholds, count_confusions
 from sightline.analysis.maps import roll_up
 from sightline.engine.study_models import random_model
+from sightline.explorer import views
 from sightline.explorer.factored import keep_factors
 from sightline.explorer.inside import (
     SCORES,
@@ -131,8 +132,10 @@ def test_no_local_term() -> None:
         found.local(0, 0)
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("attention", ["softmax", "inline", "soft"])
-def test_rollout(attention: str) -> None:
+def test_rollout(attention: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "WHOLE", 20 if kept else 19)
     found = view(attention)
     blocks = capture(found.network, found.image)
     assert found.rolled == {"grid": [4, 5], "from": 0, "to": 1}
@@ -164,6 +167,18 @@ def test_confusions(attention: str) -> None:
             for token in (1, 9):
                 same = confused_with(block, token, Compared(0, centred), score)
                 assert same == torch.where(pairs[0, token - 1] <= index)[0].tolist()
+
+
+@pytest.mark.parametrize("attention", ["linear", "inline"])
+def test_kept_confusions_are_the_same(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = view(attention)
+    asked = [(head, query, centred) for head in (0, None) for query in (0, 8, "class") for centred in (False, True)]
+    answers = []
+    for most in (19, 20):
+        monkeypatch.setattr(views, "WHOLE", most)
+        answers.append([found.confusion(1, *each, score)["same"] for each in asked for score in SCORES])  # type: ignore[arg-type]
+    assert answers[0] == answers[1]
+    assert any(answers[0])
 
 
 def test_linear_attention_confuses_multiples() -> None:

@@ -195,6 +195,21 @@ def test_a_number_that_is_not_a_square() -> None:
         Attention(DIM, HEADS, "inline(agents=5)")
 
 
+def test_every_option_next_to_windows_is_learned() -> None:
+    module = Attention(DIM, HEADS, "inline(agents=4,window=3,temperature=true,key_norm=true,head_map=true)").to(DEVICE)
+    torch.nn.init.constant_(module.core.gain, 0.5)
+    module(torch.randn(2, 25, DIM, device=DEVICE), GRID, 1).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None, name
+        if not name.endswith("_map.inner"):  # which is behind a zero
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_windows_are_for_the_identity() -> None:
+    with pytest.raises(InputError, match=r"inline\(window=7,phi=relu\): .*phi=identity"):
+        Attention(DIM, HEADS, "inline(agents=49,window=7,phi=relu)")
+
+
 def test_windows_without_agents() -> None:
     with pytest.raises(InputError, match=r"inline\(window=7\): .*inline\(agents=49,window=7\)"):
         Attention(DIM, HEADS, "inline(window=7)")

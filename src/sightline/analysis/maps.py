@@ -178,7 +178,6 @@ def token_of(block: BlockCall, query: Query) -> int:
     return block.prefix + down * block.grid[1] + across
 
 
-@torch.no_grad()
 def roll_up(blocks: Sequence[BlockCall], query: Query) -> AttentionMap:
     """Where the information of one token comes from, over the last blocks that share one map (Abnar and Zuidema, 2020).
 
@@ -199,6 +198,7 @@ def roll_up(blocks: Sequence[BlockCall], query: Query) -> AttentionMap:
     return AttentionMap(name, "rolled up", weights, share[None, : last.prefix], position, last.grid)
 
 
+@torch.no_grad()
 def rolled_row(run: Sequence[BlockCall], token: int) -> Tensor:
     """`roll_up` of one token (N,) over blocks that share one map, in O(N) memory.
 

@@ -86,6 +86,8 @@ class InlineCore(Core):
         self.agents, self.sequence = agents, length is not None
         if window and not agents:
             raise InputError(f"inline(window={window}): windows need agents, as in inline(agents=49,window={window})")
+        if window and phi != "identity":  # of another phi, a gain of the queries is not one of the weights
+            raise InputError(f"inline(window={window},phi={phi}): windows are for phi=identity; leave one of them out")
         self.window: Grid = (1 if self.sequence else window, window)
         self.far = FarKeys(num_heads, self.head_dim) if window else None
         self.gain = nn.Parameter(torch.zeros(num_heads, 1)) if window else None
@@ -123,7 +125,7 @@ class InlineCore(Core):
         if self.far is None:
             whole = self._whole(q, place)
         else:
-            small = self.phi == "identity" and self.window[1] <= backend.WINDOW and first == place.prefix
+            small = self.window[1] <= backend.WINDOW and first == place.prefix
             whole = small and not self.sequence and self._alone(q, place)
         return self.adapt is None and whole and backend.fused_readers(q, self.agents + first)
 
@@ -220,11 +222,14 @@ class InlineCore(Core):
 
     def _adapted(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """Queries and keys as the operator takes them."""
-        scale: Tensor | None = self.gain
+        scales: list[Tensor | None] = [self.gain]
         if self.adapt is not None:
             q, k = self.adapt(q, k, place)
-            scale = self.adapt.scale if scale is None else scale
-        return q if scale is None else q * scale.to(q.dtype), k
+            scales.append(self.adapt.scale)
+        for scale in scales:
+            if scale is not None:
+                q = q * scale.to(q.dtype)
+        return q, k
 
     def _whole(self, q: Tensor, place: Place) -> bool:
         """Whether one operator mixes all tokens of a map and adds the residual, whose weights it makes."""

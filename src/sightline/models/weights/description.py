@@ -8,15 +8,18 @@ entry `notes`, which timm's own record, where there is one, has to agree with.
 import inspect
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
-from timm import models as timm_models
 from torch import nn
 
 from sightline.models.weights.recorded import read_arguments
 from sightline.util.errors import FileError
 from sightline.util.files import jsonable
+
+try:
+    from timm.models import _input as timm_record  # since timm 1.0.31
+except ImportError:
+    timm_record = None
 
 NOTE = "sightline arguments: "
 # What timm records itself, what belongs to a call of create_model, and what only training needs.
@@ -43,12 +46,9 @@ def update_arguments(model: nn.Module, **changed: object) -> None:
     """Record arguments that a method has changed since the model was built."""
     notes = getattr(model, "pretrained_cfg", {}).get("notes")
     record_arguments(model, {**recorded_arguments(notes, type(model)), **changed})
-    if hasattr(timm_models, "get_model_args"):  # timm 1.0.31 and later
-        timm_input = import_module("timm.models._input")
-        if "img_size" in changed:
-            timm_input.update_model_input_size(model, **changed)
-        else:
-            timm_input.update_model_args(model, **changed)
+    if timm_record is not None:
+        update = timm_record.update_model_input_size if "img_size" in changed else timm_record.update_model_args
+        update(model, **changed)
 
 
 def recorded_arguments(notes: object, cls: type[nn.Module]) -> dict[str, Any]:
