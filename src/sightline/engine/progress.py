@@ -47,7 +47,7 @@ class ProgressPrinter:
         """Say what the whole run takes."""
         whole = self.epochs * self.steps
         updates = f"{self.updates:,}{f' of {whole:,}' if self.updates < whole else ''} updates"
-        epochs = f"{self.steps:,} per epoch, {self.epochs:,} epochs"
+        epochs = f"{self.steps:,} per epoch, {self.epochs:,} epoch{'s' * (self.epochs != 1)}"
         self.line(f"to do: {updates} with {self.batch:,} {self.unit} each, {epochs}")
 
     def begin(self, epoch: int, batch: int) -> None:
