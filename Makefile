@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-fast test-gpu test-cards demo lint types pytest tables format clean
+.PHONY: test test-fast test-gpu test-cards test-triton demo lint types pytest tables format clean
 
 # What takes one core runs beside pytest.
 test: lint
@@ -20,6 +20,12 @@ test-gpu: $(STAMP)
 # Every kernel with every dtype and width for every GPU, compiled without one; `make test` compiles a selection.
 test-cards: $(STAMP)
 	$(BIN)/python tests/ops/compiling.py --all --jobs $$(nproc) 80 86 89 90 100 120 > /dev/null
+
+# Every kernel with the oldest Triton that is supported, which takes less of Python than the newest.
+OLDEST := 3.6.0
+test-triton: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/triton triton==$(OLDEST)
+	PYTHONPATH=$(VENV)/triton:src $(BIN)/python tests/ops/compiling.py --jobs $$(nproc) 90 > /dev/null
 
 # Threads that wait for each other by spinning would take the time of other programs, and of each other.
 demo: $(STAMP)

@@ -362,7 +362,7 @@ def main(capabilities: Iterable[int], whole: bool, jobs: int) -> bool:
                 print(json.dumps(row), flush=True)
             print(summary(capability, rows), file=sys.stderr, flush=True)
             missing = every_kernel() - {row["kernel"] for row in rows}
-            assert not missing or not (whole or capability == 90), f"never compiled: {sorted(missing)}"
+            assert not missing or capability != 90, f"never compiled: {sorted(missing)}"
             good &= all(row["problem"] is None for row in rows)
     return good
 

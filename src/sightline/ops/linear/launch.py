@@ -15,7 +15,7 @@ from sightline.ops.linear import backward_kernels, forward_kernels, near_kernels
 from sightline.ops.linear import plan as planning
 from sightline.ops.linear.plan import Plan, padded
 
-NEAR = {"STAGES": 2, "num_warps": 4}  # windows
+NEAR = {"STAGES": 3, "num_warps": 4}  # windows
 ADD = {"PARTS": 8, "BLOCK": 512}  # tile of the sum over parts
 IMAGES = {True: 64, False: 16}  # images whose gradients are taken together, for head dims up to 64 and beyond
 
