@@ -32,7 +32,7 @@ from sightline.engine.checkpoint import write_weights
 from sightline.engine.settings import parse_changes
 from sightline.engine.train import train
 from sightline.models.base import VisionModel
-from sightline.models.linearize import chosen_blocks, linearize
+from sightline.models.linearize import PLAIN, chosen_blocks, linearize
 from sightline.models.weights.description import recorded_arguments
 from sightline.tasks.linearize.config import Model
 from sightline.tasks.linearize.model import read_teacher
@@ -40,7 +40,7 @@ from sightline.tasks.preprocess import card_of
 from sightline.tasks.replay import replayed
 from sightline.util.files import jsonable
 
-MECHANISMS = ("inline", "linear", "mala", "rala", "hedgehog", "ttt", "focused", "soft(landmarks=49)")
+MECHANISMS = (PLAIN, "inline", "linear", "mala", "rala", "hedgehog", "ttt", "focused", "soft(landmarks=49)")
 BLOCKS = (0, 1, 3, 6, 12)
 SIZES = (224, 384, 512, 768)
 SPEEDS = (224, 1024)
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--eval", help="labeled images")
     parser.add_argument("--camvid")
     parser.add_argument("--imagenette")
-    parser.add_argument("--attention", action="append", help="mechanisms of the ladder; by default eight")
+    parser.add_argument("--attention", action="append", help="mechanisms of the ladder; by default nine")
     parser.add_argument("--keep", type=int, nargs="+", default=BLOCKS, help="softmax blocks of the ladder")
     parser.add_argument("--sizes", type=int, nargs="+", help="by default those of the documentation")
     parser.add_argument("--epochs", type=int, default=8)
@@ -221,7 +221,7 @@ def _rate(model: nn.Module, size: int, options: argparse.Namespace, device: torc
         torch.compiler.reset()
         module = torch.compile(model, mode="reduce-overhead", dynamic=False)
     with torch.autocast(device.type, torch.bfloat16, enabled=fast):
-        found = measure(lambda: module(images), device, 2.0 if fast else 0.0, warm=10 if fast else 0)
+        found = measure(lambda: module(images), device, 0.5 if fast else 0.0, warm=5 if fast else 0)
     return None if found["ms"] is None else round(1e3 * options.batch / found["ms"], 1)
 
 

@@ -137,6 +137,20 @@ def test_swin_of_timm() -> None:
     assert student(x).isfinite().all()
 
 
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_auto_starts_closer_than_inline(name: str) -> None:
+    """Maps of one window or a few: softmax over near tokens is most of softmax over all of them."""
+    source, x = small(name), image()
+    softmax, auto, inline = (sightline.linearize(source, attention) for attention in ("softmax", "auto", "inline"))
+    assert "window=7" in auto.inherited.attention
+    assert sum(attention_errors(softmax, auto, x)) < sum(attention_errors(softmax, inline, x))
+
+
+def test_auto_of_a_pyramid_is_inline() -> None:
+    assert "window" not in sightline.linearize(tiny("pvt", attention="softmax"), "auto").inherited.attention
+
+
 @torch.no_grad()
 def test_queries_that_are_their_own_keys() -> None:
     source = small("vit_medium_patch16_gap_256", qk_norm=True)

@@ -31,7 +31,11 @@ class Options:
         "folder, zip file or pattern of images to train on; can be repeated", default=(), metavar="PATH"
     )
     eval: str | None = option("labeled images to evaluate on; by default some of --data are held out", metavar="PATH")
-    attention: str = option("mechanism of the student", default="inline", metavar="NAME")
+    attention: str = option(
+        "mechanism of the student; by default InLine attention, in a plain vision transformer with windows and agents",
+        default="auto",
+        metavar="NAME",
+    )
     keep: str = option("blocks that keep softmax: their number, or a list such as 0,6,11", default="0", metavar="N")
     search: Count | None = option("choose this many blocks to keep softmax, after stage 1", metavar="N")
     no_speed: bool = option("do not measure the speed of teacher and student", default=False)

@@ -47,7 +47,7 @@ def linearize_run(
     images: Sequence[str],
     *,
     checkpoint: str | None = None,
-    attention: str = "inline",
+    attention: str = "auto",
     keep: int | Sequence[int] = 0,
     search: int = 0,
     labelled: str | None = None,
@@ -64,7 +64,7 @@ def linearize_run(
         teacher: a model of timm or ours.
         images: folders, zip files or patterns of images to train on.
         checkpoint: weights of the teacher; by default the published ones.
-        attention: mechanism of the student.
+        attention: mechanism of the student, or "auto"; see `sightline.linearize`.
         keep: blocks that keep softmax, their number or a list.
         search: instead of `keep`, how many blocks should keep softmax: they are chosen after stage 1.
         labelled: labeled images to evaluate on; by default some of `images` are held out.

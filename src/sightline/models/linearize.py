@@ -32,6 +32,8 @@ from sightline.util.text import printable
 
 SOFTMAX = Spec("softmax")
 AUTO = "auto:"
+# What inherits a plain vision transformer best (docs/linearize.md), and what fits every model.
+PLAIN, ANY = "inline(residual=false,softmax_prefix=true,agents=49,window=7)", "inline"
 # What a preprocessing is described by in timm's description of a model.
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "num_classes", "label_names")
 Keep = int | Sequence[int] | str
@@ -76,7 +78,8 @@ def linearize(
 
     Args:
         model: the source, on any device, in any dtype.
-        attention: the mechanism of every block, or a pattern of mechanisms; see `sightline list --attention`.
+        attention: the mechanism of every block, or a pattern of mechanisms; see `sightline list --attention`. "auto" is
+            the InLine attention that inherits best: with windows and agents in a plain vision transformer.
         keep: blocks that keep the attention of the source: their number, spread evenly over the depth; a list of them,
             counted from 0; or "auto:3" for the three whose output changes most on `images`.
         images: (batch, channels, height, width), normalized; for `keep="auto:k"`.
@@ -97,6 +100,8 @@ def linearize(
     source = _read(model)
     depths = source.depths
     count = sum(depths)
+    if attention == "auto":
+        attention = PLAIN if len(depths) == 1 else ANY
     before = [spec for stage in parse_pattern(source.attention, depths) for spec in stage]
     wanted = [spec for stage in parse_pattern(attention, depths) for spec in stage]
     if isinstance(keep, str):

@@ -93,10 +93,10 @@ VARIANTS: dict[str, Variant] = {
     "inline_deit_base": Variant(DeiT, 23.80, 17.2, 82.3, 448, args=_deit(384, 12)),
     "inline_vit_tiny": Variant(  # timm's vit_tiny_patch16_224 with another attention
         DeiT,
-        6.48,
-        1.25,
+        5.72,
+        1.29,
         None,
-        args={**_deit(192, 3), "attention": "inline(hidden=32,softmax_prefix=true,agents=49)"},
+        args={**_deit(192, 3), "attention": "inline(residual=false,softmax_prefix=true,agents=49,window=7)"},
         mean=IMAGENET_INCEPTION_MEAN,
         std=IMAGENET_INCEPTION_STD,
     ),

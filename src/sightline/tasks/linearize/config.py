@@ -38,7 +38,10 @@ class Model(classification.Model):
 class Linearize:
     """The student, and what it learns."""
 
-    attention: str = entry("inline", "mechanism of the student, or a pattern; see `sightline list --attention`")
+    attention: str = entry(
+        "auto", "mechanism of the student, or a pattern (see `sightline list --attention`); auto: InLine attention, in "
+        "a plain vision transformer with windows and agents",
+    )  # fmt: skip
     keep: Natural | tuple[Natural, ...] = entry(0, "blocks that keep softmax: their number, or a list from 0 on")
     start: str | tuple[str, ...] | None = entry(
         None, "weights of the student to start from, a file or run folder, or several: the last with the mechanism of "
