@@ -97,13 +97,14 @@ def flatten_rows(program: ExportedProgram) -> None:
     """Give linear layers of tokens (B, N, C) their input as a matrix, in place.
 
     Inductor takes a view for that. If N is a product of symbols, it does not see that the view is a matrix as it lies
-    in memory, and copies the tokens; `as_strided` says so. Inputs that are not contiguous stay as they are.
+    in memory, and copies the tokens; `as_strided` says so. With a number for N nothing is copied, and the layer stays as
+    it is; so does one whose input is not contiguous.
     """
     graph, aten = program.graph, torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
         x, *parameters = node.args
         tokens = x.meta["val"]
-        symbols = any(isinstance(size, SymInt) for size in tokens.shape[:-1])
+        symbols = any(isinstance(size, SymInt) for size in tokens.shape[1:-1])
         if tokens.ndim < 3 or not symbols or not tokens.is_contiguous():
             continue
         with graph.inserting_before(node):

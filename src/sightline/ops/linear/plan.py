@@ -85,12 +85,13 @@ def plan(
     size = 64 if small else 32
     depth = 3 if strip <= 64 or dtype != torch.float32 else 2
     warps = 8 if strip == 64 and not small else max(1, strip // 16)
+    deep = flat == 64 and small and not readers
     short = bool(tokens <= SHORT)
     parts = 1 if short else sym_min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
     cut = Plan(
         # Not pipelined with 128 channels: with Triton 3.6 on compute capability 9.0, such sums changed from run to run.
         sums=Tile(wide, flat, size, 4) if flat <= 64 else Tile(wide, flat, size, 8, stages=1),
-        queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if flat == 64 and small else depth),
+        queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if deep else depth),
         whole=Tile(narrow, strip, 64 if strip <= 64 else 32, max(1, strip // 16), registers=None if readers else 168)
         if small
         else Tile(wide, flat, 32, max(1, flat // 16)),
@@ -103,17 +104,17 @@ def plan(
         tiny=short and bool(tokens <= TINY),
         split=dtype == torch.float32 and flat > 64,
     )
-    return cut if shared >= LARGE else fit(cut, dtype, shared)
+    return cut if shared >= LARGE else fit(cut, dtype, shared, readers)
 
 
-def fit(cut: Plan, dtype: torch.dtype, shared: int) -> Plan:
-    """The plan for a GPU with less shared memory than an H200: wide tiles are shorter and their loads not pipelined."""
-    wide = 64 if dtype == torch.float32 and shared < MEDIUM else 128
+def fit(cut: Plan, dtype: torch.dtype, shared: int, readers: bool) -> Plan:
+    """The plan for a GPU with less shared memory than an H200: wide tiles are shorter, and fewer loads are in flight."""
+    wide = 64 if (dtype == torch.float32 or readers) and shared < MEDIUM else 128
 
     def smaller(tile: Tile) -> Tile:
         if tile.width < wide:
             return tile
-        stages = tile.stages if dtype == torch.bfloat16 else 1 if tile.width > 64 else 2
+        stages = 2 if dtype == torch.bfloat16 or tile.width <= 64 else 1
         return replace(tile, size=max(16, tile.size // 2), stages=stages)
 
     return replace(
