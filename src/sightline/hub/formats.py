@@ -97,8 +97,8 @@ def flatten_rows(program: ExportedProgram) -> None:
     """Give linear layers of tokens (B, N, C) their input as a matrix, in place.
 
     Inductor takes a view for that. If N is a product of symbols, it does not see that the view is a matrix as it lies
-    in memory, and copies the tokens; `as_strided` says so. With a number for N nothing is copied, and the layer stays as
-    it is; so does one whose input is not contiguous.
+    in memory, and copies the tokens; `as_strided` says so. With a number for N nothing is copied, and the layer stays
+    as it is; so does one whose input is not contiguous.
     """
     graph, aten = program.graph, torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):

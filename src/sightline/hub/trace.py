@@ -15,6 +15,7 @@ AXES = {"batch": 0, "height": 2, "width": 3}
 LONG = 1057  # pixels: more than 1,024 tokens (`ops.linear.plan.SHORT`) at a stride of 32
 WIDE = 449  # pixels: more than one window of 14 at a stride of 32
 STRIDE = 32  # pixels that a token of the last map covers, if the model does not say
+PIXELS = 2**23  # of an example on CUDA, for which Inductor chooses the blocks of its kernels: enough to fill a GPU
 MOST_IMAGES = 65535  # for more, torch would trace another graph on CUDA
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)
 
@@ -53,12 +54,14 @@ def trace(graph: Graph, size: Sequence[int], dynamic: Collection[str], device: t
     # An example that no window, table or stride fits, so that nothing of it gets into the graph; for kernels with so
     # many tokens in every stage that they take the steps which are right for any number.
     least = LONG if device.type == "cuda" else WIDE
-    example = {"batch": 2, "height": max(2 * size[1] + 1, least), "width": max(2 * size[2] + 33, least + 64)}
-    for name in dynamic:
-        axis = AXES[name]
-        shape[axis] = example[name]
-        batch = name == "batch"
-        dims[axis] = Dim(name, min=1 if batch else least_side(graph.model), max=MOST_IMAGES if batch else MAX_SIDE)
+    example = {"height": max(2 * size[1] + 1, least), "width": max(2 * size[2] + 33, least + 64)}
+    for name, side in example.items():
+        if name in dynamic:
+            shape[AXES[name]] = side
+            dims[AXES[name]] = Dim(name, min=least_side(graph.model), max=MAX_SIDE)
+    if "batch" in dynamic:
+        shape[0] = max(2, PIXELS // (shape[2] * shape[3])) if device.type == "cuda" else 2
+        dims[0] = Dim("batch", min=1, max=MOST_IMAGES)
     images = torch.zeros(shape, device=device)
     with torch.no_grad(), traceable(graph):
         program = torch.export.export(

@@ -108,7 +108,7 @@ def plan(
 
 
 def fit(cut: Plan, dtype: torch.dtype, shared: int, readers: bool) -> Plan:
-    """The plan for a GPU with less shared memory than an H200: wide tiles are shorter, and fewer loads are in flight."""
+    """The plan for a GPU with less shared memory than an H200: wide tiles are shorter, with fewer loads at once."""
     wide = 64 if (dtype == torch.float32 or readers) and shared < MEDIUM else 128
 
     def smaller(tile: Tile) -> Tile:
