@@ -5,7 +5,7 @@
     python tools/measure_linearize.py resolution vit_tiny_patch16_224 --checkpoint W --student runs/box \
         --data natural.zip --eval imagenet_dev --out results/linearize/resolution-nvidia_h200.json
     python tools/measure_linearize.py finetune vit_tiny_patch16_224 --checkpoint W --student runs/box \
-        --camvid camvid --imagenette imagenette128 --out results/linearize/finetune-nvidia_h200.json
+        --camvid camvid --imagenette imagenette128 --jobs 6 --out results/linearize/finetune-nvidia_h200.json
 
 ladder: mechanisms and numbers of softmax blocks; the first stage is shared by the students of a mechanism. resolution:
 accuracy and speed at sizes that were not trained, for teacher and student, and of the student after a short training
@@ -45,6 +45,7 @@ BLOCKS = (0, 1, 3, 6, 12)
 SIZES = (224, 384, 512, 768)
 SPEEDS = (224, 1024)
 STARTS = ("student", "random", "teacher")
+TASKS = {"camvid": "camvid", "imagenette": "finetune"}  # with their recipes
 Row = dict[str, Any]
 
 
@@ -143,27 +144,33 @@ def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Ro
 
 
 def finetune(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
-    """Segmentation and classification from the student, from random weights and from the teacher."""
-    teacher = str(_save(_teacher(options), options.runs / "teacher.safetensors"))
-    loaded = sightline.load(options.student)
-    card: Any = loaded.card
+    """Segmentation and classification from the student, from random weights and from the teacher, side by side."""
+    _save(_teacher(options), options.runs / "teacher.safetensors")
+    wanted = [task for task in TASKS if getattr(options, task)]
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_finetuned, [(task, start, options) for task in wanted for start in STARTS])
+
+
+def _finetuned(job: tuple[str, str, argparse.Namespace]) -> Row:
+    """One training of `finetune`."""
+    task, start, options = job
+    recipe, data = TASKS[task], getattr(options, task)
+    card: Any = sightline.load(options.student).card
     own = {key: value for key, value in card.arguments.items() if key != "num_classes"}
-    for task, recipe, data in (("camvid", "camvid", options.camvid), ("imagenette", "finetune", options.imagenette)):
-        for start in STARTS if data else ():
-            args = {**own, "attention": "softmax"} if start == "teacher" else own
-            weights = {"student": options.student, "random": None, "teacher": teacher}[start]
-            folder = options.runs / f"{task}_{start}"
-            changes: dict[str, Any] = {
-                "model.name": card.name, "model.args": args, "model.checkpoint": weights,
-                "model.pretrained": False, "data.mean": card.mean, "data.std": card.std,
-                "run.tensorboard": False, **parse_changes(options.set, "set", {}),
-            }  # fmt: skip
-            begun = time.time()
-            run = train(recipe, data, out=folder, **changes)
-            row = {"task": task, "start": start, "recipe": recipe, "epochs": len(run.history), run.metric: run.best}
-            if run.metric == "top1":
-                row |= accuracy((str(folder), data))
-            yield {**row, "minutes": round((time.time() - begun) / 60, 2)}
+    args = {**own, "attention": "softmax"} if start == "teacher" else own
+    weights = {"student": options.student, "random": None, "teacher": str(options.runs / "teacher.safetensors")}[start]
+    folder = options.runs / f"{task}_{start}"
+    changes: dict[str, Any] = {
+        "model.name": card.name, "model.args": args, "model.checkpoint": weights, "model.pretrained": False,
+        "data.mean": card.mean, "data.std": card.std, "run.tensorboard": False,
+        **parse_changes(options.set, "set", {}),
+    }  # fmt: skip
+    begun = time.time()
+    run = train(recipe, data, out=folder, **changes)
+    row = {"task": task, "start": start, "recipe": recipe, "epochs": len(run.history), run.metric: run.best}
+    if run.metric == "top1":
+        row |= accuracy((str(folder), data))
+    return {**row, "minutes": round((time.time() - begun) / 60, 2)}
 
 
 def _common(options: argparse.Namespace) -> dict[str, object]:

@@ -9,15 +9,21 @@ from torch._dynamo.backends.debugging import aot_eager
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from sightline.layers.position import PositionTable
+from sightline.models.linearize import PLAIN
 from sightline.util.errors import InputError
 
-from .tiny import assert_close, every_family, gradients, image, tiny
+from .tiny import FAMILIES, assert_close, gradients, image, tiny
+
+PATTERNS = [(family, {}) for family in FAMILIES] + [
+    ("deit", {"attention": PLAIN}),
+    ("deit", {"attention": "inline(softmax_prefix=true)"}),
+]
 
 
-@every_family
-def test_jit_trace(family: str) -> None:
-    model, x = tiny(family), image()
-    traced = torch.jit.trace(model, x, check_trace=False)  # checked here, on other images
+@pytest.mark.parametrize(("family", "options"), PATTERNS)
+def test_jit_trace(family: str, options: dict[str, Any]) -> None:
+    model, x = tiny(family, **options), image()
+    traced = torch.jit.trace(model, x)
     for other in (image(), torch.randn(1, *x.shape[1:]), torch.randn(3, 3, x.shape[2] + 32, x.shape[3])):
         assert_close(traced(other), model(other))
 

@@ -25,7 +25,7 @@ def by_softmax(out: Tensor, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Te
 def replace(out: Tensor, first: Tensor) -> Tensor:
     """`out` (B, N, H, D) with `first` (B, P, H, D) as its first tokens, in place if no graph is to be kept."""
     count = first.shape[1]
-    if torch.is_grad_enabled() or is_exporting():
+    if torch.is_grad_enabled() or is_exporting() or torch.jit.is_tracing():
         return torch.cat([first.to(out.dtype), out[:, count:]], 1)
     out[:, :count] = first
     return out
