@@ -60,6 +60,7 @@ FORGED: list[tuple[str, str, Any]] = [
     *(("inline_deit_tiny", "attention", value) for value in (
         "inline*999999999", "enhanced(scales=60000)", "enhanced(scales=100000000)", "soft(iterations=1000000000)",
         "," * 10**6, "inline," * 10**5, "nystromformer(landmarks=100,iterations=100000000)", 3, ["inline"] * 10**5,
+        "inline(agents=65536)", "inline(agents=49,window=65536)", "soft(landmarks=65536)",
     )),
     ("inline_deit_tiny", "evil", 1),
 ]  # fmt: skip

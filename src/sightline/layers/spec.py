@@ -14,7 +14,8 @@ from sightline.util.names import MAX_SIDE, nearest
 
 __all__ = ["MECHANISMS", "Mechanism", "Option", "Spec", "describe_mechanisms"]
 
-MOST = {"iterations": 1000}  # of options that are whole numbers; of all others MAX_SIDE
+# Of options that are whole numbers, of all others MAX_SIDE: attention in a file must not take all memory.
+MOST = {"iterations": 1000, "landmarks": 1024, "agents": 1024, "window": 64}
 
 
 @dataclass(frozen=True)
