@@ -13,7 +13,7 @@ import pytest
 import sightline
 from sightline.cli import main as cli
 from sightline.cli.main import COMMANDS, main
-from sightline.cli.options import Command, option, parse, positional
+from sightline.cli.options import Command, name_options, option, parse, positional
 from sightline.cli.output import Column, one_line, show
 from sightline.util.errors import InputError
 
@@ -171,3 +171,9 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     _raising(KeyError("oops"), monkeypatch)
     with pytest.raises(KeyError):
         main(["list"])
+
+
+def test_a_key_is_given_by_set_where_there_is_no_option_for_it() -> None:
+    text = "a.jpg: not an image; repair it, or pass data.on_error=skip"
+    assert name_options(COMMANDS["linearize"], text).endswith("or pass --set data.on_error=skip")
+    assert name_options(COMMANDS["train"], text).endswith("or pass --data.on_error skip")

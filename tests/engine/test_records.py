@@ -98,6 +98,18 @@ def test_a_forged_state(key: str) -> None:
         assert_line(resume, "last")
 
 
+@pytest.mark.parametrize("scale", ['"x"', "null", '{"$items": []}'])
+def test_a_forged_scale_of_the_rate(scale: str) -> None:
+    """timm's schedules multiply by it, in whatever optimizer it is."""
+    model, optimizer = make()
+    weights, tensors, record = capture(Progress(), model, None, optimizer, None)
+    forged: Any = json.loads(json.dumps(record))
+    groups = next(value for key, value in forged["optimizer"]["$items"] if key == "param_groups")
+    groups[0]["$items"].append(["lr_scale", json.loads(scale)])
+    with pytest.raises(FileError, match=r"last.*lr_scale"):
+        restore(Saved(weights, tensors, forged, Path("last")), model, None, optimizer, None)
+
+
 @pytest.mark.parametrize("make_optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor])
 def test_forged_tensors_of_the_optimizer(make_optimizer: Any) -> None:
     options = {"momentum": 0.9} if make_optimizer is torch.optim.SGD else {}

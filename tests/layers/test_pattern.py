@@ -78,6 +78,8 @@ def test_one_stage() -> None:
         ("none,none,inline*3+softmax*2", "'inline*3+softmax*2'"),
         ("none,none,inline+softmax", "'inline+softmax'"),
         ("none,none,inline*two", "'inline*two'"),
+        ("none,none,inline*²", "'inline*²'"),
+        ("none,none,inline*" + "9" * 4500, "99"),
         ("none,none,inline*-1+softmax", "'inline*-1'"),
         ("none,none,inline*", "'inline*'"),
         (["none", "none", ["inline", "softmax"]], "['inline', 'softmax']"),

@@ -58,6 +58,8 @@ def test_every_published_variant(name: str) -> None:
         ("inline_swin_tiny", {"attention": "inline(key_norm=true,temperature=true,head_map=true)"}, False),
         ("inline_cswin_tiny", {"attention": "inline(hidden=8)"}, False),
         ("inline_deit_tiny", {"attention": "linear(temperature=true)"}, False),
+        ("inline_vit_tiny", {}, True),
+        ("inline_vit_tiny", {"depths": 2, "attention": "inline(agents=49,window=7)"}, False),
         ("inline_cswin_tiny", {"attention": "inline"}, False),
         ("inline_cswin_tiny", {"depths": (1, 2, 17, 1)}, False),
         ("inline_deit_tiny", {"num_classes": 0, "img_size": 384}, True),

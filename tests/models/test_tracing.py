@@ -91,6 +91,7 @@ def test_own_size_gets_a_graph_of_its_own(training: bool, wanted: list[int]) -> 
         (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "torch.uint8"),
         (torch.zeros(1, 3, 64, 64, dtype=torch.complex64), "torch.complex64"),
         (torch.zeros(1, 3, 64, 64).to_sparse(), "sparse"),
+        (torch.nested.nested_tensor([torch.zeros(3, 64, 64)]), "nested"),
         (torch.zeros(1, 3, 0, 64), "(1, 3, 0, 64)"),
         (torch.zeros(3, 64, 64), "(3, 64, 64)"),
         (torch.zeros(1, 1, 64, 64), "(1, 1, 64, 64)"),

@@ -40,6 +40,7 @@ def test_files_without_a_card() -> None:
     [
         ("classes", "[1, 2]", "classes"),
         ("classes", '"abc"', "classes"),
+        ("classes", json.dumps(["x" * 10**7]), "classes"),
         ("model_args", "[]", "model_args"),
         ("input", "{", "input"),
         ("input", "[" * 100_000, "input"),
@@ -48,6 +49,8 @@ def test_files_without_a_card() -> None:
         ("input.input_size", [3, 1e9, 224], "input_size"),
         ("input.mean", [0.5, 0.5], "mean"),
         ("input.mean", ["a"], "mean"),
+        ("input.mean", [0.5, 0.5, 1e39], "mean.2"),
+        ("input.std", [0.5, 0.5, 1e-30], "std.2"),
         ("input.std", [0.0], "std"),
         ("input.std", [float("nan")], "std"),
         ("input.interpolation", "magic", "interpolation"),

@@ -135,7 +135,10 @@ def name_options(command: Command[T], text: str) -> str:
     own = {item.name for item in fields(command.options) if not item.metadata.get("positional")}
     for key, flag in command.keys.items():
         text = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.=]| follows)", flag, text)
-    names, colon, rest = as_options(text).partition(": ")
+    text = as_options(text)
+    if "set" in own:  # this command has no options for keys
+        text = re.sub(r"--(\w+\.\w+) (\w+)", r"--set \1=\2", text)
+    names, colon, rest = text.partition(": ")
     if not own.issuperset(names.split(", ")):
         return names + colon + rest
     return ", ".join(f"--{name.replace('_', '-')}" for name in names.split(", ")) + colon + rest

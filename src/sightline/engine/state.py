@@ -160,6 +160,8 @@ def _check_optimizer(optimizer: Optimizer, before: list[dict[str, Any]]) -> None
     for group, own in zip(optimizer.param_groups, before, strict=True):
         if wrong := [key for key, value in own.items() if _numbers(value) and _numbers(group[key]) != _numbers(value)]:
             raise TypeError(f"the optimizer has {wrong[0]}={group[wrong[0]]!r}")
+        if "lr_scale" in group and _numbers(group["lr_scale"]) != 1:  # which schedules of timm look for
+            raise TypeError(f"the optimizer has lr_scale={group['lr_scale']!r}")
     if not all(isinstance(key, Tensor) and isinstance(value, dict) for key, value in optimizer.state.items()):
         raise TypeError("the optimizer has states of other parameters")
 

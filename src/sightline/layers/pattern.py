@@ -61,7 +61,7 @@ def _stage(entry: str | Sequence[str], depth: int, attention: Pattern) -> list[S
     specs = []
     for part in parts:
         name, star, count = part.rpartition("*")
-        if star and not count.strip().isdigit():
+        if star and not (count.strip().isdecimal() and len(count) < 10):
             raise InputError(f"attention={attention!r}: {part!r} needs a whole number after *")
         counts.append(int(count) if star else None if isinstance(entry, str) else 1)
         specs.append(Spec.parse(name if star else part))

@@ -54,8 +54,9 @@ def check_images(x: object, channels: int) -> None:
         )
     if not isinstance(x, Tensor):
         raise InputError(f"images are a {type(x).__name__}; {expected}")
-    if x.layout != torch.strided:
-        raise InputError(f"images have layout {x.layout}; {expected}, which is dense")
+    if x.layout != torch.strided or x.is_nested:
+        layout = "nested" if x.is_nested else x.layout
+        raise InputError(f"images have layout {layout}; {expected}, which is dense")
     if not x.is_floating_point():
         raise InputError(f"images are {x.dtype}; {expected}, such as images.float() / 255, normalized")
     if x.ndim != 4 or x.shape[1] != channels or x.shape[2] == 0 or x.shape[3] == 0:

@@ -18,7 +18,9 @@ from sightline.util.text import printable
 T = TypeVar("T")
 E = TypeVar("E", bound="CardEntries")
 Side = Annotated[int, Limit(gt=0, le=MAX_SIDE)]
-Positive = Annotated[float, Limit(gt=0)]
+Mean = Annotated[float, Limit(ge=-1e6, le=1e6)]
+Deviation = Annotated[float, Limit(ge=1e-6, le=1e6)]
+ClassName = Annotated[str, Limit(max_length=1000)]
 MAX_INPUT = 1 << 24  # pixels
 
 
@@ -100,14 +102,14 @@ class CardEntries(BaseModel):
     """The entries of every card in the metadata of a file."""
 
     model: Annotated[str, Limit(max_length=100)]
-    classes: Json[Annotated[tuple[str, ...], Limit(max_length=1_000_000)]]
+    classes: Json[Annotated[tuple[ClassName, ...], Limit(max_length=1_000_000)]]
 
 
 class _Input(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
     input_size: tuple[Side, Side, Side]
-    mean: tuple[float, ...]
-    std: tuple[Positive, ...]
+    mean: tuple[Mean, ...]
+    std: tuple[Deviation, ...]
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"]
     crop_pct: Annotated[float, Limit(gt=0, le=1)]
 

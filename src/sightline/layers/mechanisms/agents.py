@@ -79,7 +79,7 @@ def ask_near(q: Tensor, k: Tensor, v: Tensor, place: Place, gathered: Gathered, 
         out.append(softmax_attention(q[:, :count], far_k, far_v, key_mask=mask))
     if is_symbolic(*place.grid) or 0 not in place.grid:
         out.append(_in_windows(q, k, v, place, far_k, far_v, mask, size))
-    return torch.cat(out, 1)
+    return torch.cat(out, 1) if out else torch.zeros_like(q)
 
 
 def _in_windows(

@@ -147,13 +147,15 @@ def _pattern(layout: Layout, own: str) -> tuple[tuple[Spec, ...], ...]:
     plus = Spec("soft_norm") if "soft_norm" in own else Spec("soft")
     unseen = {_visible(spec): spec for blocks in _own_pattern(layout, own) or () for spec in blocks}
     return tuple(
-        tuple(plus if spec.name == "soft" else unseen.get(spec, spec) for spec in blocks) for blocks in layout.attention
+        tuple(plus if spec.name == "soft" else unseen.get(_visible(spec), spec) for spec in blocks)
+        for blocks in layout.attention
     )
 
 
-def _visible(spec: Spec) -> Spec:
-    """What the tensors of a mechanism show of it."""
-    return Spec(spec.name, tuple(option for option in spec.options if option[0] not in UNSEEN))
+def _visible(spec: Spec) -> tuple[Spec, bool]:
+    """What the tensors of a mechanism show of it: options, and whether it has windows."""
+    seen = Spec(spec.name, tuple(option for option in spec.options if option[0] not in UNSEEN))
+    return seen, bool(dict(spec.options).get("window", 0))
 
 
 def _own_pattern(layout: Layout, own: str) -> tuple[tuple[Spec, ...], ...] | None:

@@ -22,6 +22,7 @@ from sightline.util.errors import FileError
 Shape = tuple[int, ...]
 Block = dict[str, Shape]  # the tensors of a block by their names inside it
 
+WINDOWS = (("agents", 49), ("window", 7))  # the usual ones: tensors show that there are some
 MAX_BLOCKS = 1000  # per stage; published models have at most 49
 BLOCK_KEY = re.compile(r"^(?:stages\.(\d{1,9})\.)?blocks\.(\d{1,9})\.(.+)$")
 # Tensors that show the width of a head, and on which axis.
@@ -34,6 +35,7 @@ HEAD_DIMS = (
     ("core.query_map", 1),
     ("core.inner_gate", 1),
     ("core.adapt.query_map.inner", 1),
+    ("core.far.offset", 1),
 )
 # Tensors that show the number of heads, and on which axis; those in the branches of a block show a part of it.
 HEAD_COUNTS = {"attn.position_bias.table": 1, "attn.core.adapt.key_power": 0, "attn.core.adapt.log_scale": 0}
@@ -140,9 +142,12 @@ def mechanism_of(block: Mapping[str, Shape], family: str, stride: int) -> Spec:
     options: tuple[tuple[str, Option], ...] = tuple((name, True) for name, key in ADAPTED.items() if key in core)
     if any(key.startswith("feature_map.") for key in core):
         options = (("phi", "relu_affine"), *options)
+    near: tuple[tuple[str, Option], ...] = WINDOWS if "far.scale" in core else ()
     if any(key.startswith("residual.") for key in core):
         width, hidden = ((*core.get(f"residual.fc{i}.weight", ()), 0, 0)[1] for i in (1, 2))
-        return Spec("inline", options if hidden in (0, width) else (("hidden", hidden), *options))
+        return Spec("inline", (*options, *near) if hidden in (0, width) else (("hidden", hidden), *options, *near))
+    if near:
+        return Spec("inline", (("residual", False), *options, *near))
     windowed = any("position_bias." in key for key in block)
     return Spec("linear", options) if options or (family == "swin" and not windowed) else Spec("softmax")
 
