@@ -15,6 +15,7 @@ from tables.linearize import finetune_section, ladder_section, resolution_sectio
 
 from sightline.engine.settings import configure, load_recipe
 from sightline.layers.spec import Spec
+from sightline.models.linearize import PLAIN
 
 VERSIONS = {"device": "1 x cuda (CARD)", "torch": "2.0", "timm": "1.0", "commit": "0123456789", "command": "python x"}
 
@@ -38,7 +39,8 @@ def test_all_trials_are_settings() -> None:
     for changes in yaml.safe_load(search_linearize.TRIALS.read_text()).values():
         own = {key: value for key, value in changes.items() if not key.startswith(search_linearize.STAGE1)}
         config = configure(load_recipe("linearize"), {"data.images": ("x",), **own})
-        Spec.parse(config.linearize.attention).build(192, 3, 16)
+        attention = config.linearize.attention
+        Spec.parse(PLAIN if attention == "auto" else attention).build(192, 3, 16)
     for name in measure_linearize.MECHANISMS:
         Spec.parse(name).build(192, 3, 16)
 

@@ -137,8 +137,8 @@ def _near(place: Place, queries: Tensor, size: Grid) -> Tensor:
 
 
 def _same_tokens(q: Tensor, k: Tensor, place: Place) -> bool:
-    """Whether queries and keys are of the same tokens."""
-    return place.local is None and q.shape[1] == k.shape[1]
+    """Whether queries and keys are of the same tokens; in the graph of torch.jit.trace sizes are not compared."""
+    return place.local is None and (torch.jit.is_tracing() or q.shape[1] == k.shape[1])
 
 
 def agent_factors(q: Tensor, k: Tensor, place: Place, number: int, sequence: bool) -> Factors:
