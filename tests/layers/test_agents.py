@@ -213,3 +213,8 @@ def test_windows_are_for_the_identity() -> None:
 def test_windows_without_agents() -> None:
     with pytest.raises(InputError, match=r"inline\(window=7\): .*inline\(agents=49,window=7\)"):
         Attention(DIM, HEADS, "inline(window=7)")
+
+
+def test_windows_of_an_empty_map() -> None:
+    module = Attention(DIM, HEADS, "inline(agents=4,window=3)").to(DEVICE)
+    assert module(torch.zeros(2, 0, DIM, device=DEVICE), (0, 0)).shape == (2, 0, DIM)

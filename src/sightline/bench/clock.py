@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sightline.bench.results import FAILED, NO_MEMORY, OK
-from sightline.util.errors import is_no_memory
+from sightline.util.errors import is_out_of_memory
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -70,7 +70,7 @@ class Timing:
 def explain(error: BaseException) -> Timing:
     """Describe an exception during a measurement in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or is_no_memory(text)
+    no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or is_out_of_memory(text)
     return Timing(NO_MEMORY if no_memory else FAILED, text[:200])
 
 

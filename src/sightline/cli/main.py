@@ -13,7 +13,7 @@ from sightline.cli import analyze, bench, convert, download, eval, explore, expo
 from sightline.cli import list as list_models
 from sightline.cli.options import Command, Group, Parser, name_options, parse
 from sightline.cli.output import quiet
-from sightline.util.errors import FileError, InputError, RunError, cut_words, is_no_memory
+from sightline.util.errors import FileError, InputError, RunError, cut_words, is_out_of_memory
 from sightline.util.names import nearest
 from sightline.util.provenance import VERSION
 from sightline.util.text import one_line, say
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(f"error: {cut_words(_message(error))}")
         return 2
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not is_no_memory(str(error)):
+        if not isinstance(error, MemoryError) and not is_out_of_memory(str(error)):
             raise
         _print_error(f"out of memory: {str(error) or 'no room'}; give smaller images, batches or models")
         return 1

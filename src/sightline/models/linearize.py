@@ -21,7 +21,7 @@ from sightline.layers.pattern import Pattern, format_pattern, parse_pattern
 from sightline.layers.spec import Spec
 from sightline.models.attention_error import attention_errors
 from sightline.models.base import Arguments, VisionModel
-from sightline.models.from_timm import Source, read_swin, read_vit
+from sightline.models.from_timm import VIT, Source, read_swin, read_vit
 from sightline.models.weights.description import recorded_arguments
 from sightline.models.weights.fit import compare, fit_mechanism
 from sightline.models.weights.identify import arguments
@@ -32,8 +32,8 @@ from sightline.util.text import printable
 
 SOFTMAX = Spec("softmax")
 AUTO = "auto:"
-# What inherits a plain vision transformer best (docs/linearize.md), and what fits every model.
-PLAIN, ANY = "inline(residual=false,softmax_prefix=true,agents=49,window=7)", "inline"
+# What "auto" is for a plain vision transformer, as in the model in the package, and for other models.
+PLAIN, OTHER = str(VARIANTS[VIT].args["attention"]), "inline"
 # What a preprocessing is described by in timm's description of a model.
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "num_classes", "label_names")
 Keep = int | Sequence[int] | str
@@ -79,7 +79,7 @@ def linearize(
     Args:
         model: the source, on any device, in any dtype.
         attention: the mechanism of every block, or a pattern of mechanisms; see `sightline list --attention`. "auto" is
-            the InLine attention that inherits best: with windows and agents in a plain vision transformer.
+            InLine attention, in a plain vision transformer with windows and agents, which is closer to softmax.
         keep: blocks that keep the attention of the source: their number, spread evenly over the depth; a list of them,
             counted from 0; or "auto:3" for the three whose output changes most on `images`.
         images: (batch, channels, height, width), normalized; for `keep="auto:k"`.
@@ -101,7 +101,7 @@ def linearize(
     depths = source.depths
     count = sum(depths)
     if attention == "auto":
-        attention = PLAIN if len(depths) == 1 else ANY
+        attention = PLAIN if len(depths) == 1 else OTHER
     before = [spec for stage in parse_pattern(source.attention, depths) for spec in stage]
     wanted = [spec for stage in parse_pattern(attention, depths) for spec in stage]
     if isinstance(keep, str):

@@ -7,7 +7,7 @@ A message names the argument, what was expected, what was given, and an example 
 
 import re
 
-__all__ = ["FileError", "InputError", "RunError", "WeightsWarning", "cut_words", "is_no_memory", "shown"]
+__all__ = ["FileError", "InputError", "RunError", "WeightsWarning", "cut_words", "is_out_of_memory", "shown"]
 LONG = 256  # characters without a space, the longest name of a file
 VALUE = 80  # characters of a value in a message
 
@@ -30,8 +30,8 @@ def cut_words(message: str) -> str:
     return re.sub(rf"\S{{{LONG},}}", lambda match: _cut(match[0], LONG), message)
 
 
-def is_no_memory(message: str) -> bool:
-    """Whether an error of torch says that there is not enough memory; on a CPU it has no type of its own."""
+def is_out_of_memory(message: str) -> bool:
+    """Whether an error of torch says that memory ran out; on a CPU it has no type of its own."""
     return re.search("out of memory|can't allocate memory|not enough memory", message) is not None
 
 

@@ -87,7 +87,7 @@ class InlineCore(Core):
         if window and not agents:
             raise InputError(f"inline(window={window}): windows need agents, as in inline(agents=49,window={window})")
         if window and phi != "identity":  # of another phi, a gain of the queries is not one of the weights
-            raise InputError(f"inline(window={window},phi={phi}): windows are for phi=identity; leave one of them out")
+            raise InputError(f"inline(window={window},phi={phi}): windows need phi=identity; leave one of them out")
         self.window: Grid = (1 if self.sequence else window, window)
         self.far = FarKeys(num_heads, self.head_dim) if window else None
         self.gain = nn.Parameter(torch.zeros(num_heads, 1)) if window else None
