@@ -104,17 +104,17 @@ def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     search = Search(options.runs, common, options.epochs, options.stage1_epochs, time.monotonic() + options.budget)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, context) as pool:
-        if count in options.keep:
-            path = _save(teacher, options.runs / "teacher.safetensors")
-            top = pool.submit(accuracy, (str(path), options.eval)).result()
-            yield {"attention": "softmax", "softmax": count, **top, **_speeds(teacher, options, device)}
         search.run(pool, trials)
         good = {name: row for name, row in search.rows.items() if "error" not in row}
         found = pool.map(accuracy, [(row["folder"], options.eval) for row in good.values()])
         tops = dict(zip(good, found, strict=True))
         firsts = {name: pool.submit(run_one, "linearize_stage1", search.stage1(trials[name]), 0.0) for name in good}
         errors = {name: first.result()["errors"] for name, first in firsts.items()}
-    for name, row in search.rows.items():
+        path = _save(teacher, options.runs / "teacher.safetensors")
+        top = pool.submit(accuracy, (str(path), options.eval)).result()
+    if count in options.keep:  # speeds are measured when no training runs beside it
+        yield {"attention": "softmax", "softmax": count, **top, **_speeds(teacher, options, device)}
+    for name, row in ((name, search.rows[name]) for name in trials):
         attention, number = str(row["changes"][ATTENTION]), int(name.rpartition(" ")[2])
         made = {"attention": attention, "softmax": number, "blocks": list(row["changes"]["linearize.keep"])}
         if "error" in row:
