@@ -9,21 +9,23 @@
 
 ladder: mechanisms and numbers of softmax blocks; the first stage is shared by the students of a mechanism. resolution:
 accuracy and speed at sizes that were not trained, for teacher and student, and of the student after a short training
-there. finetune: the same recipe from the student, from random weights and from the teacher. `--runs` keeps the runs;
-what is complete is not repeated.
+there, in which the teacher sees the images at its own size. finetune: the same recipe from the student, from random
+weights and from the teacher. `--runs` keeps the runs; what is complete is not repeated.
 """
 
 import argparse
 import multiprocessing
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from decoded import share_decoded
 from measuring import kept, measure, write
-from search_linearize import ATTENTION, Search, accuracy, run_one
+from search_linearize import ATTENTION, accuracy, run_one, with_error
 from torch import nn
 
 import sightline
@@ -36,6 +38,7 @@ from sightline.models.linearize import PLAIN, chosen_blocks, linearize
 from sightline.models.weights.description import recorded_arguments
 from sightline.tasks.linearize.config import Model
 from sightline.tasks.linearize.model import read_teacher
+from sightline.tasks.linearize.task import labelled
 from sightline.tasks.preprocess import card_of
 from sightline.tasks.replay import replayed
 from sightline.util.files import jsonable
@@ -91,49 +94,64 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     """Every mechanism with every number of softmax blocks; all blocks of softmax are the teacher."""
-    mechanisms = options.attention or MECHANISMS
     teacher = _teacher(options)
     count = len(teacher.blocks)  # type: ignore[arg-type]
-    trials: dict[str, Mapping[str, object]] = {
-        f"{name} {number}": {ATTENTION: name, "linearize.keep": chosen_blocks(number, count)}
-        for name in mechanisms
-        for number in options.keep
-        if number < count
-    }
-    common = {**_common(options), "schedule.warmup_epochs": 1, **parse_changes(options.set, "set", {})}
-    search = Search(options.runs, common, options.epochs, options.stage1_epochs, time.monotonic() + options.budget)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, context) as pool:
-        search.run(pool, trials)
-        good = {name: row for name, row in search.rows.items() if "error" not in row}
-        found = pool.map(accuracy, [(row["folder"], options.eval) for row in good.values()])
-        tops = dict(zip(good, found, strict=True))
-        firsts = {name: pool.submit(run_one, "linearize_stage1", search.stage1(trials[name]), 0.0) for name in good}
-        errors = {name: first.result()["errors"] for name, first in firsts.items()}
-        path = _save(teacher, options.runs / "teacher.safetensors")
-        top = pool.submit(accuracy, (str(path), options.eval)).result()
-    if count in options.keep:  # speeds are measured when no training runs beside it
-        yield {"attention": "softmax", "softmax": count, **top, **_speeds(teacher, options, device)}
-    for name, row in ((name, search.rows[name]) for name in trials):
-        attention, number = str(row["changes"][ATTENTION]), int(name.rpartition(" ")[2])
-        made = {"attention": attention, "softmax": number, "blocks": list(row["changes"]["linearize.keep"])}
+    end = time.time() + options.budget
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
+    jobs = [(name, count, options, end) for name in options.attention or MECHANISMS]
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        steps = [row for rows in pool.map(_climbed, jobs) for row in rows]
+    path = _save(teacher, options.runs / "teacher.safetensors")
+    top = accuracy((str(path), options.eval), workers=options.workers)
+    for row in [{"attention": "softmax", "softmax": count, **top}, *steps]:  # timed when no training runs beside it
         if "error" in row:
-            yield {**made, "error": row["error"]}
-            continue
-        rates = _speeds(linearize(teacher, attention, number), options, device)
-        agreement = {"agreement": row["agreement"], "stage1_errors": errors[name]}
-        yield {**made, **agreement, **tops[name], **rates}
+            yield row
+        elif row["softmax"] in options.keep:
+            told = with_error(row["top1"], int(top["images"]))
+            yield {**row, **told, **_speeds(_step(teacher, row), options, device)}
+
+
+def _climbed(job: tuple[str, int, argparse.Namespace, float]) -> list[Row]:
+    """The students of one mechanism, which share a first stage and what is compiled."""
+    attention, count, options, end = job
+    torch.compiler.reset()
+    share_decoded(options.runs / "decoded")
+    changes = parse_changes(options.set, "set", {})
+    common = {**_common(options), "schedule.warmup_epochs": 1, ATTENTION: attention, **changes}
+    common |= {f"data.{key}": value for key, value in labelled(options.eval).items()}
+    folder = options.runs / "".join(c if c.isalnum() else "_" for c in attention)
+    first = {**common, "schedule.epochs": options.stage1_epochs, "run.folder": f"{folder}_stage1"}
+    errors = run_one("linearize_stage1", first, end).get("errors")
+    rows = []
+    for number in options.keep:
+        if number < count:
+            blocks = chosen_blocks(number, count)
+            found = run_one("linearize", {
+                **common, "schedule.epochs": options.epochs, "linearize.start": first["run.folder"],
+                "linearize.keep": blocks, "run.folder": f"{folder}_{number}",
+            }, end)  # fmt: skip
+            kept = ("agreement", "top1", "error")
+            row = {"attention": attention, "softmax": number, "blocks": list(blocks), "stage1_errors": errors}
+            rows.append({**row, **{key: found[key] for key in kept if key in found}})
+    return rows
+
+
+def _step(teacher: VisionModel, row: Row) -> VisionModel:
+    """The untrained model of a row of the ladder."""
+    return teacher if row["attention"] == "softmax" else linearize(teacher, row["attention"], row["softmax"])
 
 
 def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     """Accuracy and speed of teacher and student by size, and of the student after a short training at that size."""
     teacher = _save(_teacher(options), options.runs / "teacher.safetensors")
+    own = sightline.load(teacher).card.input_size[-1]
     for size in options.sizes or SIZES:
         for name, path in (("teacher", str(teacher)), ("student", options.student)):
             yield _at_size(name, path, size, False, options, device)
         values = {
             **_common(options), "data.size": size, "schedule.epochs": max(1, options.epochs // 4), "optim.lr": 2e-4,
             "schedule.warmup_epochs": 0, "linearize.start": options.student, **_like(options.student),
+            "linearize.teacher_size": own, "linearize.tokens": 0, "linearize.hidden": 0,
             **parse_changes(options.set, "set", {}), "run.folder": str(options.runs / f"at_{size}"),
         }  # fmt: skip
         done = run_one("linearize", values, time.time() + options.budget)

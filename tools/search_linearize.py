@@ -157,10 +157,11 @@ def run_one(recipe: str, values: Changes, end: float) -> dict[str, Any]:
         row = read_rows(folder)[-1]
     except Exception as error:  # the others go on
         return {"error": f"{type(error).__name__}: {error}"[:200]}
+    told = {"top1": row["top1"]} if "top1" in row else {}
     return {
         "divergence": row["divergence"], "agreement": row["agreement"], "errors": block_errors(row),
         "loss": row["train_loss"], "images_per_second": row["images_per_second"],
-        "seconds": round(time.time() - start, 1), "folder": str(folder),
+        "seconds": round(time.time() - start, 1), "folder": str(folder), **told,
     }  # fmt: skip
 
 
@@ -184,11 +185,13 @@ def combined(rows: Mapping[str, Mapping[str, Any]], trials: Mapping[str, Changes
 def accuracy(run: Sequence[str], img_size: int | None = None, workers: int = 4) -> dict[str, float]:
     """Top-1 of a run, or of a file of weights, on labeled images, its standard error and their number."""
     scores = evaluate(run[0], run[1], img_size=img_size, workers=workers, batch_size=128)
-    share = scores["top1"] / 100
-    return {
-        "top1": scores["top1"], "standard_error": 100 * (share * (1 - share) / scores.images) ** 0.5,
-        "images": scores.images,
-    }  # fmt: skip
+    return with_error(scores["top1"], scores.images)
+
+
+def with_error(top1: float, images: int) -> dict[str, float]:
+    """An accuracy in percent, its standard error, and the number of images."""
+    share = top1 / 100
+    return {"top1": top1, "standard_error": 100 * (share * (1 - share) / images) ** 0.5, "images": images}
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ updates on a few images on a CPU.
 """
 
 import argparse
-import fcntl
 import gc
 import hashlib
 import json
@@ -22,16 +21,15 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
+from decoded import share_decoded
 from side_by_side import Job, Row, run_jobs
 
 from sightline.engine.records import read_rows as read_metrics
 from sightline.engine.run_folder import versions
 from sightline.engine.train import train
-from sightline.tasks.classification import loaders
 
 HELD_OUT = 5  # one of so many training images scores a trial
 QUIET = {
@@ -42,7 +40,6 @@ SMALL = {
     "run.device": "cpu", "run.precision": "no", "run.max_steps": 2, "data.limit": 7, "data.workers": 0, "data.size": 64,
     "batch.size": 32, "run.threads": 1,
 }  # fmt: skip
-decode = loaders.preload
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -132,7 +129,7 @@ def read_trials(path: str | None, seeds: int, data: str) -> list[Job]:
 
 def train_one(job: Job, folder: Path) -> Row:
     """One training, with the images decoded once for all of them."""
-    loaders.preload = _decoded(Path(job["cache"]))
+    share_decoded(Path(job["cache"]))
     gc.collect()  # what is left of the training before
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -147,24 +144,6 @@ def train_one(job: Job, folder: Path) -> Row:
         "images_per_second": statistics.median(rates),
         "memory_mib": torch.cuda.max_memory_allocated() >> 20 if torch.cuda.is_available() else None,
     }
-
-
-def _decoded(cache: Path) -> Any:
-    """`loaders.preload` that keeps what it decodes in files, for the other processes."""
-
-    def preload(split: Any, card: Any, workers: int, placement: Any, broken: Any) -> loaders.Batch:
-        what = f"{split.title}-{len(split)}-{card.input_size}-{card.crop_pct}-{card.interpolation}"
-        path = cache / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.pt"
-        cache.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one process decodes, the others wait
-            if not path.exists():
-                batch = decode(split, card, workers, placement, broken)
-                torch.save([tensor.cpu() for tensor in batch], path.with_suffix(".part"))
-                path.with_suffix(".part").rename(path)
-        return loaders.Batch(*(tensor.to(placement.device) for tensor in torch.load(path, weights_only=True)))
-
-    return preload
 
 
 def show(rows: list[Row]) -> None:

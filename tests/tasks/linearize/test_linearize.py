@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.nn import functional as F
 
 import sightline
 from sightline.cli.main import main
@@ -174,6 +175,24 @@ def test_small_crops_and_a_softer_divergence(folder: Path) -> None:
     assert task.loss(task.model, batch).isfinite()
     found, wanted = torch.randn(2, 4, 5)
     assert divergence(found, wanted, 2.0) == pytest.approx(4 * float(divergence(found / 2, wanted / 2)), rel=1e-5)
+
+
+@torch.no_grad()
+def test_a_teacher_sees_large_images_at_its_own_size(folder: Path) -> None:
+    classes = {"linearize.tokens": 0, "linearize.hidden": 0}
+    task = task_of(folder, **{"data.size": 32, "linearize.teacher_size": 16, **classes})
+    model, batch = task.model, next(task.batches(0, 0))
+    assert isinstance(model, Distiller)
+    assert batch.shape[2:] == (32, 32)
+    small = F.interpolate(batch, (16, 16), mode="bicubic", antialias=True)
+    wanted = model.teacher.model(small)
+    temperature = model.loss.temperature
+    assert model(batch).item() == pytest.approx(divergence(model.student(batch), wanted, temperature).item(), rel=1e-5)
+    found = model.compare(batch)
+    torch.testing.assert_close(found[1], wanted.float())
+    assert found[2].shape == (3,)
+    with pytest.raises(InputError, match=r"linearize\.teacher_size"):
+        task_of(folder, **{"linearize.teacher_size": 16})
 
 
 def test_resumes_with_the_same_bits(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,22 +63,31 @@ class Distiller(nn.Module):
         layers = range(len(getattr(teacher, teacher.body)))
         hidden = layers if loss.stage == 2 and loss.hidden else ()
         with torch.no_grad():
-            final, middle = teacher.run_layers(images, len(layers), hidden)
+            final, middle = teacher.run_layers(self._seen(images), len(layers), hidden)
             tokens = teacher._finish(final)
             calls = self.teacher.calls.take()
         if loss.stage == 1:
             return self._attention(calls)
         found, passed = student.run_layers(images, len(layers), hidden)
         features = student._finish(found)
-        total = loss.tokens * self.error(features, tokens)
+        parts = []
+        if loss.tokens:
+            parts.append(loss.tokens * self.error(features, tokens))
         if loss.logits:
             with torch.no_grad():
                 wanted = teacher.forward_head(tokens)
-            total = total + loss.logits * divergence(student.forward_head(features), wanted, loss.temperature)
+            parts.append(loss.logits * divergence(student.forward_head(features), wanted, loss.temperature))
         if hidden:
             errors = [self.error(passed[i][0], middle[i][0]) for i in hidden]
-            total = total + loss.hidden * torch.stack(errors).mean()
-        return total + loss.blocks * self._attention(calls) if loss.blocks else total
+            parts.append(loss.hidden * torch.stack(errors).mean())
+        if loss.blocks:
+            parts.append(loss.blocks * self._attention(calls))
+        return torch.stack(parts).sum()
+
+    def _seen(self, images: Tensor) -> Tensor:
+        """The images as the teacher sees them."""
+        size = self.loss.teacher_size if self.loss.stage == 2 else None
+        return images if size is None else F.interpolate(images, (size, size), mode="bicubic", antialias=True)
 
     def _attention(self, calls: list[Call]) -> Tensor:
         """The sum of the errors of the replaced blocks, each with the teacher's input."""
@@ -92,7 +101,10 @@ class Distiller(nn.Module):
     def compare(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs of student and teacher (B, classes), features without a classifier, and the error of every block."""
         wanted = self.teacher.model(images).float()
-        calls = self.teacher.calls.take()
+        calls = self.teacher.calls.take()  # of images as the student sees them
+        if (seen := self._seen(images)) is not images:
+            wanted = self.teacher.model(seen).float()
+            self.teacher.calls.take()
         pairs = zip(self.attention, calls, strict=True)
         errors = [relative_error(module(*args, **kwargs), out) for module, (args, kwargs, out) in pairs]
         return self.student(images).float(), wanted, torch.stack(errors)
