@@ -181,6 +181,7 @@ def _finetuned(job: tuple[str, str, argparse.Namespace]) -> Row:
     changes: dict[str, Any] = {
         "model.name": card.name, "model.args": args, "model.checkpoint": weights, "model.pretrained": False,
         "data.mean": card.mean, "data.std": card.std, "run.tensorboard": False,
+        "run.threads": max(1, (os.cpu_count() or 1) // options.jobs),
         **parse_changes(options.set, "set", {}),
     }  # fmt: skip
     begun = time.time()

@@ -150,6 +150,11 @@ def stack(items: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Te
     return images, numbers
 
 
+def stack_parts(items: Sequence[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...] | None:
+    """Tensors of each kind as one; None for no items."""
+    return tuple(torch.stack(parts) for parts in zip(*items, strict=True)) or None
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The tensor on the device; the host does not wait for the copy."""
     pinned = tensor.pin_memory() if device.type == "cuda" else tensor

@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_crop() -> None:
     image, mask = scene(0, 100, 120)
     transform = TrainTransform(Data(size=64), Augment())
     first, second, other = (
-        transform(Image.fromarray(image), torch.from_numpy(mask), random.Random(s)) for s in (1, 1, 2)
+        transform(Image.fromarray(image), torch.from_numpy(mask).short(), random.Random(s)) for s in (1, 1, 2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not torch.equal(first[0], other[0])
@@ -96,10 +96,29 @@ def test_evaluation_leaves_the_mask_alone(tmp_path: Path) -> None:
 
 
 def test_colours_change_and_stay_colours() -> None:
-    pixels = torch.from_numpy(scene(0)[0]).permute(2, 0, 1)
-    changed = [recolour(pixels, random.Random(seed)) for seed in range(8)]
-    assert all(c.dtype == torch.uint8 and c.shape == pixels.shape for c in changed)
-    assert sum(not torch.equal(c, pixels) for c in changed) >= 6
+    image = Image.fromarray(scene(0)[0])
+    changed = [recolour(image, random.Random(seed)) for seed in range(8)]
+    assert all(c.mode == "RGB" and c.size == image.size for c in changed)
+    assert sum(c.tobytes() != image.tobytes() for c in changed) >= 6
+
+
+@pytest.mark.parametrize("scale", [0.6, 1.0, 1.7])
+def test_a_crop_is_a_window_of_the_scaled_image(scale: float) -> None:
+    image, mask = scene(1, 90, 130)
+    transform = TrainTransform(
+        Data(size=(48, 64)), Augment(scale=(scale, scale), hflip=0.0, colour=False, most_of_one=1.0)
+    )
+    size = (round(90 * scale), round(130 * scale))
+    whole = torch.from_numpy(np.array(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))).int()
+    (classes,) = resize_masks(torch.from_numpy(mask).short()[None], size)
+    for seed in range(4):
+        rng = random.Random(seed)
+        rng.uniform(scale, scale)
+        top, left = rng.randint(0, size[0] - 48), rng.randint(0, size[1] - 64)
+        found = transform(Image.fromarray(image), torch.from_numpy(mask).short(), random.Random(seed))
+        window = whole[top : top + 48, left : left + 64].permute(2, 0, 1)
+        assert (found[0].int() - window).abs().max() <= 2
+        assert (found[1] != classes[top : top + 48, left : left + 64]).float().mean() < 0.02
 
 
 def test_a_large_photo_is_predicted_at_a_smaller_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,13 +48,14 @@ class DenseTask(Task[Batch, list[tuple[Tensor, Truth]]], Generic[Batch, Target, 
         train, val: splits.
         card: of the model.
         transform: augments an example.
+        pack: makes a batch of examples, of which there may be none, in the loader processes.
     """
 
     card: DenseCard[Any]
 
     def __init__(
         self, data: DenseData, placement: Placement, train: Split[Target, Truth], val: Split[Target, Truth],
-        card: DenseCard[Any], transform: Augmented[Target, Item],
+        card: DenseCard[Any], transform: Augmented[Target, Item], pack: Callable[[list[Item]], Any] = list,
     ) -> None:  # fmt: skip
         self.placement, self.images, self.card = placement, len(val), card
         self.order = placement.order(len(train))
@@ -62,15 +63,15 @@ class DenseTask(Task[Batch, list[tuple[Tensor, Truth]]], Generic[Batch, Target, 
         skipped = BrokenImages(data.on_error)
         self.broken = skipped.messages
         items = Items(len(train), partial(_read, train.read, transform), replace=data.on_error == "skip")
-        self.train_loader = ItemLoader(items, data.workers, skipped.add, list)
+        self.train_loader = ItemLoader(items, data.workers, skipped.add, pack)
         self.eval_loader = eval_loader(val, card, data.workers, skipped)
 
     def __len__(self) -> int:
         """Images to evaluate."""
         return self.images
 
-    def items(self, epoch: int, start: int) -> Iterator[list[Item]]:
-        """The items of an epoch's micro-batches, from update `start` on."""
+    def packed(self, epoch: int, start: int) -> Iterator[Any]:
+        """The micro-batches of an epoch as `pack` makes them, from update `start` on."""
         return self.train_loader.batches(partial(self.order.keys, epoch, start))
 
     def evaluation(self) -> Iterator[list[tuple[Tensor, Truth]]]:

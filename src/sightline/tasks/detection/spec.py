@@ -53,7 +53,7 @@ class Detection(DenseTask[Batch, Target, tuple[Tensor, Target], int]):
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The micro-batches of an epoch from update `start` on, ready for the model."""
         device = self.placement.device
-        for items in self.items(epoch, start):
+        for items in self.packed(epoch, start):
             images = [normalize(to_device(pixels, device), self.card.mean, self.card.std) for pixels, _ in items]
             targets = [{key: to_device(value, device) for key, value in target.items()} for _, target in items]
             yield images, targets

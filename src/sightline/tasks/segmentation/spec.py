@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.data.loader import to_device
+from sightline.data.loader import stack_parts, to_device
 from sightline.data.order import Placement
 from sightline.models.weights.reader import Weights
 from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictOptions, Predictor, Row, Scores
@@ -44,7 +44,7 @@ class Segmentation(DenseTask[Batch, Tensor, Item, Tensor]):
             long=data.long, test=config.test,
         )  # fmt: skip
         card = DenseCard.of("segmentation", model, data, train.classes, pair(data.size), head)
-        super().__init__(data, placement, train, val, card, TrainTransform(data, config.augment))
+        super().__init__(data, placement, train, val, card, TrainTransform(data, config.augment), stack_parts)
         if self.order.local == 1 and (model.head == "upernet" or auxiliary):
             raise InputError(
                 f"batch.size={placement.batch} gives one image per process and micro-batch, but batch norm needs two; "
@@ -55,8 +55,8 @@ class Segmentation(DenseTask[Batch, Tensor, Item, Tensor]):
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The micro-batches of an epoch from update `start` on, ready for the model."""
-        for items in self.items(epoch, start):
-            images, masks = (to_device(torch.stack(parts), self.placement.device) for parts in zip(*items, strict=True))
+        for batch in self.packed(epoch, start):
+            images, masks = (to_device(tensor, self.placement.device) for tensor in batch)
             yield normalize(images, self.card.mean, self.card.std), masks.long()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
