@@ -79,6 +79,19 @@ def test_predicts_without_a_checkpoint(box: Path, tmp_path: Path, capsys: pytest
     assert sightline.predict(None, Image.new("RGB", (9, 9)), img_size=32)
 
 
+def test_a_training_begins_with_it(box: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for number, colour in enumerate(("red", "blue")):
+            folder = tmp_path / "photos" / split / colour
+            folder.mkdir(parents=True)
+            Image.new("RGB", (40, 30 + number), colour).save(folder / "0.png")
+    small = {"run.max_steps": 1, "batch.size": 2, "data.workers": 0, "run.report": False, "run.tensorboard": False}
+    own = sightline.load().model.state_dict()["blocks.3.mlp.fc1.weight"]
+    sightline.train("finetune", tmp_path / "photos", out=tmp_path / "run", **small, **{"data.size": 32})
+    trained = sightline.load(tmp_path / "run").model.state_dict()["blocks.3.mlp.fc1.weight"]
+    assert torch.allclose(trained, own, atol=1e-5)
+
+
 def test_other_commands_begin_with_it(box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(torch.device("cpu"))
     (item,) = session.load()

@@ -66,6 +66,8 @@ def test_weights(capsys: pytest.CaptureFixture[str]) -> None:
     header, *rows = capsys.readouterr().out.splitlines()
     column = header.index("weights")
     assert [row[column:].split()[0] for row in rows] == ["yes", "-"]
+    assert main(["list", "inline_vit_tiny"]) == 0
+    assert "in the package" in capsys.readouterr().out
 
 
 def test_mechanisms(capsys: pytest.CaptureFixture[str]) -> None:

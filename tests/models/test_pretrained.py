@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import sightline
 from sightline.models.weights.fit import MismatchError
+from sightline.models.weights.packaged import DEFAULT
 from sightline.models.weights.published import PUBLISHED, Published, cache_folder, check_tensors
 from sightline.models.weights.reader import Weights
 from sightline.models.zoo import VARIANTS
@@ -101,8 +102,14 @@ def test_the_table_is_complete() -> None:
     assert set(PUBLISHED) <= set(VARIANTS)
     assert len({each.url for each in PUBLISHED.values()}) == 18
     assert all(each.licence for each in PUBLISHED.values())
-    assert set(timm.list_models("inline_*", pretrained=True)) == {name for name in PUBLISHED if "inline" in name}
-    assert {row["name"] for row in sightline.models.factory.describe_models() if row["weights"]} == set(PUBLISHED)
+    assert set(timm.list_models("inline_*", pretrained=True)) == {
+        DEFAULT, *(name for name in PUBLISHED if "inline" in name)
+    }  # fmt: skip
+    rows = sightline.models.factory.describe_models()
+    assert {row["name"] for row in rows if row["weights"]} == {DEFAULT, *PUBLISHED}
+    assert [row["weights"] for row in rows if row["name"] == DEFAULT] == ["in the package"]
+    with pytest.raises(InputError, match="come with the package"):
+        sightline.download(DEFAULT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

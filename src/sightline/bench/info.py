@@ -14,6 +14,7 @@ from sightline.layers.spec import MECHANISMS, Spec
 from sightline.models.base import Arguments, Size, VisionModel, to_pair
 from sightline.models.factory import variant_name
 from sightline.models.weights.identify import arguments, build_empty
+from sightline.models.weights.packaged import LICENCE, packaged
 from sightline.models.weights.published import PUBLISHED
 from sightline.models.zoo import VARIANTS
 from sightline.util.errors import InputError
@@ -128,6 +129,8 @@ def describe_model(
 
 
 def _weights_note(name: str) -> str:
+    if packaged(name) is not None:
+        return f"Weights: in the package, loaded by pretrained=True; {LICENCE}."
     if name not in PUBLISHED:
         return "No weights are published."
     return f"Weights: `sightline download {name}` or pretrained=True; {PUBLISHED[name].licence}."

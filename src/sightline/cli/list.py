@@ -66,7 +66,8 @@ def run(options: Options) -> None:
 def _model_cells(row: Row) -> list[str]:
     numbers = ("-" if row[key] is None else f"{row[key]:.{digits}f}" for key, digits in DIGITS.items())
     sizes = " / ".join("-".join(map(str, row[key])) for key in ("embed_dims", "num_heads", "depths"))
-    weights = "yes" if row["weights"] else "-"
+    weights = row["weights"] or "-"
+    weights = "yes" if "://" in weights else weights
     return [row["name"], str(row["img_size"]), *numbers, weights, sizes, row["attention"], row["family"]]
 
 

@@ -12,6 +12,7 @@ from sightline.layers.pattern import format_pattern, parse_pattern
 from sightline.models import zoo
 from sightline.models.weights.heads import check_recorded
 from sightline.models.weights.identify import arguments
+from sightline.models.weights.packaged import LICENCE, packaged
 from sightline.models.weights.published import PUBLISHED, Cached
 from sightline.models.weights.reader import Weights, read_weights
 from sightline.models.weights.recorded import read_arguments
@@ -20,6 +21,7 @@ from sightline.util.errors import FileError, InputError, shown
 from sightline.util.names import nearest
 
 SHOWN = 12  # arguments in a message
+PACKAGED = "in the package"  # where weights are that need no download
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -28,7 +30,8 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
     Args:
         name: as `list_models` shows it; timm's names may have a tag, as in "vit_tiny_patch16_224.augreg_in21k", and
             "hf-hub:owner/repository" and "local-dir:folder" name a model that `timm.models.save_for_hf` wrote.
-        pretrained: load the published weights, from the cache or the network; see `download`.
+        pretrained: load the weights in the package, or the published ones, from the cache or the network; see
+            `download`.
         kwargs: arguments of the model, such as `img_size`, `num_classes`, `in_chans`, `attention`, `depths`,
             `embed_dims`, `num_heads`, `drop_path_rate`; and timm's `features_only` and `checkpoint_path`. The arguments
             that a checkpoint records, as those of a run do, need not be given again.
@@ -140,11 +143,19 @@ def describe_models() -> list[dict[str, Any]]:
                 "num_heads": args["num_heads"],
                 "depths": args["depths"],
                 "attention": format_pattern(parse_pattern(args["attention"], args["depths"])),
-                "weights": PUBLISHED[name].url if name in PUBLISHED else None,
-                "licence": PUBLISHED[name].licence if name in PUBLISHED else None,
+                **_weights(name),
             }
         )
     return rows
+
+
+def _weights(name: str) -> dict[str, str | None]:
+    """Where the weights of a model are, and their license."""
+    if packaged(name) is not None:
+        return {"weights": PACKAGED, "licence": LICENCE}
+    if name in PUBLISHED:
+        return {"weights": PUBLISHED[name].url, "licence": PUBLISHED[name].licence}
+    return {"weights": None, "licence": None}
 
 
 def check_name(name: str) -> None:

@@ -127,9 +127,13 @@ VARIANTS: dict[str, Variant] = {
     "soft_norm_huge": Variant(Soft, 87.11, 16.3, 83.4, args={**_PLUS, **_SOFT_HUGE}),
 }
 
-default_cfgs = generate_default_cfgs(
-    {name: variant.cfg(PUBLISHED[name].url if name in PUBLISHED else "") for name, variant in VARIANTS.items()}
-)
+
+def _url(name: str) -> str:
+    """Where the weights of a model are, as timm's registry has it; empty without weights."""
+    return f"package:{name}" if packaged(name) else PUBLISHED[name].url if name in PUBLISHED else ""
+
+
+default_cfgs = generate_default_cfgs({name: variant.cfg(_url(name)) for name, variant in VARIANTS.items()})
 ELSEWHERE = ("source", "file", "state_dict", "hf_hub_id")  # entries of timm's description that name other weights
 
 

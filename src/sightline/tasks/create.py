@@ -11,6 +11,7 @@ from torch import nn
 
 from sightline.models.factory import check_arguments, check_name
 from sightline.models.weights.fit import MismatchError, compare
+from sightline.models.weights.packaged import packaged
 from sightline.models.weights.published import published_weights
 from sightline.models.weights.reader import State
 from sightline.models.weights.recorded import check_recordable, within
@@ -26,7 +27,8 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
     """A registered model; a wrong name or argument is an error of one line.
 
     Args:
-        pretrained: with the published weights, downloaded; a line says what of them is not loaded.
+        pretrained: with the weights in the package, or the published ones, downloaded; a line says what of them is
+            not loaded.
         section: of the configuration that is to blame.
     """
     key = where = {"model": "model.name", "distill": "distill.teacher"}[section]
@@ -35,7 +37,7 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
         where = f"{section}.args"
         if name in VARIANTS:
             check_arguments(name, kwargs)
-            if pretrained:
+            if pretrained and packaged(name) is None:
                 where = "model.pretrained" if section == "model" else key
                 published_weights(name)
                 where = f"{section}.args"

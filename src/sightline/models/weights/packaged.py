@@ -6,6 +6,7 @@ from sightline.util.errors import InputError
 
 FOLDER = Path(__file__).parent / "files"
 DEFAULT = "inline_vit_tiny"  # what commands use without a checkpoint
+LICENCE = "Apache-2.0"  # of all of them
 
 
 def packaged(name: str) -> Path | None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from sightline.models.weights.fit import MismatchError, compare
 from sightline.models.weights.layouts import family_of, to_native
+from sightline.models.weights.packaged import packaged
 from sightline.models.weights.reader import Weights, read_weights
 from sightline.util.download import DownloadError, discard, download
 from sightline.util.errors import FileError, InputError, WeightsWarning
@@ -106,6 +107,8 @@ def published_weights(name: str) -> Published:
     Raises:
         InputError: none are published.
     """
+    if packaged(name) is not None:
+        raise InputError(f"{name}: its weights come with the package; pretrained=True loads them without a download")
     if name not in PUBLISHED:
         raise InputError(f"{name}: no weights are published; `sightline list` shows the models that have them")
     return PUBLISHED[name]
