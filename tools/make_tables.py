@@ -15,7 +15,14 @@ from tables.dense import cost_section, runs_section
 from tables.export import accuracy_section, checks_section, latency_section, packages_section
 from tables.figures import FIGURES, PLAIN_FIGURES, draw_figures
 from tables.imagenette import evidence_section, imagenette_section
-from tables.linearize import finetune_section, ladder_section, resolution_section, search_section
+from tables.linearize import (
+    compiled_section,
+    finetune_section,
+    ladder_section,
+    resolution_section,
+    search_section,
+    students_section,
+)
 from tables.performance import performance_page
 from tables.photos import photos_section
 from tables.plain import plain_reports, speed_block
@@ -61,6 +68,8 @@ def pages() -> dict[Path, str]:
             "packages": packages_section(results / "export" / f"packages-{MACHINE}.json"),
         },
         docs / "linearize.md": {
+            "students": students_section(results / "linearize" / f"students-{MACHINE}.json"),
+            "speed": compiled_section(results / "linearize" / f"speed-{MACHINE}.json"),
             "search": search_section(results / "linearize" / f"search-{MACHINE}.json"),
             "ladder": ladder_section(results / "linearize" / f"ladder-{MACHINE}.json"),
             "resolution": resolution_section(results / "linearize" / f"resolution-{MACHINE}.json"),

@@ -1,5 +1,9 @@
-"""What linear students of a softmax model are good for. Three parts, each with a file in results/linearize:
+"""What linear students of a softmax model are good for. Five parts, each with a file in results/linearize:
 
+    python tools/measure_linearize.py students vit_tiny_patch16_224 --checkpoint W --data natural.zip \
+        --eval imagenet_dev --stage1-epochs 1 --epochs 4 --out results/linearize/students-nvidia_h200.json
+    python tools/measure_linearize.py speed vit_tiny_patch16_224 --student runs/box \
+        --out results/linearize/speed-nvidia_h200.json
     python tools/measure_linearize.py ladder vit_tiny_patch16_224 --checkpoint W --data natural.zip \
         --eval imagenet_dev --jobs 4 --epochs 8 --out results/linearize/ladder-nvidia_h200.json
     python tools/measure_linearize.py resolution vit_tiny_patch16_224 --checkpoint W --student runs/box \
@@ -7,26 +11,33 @@
     python tools/measure_linearize.py finetune vit_tiny_patch16_224 --checkpoint W --student runs/box \
         --camvid camvid --imagenette imagenette128 --jobs 6 --out results/linearize/finetune-nvidia_h200.json
 
-ladder: mechanisms and numbers of softmax blocks; the first stage is shared by the students of a mechanism. resolution:
-accuracy and speed at sizes that were not trained, for teacher and student, and of the student after a short training
-there, in which the teacher sees the images at its own size. finetune: the same recipe from the student, from random
-weights and from the teacher. `--runs` keeps the runs; what is complete is not repeated.
+students: one run of `sightline linearize` as a user starts it, and how long it takes; every call adds one. speed:
+compiled teacher and student, by plain calls. ladder: mechanisms and numbers of softmax blocks; the first stage is
+shared by the students of a mechanism. resolution: accuracy and speed at sizes that were not trained, for teacher and
+student, and of the student after a short training there, in which the teacher sees the images at its own size.
+finetune: the same recipe from the student, from random weights and from the teacher. `--runs` keeps the runs; what is
+complete is not repeated.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from decoded import share_decoded
 from measuring import kept, measure, write
 from search_linearize import ATTENTION, accuracy, run_one, with_error
 from torch import nn
+from torchvision.datasets import ImageFolder
 
 import sightline
 from sightline.data.labels import imagenet_classes
@@ -47,14 +58,16 @@ MECHANISMS = (PLAIN, "inline", "linear", "mala", "rala", "hedgehog", "ttt", "foc
 BLOCKS = (0, 1, 3, 6, 12)
 SIZES = (224, 384, 512, 768)
 SPEEDS = (224, 1024)
+COMPILED = (224, 512, 1024)
 STARTS = ("student", "random", "teacher")
 TASKS = {"camvid": "camvid", "imagenette": "finetune"}  # with their recipes
+KEYS = ("attention", "softmax", "epochs", "model", "size", "trained", "task", "start")  # tell rows of a file apart
 Row = dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("ladder", "resolution", "finetune"))
+    parser.add_argument("what", choices=("students", "speed", "ladder", "resolution", "finetune"))
     parser.add_argument("teacher")
     parser.add_argument("--checkpoint", help="weights of the teacher; by default the published ones")
     parser.add_argument("--student", help="run folder of the student")
@@ -65,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--attention", action="append", help="mechanisms of the ladder; by default nine")
     parser.add_argument("--keep", type=int, nargs="+", default=BLOCKS, help="softmax blocks of the ladder")
     parser.add_argument("--sizes", type=int, nargs="+", help="by default those of the documentation")
+    parser.add_argument("--search", type=int, default=0, help="softmax blocks of a student, which are searched for")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--stage1-epochs", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=4, help="trainings side by side")
@@ -77,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all trainings")
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    parts = {"ladder": ladder, "resolution": resolution, "finetune": finetune}
+    parts = {"students": students, "speed": speed, "ladder": ladder, "resolution": resolution, "finetune": finetune}
     rows = {_key(row): row for row in kept(options.out)}
     if options.out:
         Path(options.out).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +103,49 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in ("attention", "softmax", "model", "size", "trained", "task", "start"))
+    return tuple(row.get(name) for name in KEYS)
+
+
+def students(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """One student by the command line, with the time that it takes from start to end."""
+    folder = options.runs / f"student_{options.search}_{options.stage1_epochs}_{options.epochs}"
+    command = [
+        "linearize", options.teacher, *(["--checkpoint", options.checkpoint] if options.checkpoint else []),
+        *(word for path in options.data for word in ("--data", path)), "--eval", options.eval, "--out", str(folder),
+        *(["--search", str(options.search)] if options.search else []), "--no-speed",
+        "--set", f"data.workers={options.workers}", "--set1", f"schedule.epochs={options.stage1_epochs}",
+        "--set2", f"schedule.epochs={options.epochs}",
+        "--set2", f"schedule.warmup_epochs={min(2, options.epochs // 4)}",
+        *(word for change in options.set for word in ("--set", change)),
+    ]  # fmt: skip
+    begun = time.time()
+    subprocess.run([sys.executable, "-m", "sightline", *command], check=True)
+    seconds = time.time() - begun
+    found = json.loads((folder / "linearize.json").read_text())
+    images = len(ImageFolder(options.eval).samples)
+    model: Any = sightline.load(folder).model
+    mechanisms = [str(block.attn.mechanism) for block in model.blocks]
+    yield {
+        "attention": next(name for name in mechanisms if name != "softmax"), "softmax": options.search,
+        "blocks": found["keep"], "stage1_epochs": options.stage1_epochs, "epochs": options.epochs,
+        "agreement": found["scores"]["agreement"], **with_error(found["scores"]["top1"], images),
+        "seconds": round(seconds, 1), "command": " ".join(["sightline", *command]),
+    }  # fmt: skip
+
+
+@torch.inference_mode()
+def speed(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """Teacher, as timm has it, and student, each under torch.compile and called as it is, in bfloat16 on a GPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for size in options.sizes or COMPILED:
+        images = torch.randn(options.batch, 3, size, size, device=device, dtype=dtype)
+        own = timm.create_model(options.teacher, img_size=size)
+        for name, model in (("teacher", own), ("student", sightline.load(options.student).model)):
+            torch.compiler.reset()
+            call = torch.compile(model.eval().to(device, dtype))
+            found = measure(lambda: call(images), device, 2.0 if device.type == "cuda" else 0.0, warm=5)  # noqa: B023
+            rate = None if found["ms"] is None else round(1e3 * options.batch / found["ms"], 1)
+            yield {"model": name, "size": size, "batch": options.batch, "ms": found["ms"], "images_per_second": rate}
 
 
 def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:

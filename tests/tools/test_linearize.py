@@ -11,7 +11,14 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import measure_linearize
 import search_linearize
-from tables.linearize import finetune_section, ladder_section, resolution_section, search_section
+from tables.linearize import (
+    compiled_section,
+    finetune_section,
+    ladder_section,
+    resolution_section,
+    search_section,
+    students_section,
+)
 
 from sightline.engine.settings import configure, load_recipe
 from sightline.layers.spec import Spec
@@ -69,4 +76,10 @@ def test_tables(results: Any) -> None:
     assert "| student | 384 | yes | 70.00 ± 1.02 of 2,000 | - |" in page
     tuned = {"task": "camvid", "start": "random", "recipe": "camvid", "epochs": 200, "miou": 59.65}
     assert "| camvid | random | `camvid` | 200 | 59.65 mIoU |" in finetune_section(results(tuned))
+    student = {"attention": "inline", "softmax": 1, "blocks": [4], "stage1_epochs": 1, "epochs": 4, "seconds": 58.4}
+    page = students_section(results({**student, "agreement": 80.0, **top}))
+    assert "| `inline` | 4 | 1 + 4 | 58 | 80.00 | 70.00 ± 1.02 of 2,000 |" in page
+    timed = {"size": 224, "batch": 32, "ms": 2.0, "images_per_second": 16000.0}
+    page = compiled_section(results({**timed, "model": "teacher"}, {**timed, "ms": 1.0, "model": "student"}))
+    assert "| 224 | 32 | 16,000 | 16,000 | 2.00 |" in page
     assert ladder_section(Path("nothing.json")) == ""

@@ -17,6 +17,28 @@ def search_section(path: Path) -> str:
     return _section(path, ("setting", "what it changes", "divergence", "agreement, %", "top-1, %"), _trial)
 
 
+def students_section(path: Path) -> str:
+    """Students by the command line: softmax blocks, epochs, time and accuracy; empty if the file is missing."""
+    titles = ("attention", "softmax blocks", "epochs of both stages", "seconds", "agreement, %", "top-1, %")
+    return _section(path, titles, _student)
+
+
+def compiled_section(path: Path) -> str:
+    """Compiled teacher and student by size; empty if the file is missing."""
+    if not path.exists():
+        return ""
+    made = json.loads(path.read_text())
+    times = {(row["size"], row["model"]): row for row in made["rows"]}
+    lines = []
+    for size in sorted({size for size, _ in times}):
+        teacher, student = times[size, "teacher"], times[size, "student"]
+        ratio = _number(teacher["ms"] / student["ms"] if teacher["ms"] and student["ms"] else None)
+        rates = (_number(row["images_per_second"], ",.0f") for row in (teacher, student))
+        lines.append([str(size), str(student["batch"]), *rates, ratio])
+    head = ("px", "batch", "teacher, images/s", "student, images/s", "ratio")
+    return f"{_head(path, made)}\n\n{table(list(head), lines)}"
+
+
 def ladder_section(path: Path) -> str:
     """Accuracy, errors and speed by mechanism and number of softmax blocks; empty if the file is missing."""
     titles = ("attention", "softmax blocks", "top-1, %", "agreement, %", "error of stage 1")
@@ -41,11 +63,22 @@ def _section(path: Path, titles: tuple[str, ...], cells: Callable[[Row], list[st
     found = {int(key.removeprefix(RATE)) for row in rows for key in row if key.startswith(RATE)}
     sizes = sorted(found) if rates else []
     lines = [[*cells(row), *(_number(row.get(f"{RATE}{size}"), ",.0f") for size in sizes)] for row in rows]
-    head = (
+    return f"{_head(path, made)}\n\n{table([*titles, *(f'images/s at {size}' for size in sizes)], lines)}"
+
+
+def _head(path: Path, made: Row) -> str:
+    return (
         f"{made_on(made['versions'])}. `{command_of(made['versions'])}` "
         f"Data: [{path.name}](../results/linearize/{path.name})."
     )
-    return f"{head}\n\n{table([*titles, *(f'images/s at {size}' for size in sizes)], lines)}"
+
+
+def _student(row: Row) -> list[str]:
+    kept = ", ".join(map(str, row["blocks"])) if row["softmax"] else NONE
+    epochs = f"{row['stage1_epochs']} + {row['epochs']}"
+    return [
+        f"`{row['attention']}`", kept, epochs, _number(row["seconds"], ".0f"), _number(row["agreement"]), _top1(row)
+    ]  # fmt: skip
 
 
 def _trial(row: Row) -> list[str]:
