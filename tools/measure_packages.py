@@ -5,8 +5,8 @@
 
 A case is MODEL:SIZE:BATCH:AXES:DTYPE. Both forms of every case are made at once, each in a process of its own; then all
 wait, and one at a time is measured, in turns. A third process, which cannot import sightline, runs the package once.
-What is not ready after `--limit` seconds is left out. The exit status is 1 if a package is more than 5 % slower, has
-kernels that need sightline, or is missing.
+What is not ready after `--limit` seconds is left out. Rows of `--out` that are not measured again are kept. The exit
+status is 1 if a package is more than 5 % slower, has kernels that need sightline, or is missing.
 """
 
 import argparse
@@ -186,6 +186,10 @@ def measure(cases: list[str], folder: Path, device: str, limit: float) -> list[d
     return rows
 
 
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model", "size", "batch", "dynamic", "dtype"))
+
+
 def show(rows: list[dict[str, Any]]) -> bool:
     """Print a table; whether all packages are as they should be."""
     print(f"{'':18}{'size':>6}{'batch':>6}  {'dynamic':22}{'dtype':9}{'made':>5}{'kernels':>8}{'opaque':>7}"
@@ -228,9 +232,11 @@ def main() -> int:
             logs = sorted(Path(folder).glob("*/log.txt"))
             Path(options.logs).write_text("".join(f"== {p.parent.name}\n{p.read_text()[-20000:]}\n" for p in logs))
     import torch
-    from measuring import write
+    from measuring import kept, write
 
-    write(options.out, __file__, rows, torch.device(options.device))
+    whole = {_key(row): row for row in kept(options.out)}
+    whole |= {_key(row): row for row in rows if not row["errors"] or _key(row) not in whole}
+    write(options.out, __file__, list(whole.values()), torch.device(options.device))
     print(f"torch {torch.__version__}, {time.perf_counter() - start:.0f} s")
     return 0 if show(rows) else 1
 
