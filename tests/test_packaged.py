@@ -96,6 +96,8 @@ def test_other_commands_begin_with_it(box: Path, tmp_path: Path, monkeypatch: py
     session = Session(torch.device("cpu"))
     (item,) = session.load()
     assert (item.checkpoint, item.warning) == (str(box), None)
+    (item,) = Session(torch.device("cpu")).load(classes=3)  # as for labeled images
+    assert item.checkpoint == str(box)
     assert Session(torch.device("cpu"), attention=["linear"]).load()[0].checkpoint is None
     assert configure(load_recipe("finetune")).model.name == NAME
     given = []

@@ -229,7 +229,7 @@ def test_a_card_names_no_other_files(tmp_path: Path, capsys: CAPTURE) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--checkpoint"),
+        ([], "--data"),
         (["--checkpoint", "none.pth", "--data", "."], "none.pth"),
         (["--checkpoint", "MODEL"], "--data"),
         (["--checkpoint", "MODEL", "--data", "nowhere"], "nowhere"),

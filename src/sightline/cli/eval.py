@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from sightline.cli.options import Command, model_arguments, option, required
+from sightline.cli.options import Command, model_arguments, option
 from sightline.cli.output import Column, bar, number, print_json, show
 from sightline.tasks.dense.config import BY_CLASS, DETECTION, SEGMENTATION
 from sightline.util.files import check_writable, jsonable
@@ -46,7 +46,9 @@ class Options:
     ImageNet-V2, by index.
     """
 
-    checkpoint: str = required("run folder, or file of weights", metavar="PATH")
+    checkpoint: str | None = option(
+        "run folder, or file of weights; by default the model in the package", metavar="PATH"
+    )
     data: str | None = option(
         "folder, tar file, shards, hfds/NAME or embedded; by default what the run was trained with", metavar="PATH"
     )
@@ -250,6 +252,7 @@ COMMAND = Command(
     run,
     help="evaluate a classifier, segmenter, detector or sequence model",
     examples=(
+        "  sightline eval --data imagenet\n"
         "  sightline eval --checkpoint runs/quick\n"
         "  sightline eval --checkpoint public.pth --data imagenet --img-size 224,288,384\n"
         "  sightline eval --checkpoint public.pth --data imagenet --labels real --json\n"

@@ -21,11 +21,11 @@ ATTENTION_COLUMNS = (
     Column("name"), Column("options"), Column("cost"), number("extra params"), Column("where", wide=True),
     Column("paper", wide=True),
 )  # fmt: skip
-ATTENTION_NOTE = (
-    "Cost: multiply-adds of a head; N tokens, d = head dim, C channels, m landmarks, features or projected keys.\n"
-    "Extra params: beyond softmax, in a block of DeiT-Tiny (192 channels, 6 heads), at the options shown.\n"
-    "phi of linear and inline: identity, relu, leaky_relu, elu1, exp, relu_affine. "
-    "--json has formulas and when to use each."
+ATTENTION_NOTES = (
+    "Cost: multiply-adds of a head; N tokens, d = head dim, C channels, m landmarks, features or projected keys.",
+    "Extra params: beyond softmax, in a block of DeiT-Tiny (192 channels, 6 heads), at the options shown.",
+    "phi of linear and inline: identity, relu, leaky_relu, elu1, exp, relu_affine. --json has formulas and when to use "
+    "each.",
 )
 
 
@@ -58,7 +58,7 @@ def run(options: Options) -> None:
         print_json(rows)
     elif options.attention:
         show(ATTENTION_COLUMNS, [_mechanism_cells(row) for row in rows])
-        say("", f"{ATTENTION_NOTE}")
+        say("", *ATTENTION_NOTES)
     else:
         show(COLUMNS, [_model_cells(row) for row in rows])
 

@@ -75,7 +75,7 @@ class Session:
         if self.models:
             return self.models
         unspecified = not (self.checkpoint or self.model or self.model_args or self.attention)
-        if unspecified and classes is None and (path := packaged(DEFAULT)):
+        if unspecified and (path := packaged(DEFAULT)):
             self.checkpoint = (str(path),)
         if self.checkpoint:
             given = (self.model, self.model_args, self.img_size, self.seed)

@@ -66,7 +66,7 @@ class ProgressPrinter:
         self._bar.update(self._task, completed=batch, text=text)
         if self._bar.disable and batch % self.every == 0:
             self.line(f"epoch {epoch + 1}/{self.epochs}, update {batch}/{self.steps}: {text}, lr {lr:.2e}")
-        elif self._bar.disable and not self._estimated and self._elapsed() > PATIENCE:
+        elif self._bar.disable and updates > 1 and not self._estimated and self._elapsed() > PATIENCE:
             self.line(f"about {remaining} for {updates:,} more updates, at {rate}; evaluation comes on top")
         self._estimated = self._estimated or self._elapsed() > PATIENCE
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -30,7 +30,7 @@ class Classified(Prediction):
         pixels: (channels, height, width) as the model took them, on its device.
     """
 
-    pixels: Tensor
+    pixels: Tensor = field(repr=False)
 
 
 @contextmanager
