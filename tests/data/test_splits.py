@@ -133,7 +133,7 @@ def rejects(message: str, data: Data, which: str = "train", classes: tuple[str, 
 
 def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
     rejects("nowhere: no such folder", Data(path=str(tmp_path / "nowhere")))
-    rejects("no split val or validation or test or eval of source auto; it holds train", _without(folder, "val"), "val")
+    rejects("no split val or validation or test or eval; it holds train", _without(folder, "val"), "val")
     rejects("no split dev", Data(path=str(folder), train_split="dev"))
     (tmp_path / "text.txt").write_text("x")
     rejects("text.txt: no such folder or tar file", Data(path=str(tmp_path / "text.txt")), "val")

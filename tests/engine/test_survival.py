@@ -86,7 +86,7 @@ def test_stops_at_once_while_data_are_read(place: Path, tmp_path: Path, number: 
     os.kill(process.pid, number)
     _, errors = process.communicate()
     assert process.returncode == 75
-    assert errors == f"sightline: stopped by {number.name} while reading data; run the same command again\n"
+    assert errors == f"sightline: stopped by {number.name} before the first update; run the same command again\n"
 
 
 def same_as_uninterrupted(place: Path, out: Path) -> None:

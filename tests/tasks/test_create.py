@@ -11,7 +11,7 @@ from sightline.tasks.classification.model import build
 from sightline.tasks.create import create
 from sightline.tasks.dense.backbone import Backbone
 from sightline.tasks.dense.config import DenseModel
-from sightline.util.errors import FileError, InputError
+from sightline.util.errors import FileError, InputError, RunError
 
 from ..models.test_pretrained import NAME, Site, assert_same_state, checkpoint, site
 from ..models.tiny import tiny
@@ -58,3 +58,12 @@ def test_backbones(site: Site) -> None:
     backbone = Backbone(DenseModel(name=name, pretrained=True))
     assert_same_state(backbone.body.model, tiny("pvt", num_classes=1000), "stages")
     assert [found.shape[1] for found in backbone(torch.randn(1, 3, 64, 64))] == [8, 16, 24, 32]
+
+
+def test_a_signal_during_a_download_is_no_error_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise RunError("stopped by SIGTERM")
+
+    monkeypatch.setattr("timm.create_model", stopped)
+    with pytest.raises(RunError, match=r"^stopped by SIGTERM$"):
+        create("vit_tiny_patch16_224", {}, pretrained=True)

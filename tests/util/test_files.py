@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.util.files import write_atomic, write_text
+from sightline.util.files import MOST_SHOWN, reason, write_atomic, write_text
 
 
 def test_new_and_replaced(tmp_path: Path) -> None:
@@ -48,3 +48,10 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
         os.utime(left, (0, 0))
     write_text(tmp_path / "a[1].txt", "whole")
     assert {item.name for item in tmp_path.iterdir()} == {"a[1].txt", fresh.name, other.name}
+
+
+def test_reasons_are_cut_between_words() -> None:
+    assert reason(ValueError("no  such\nthing")) == "no such thing"
+    assert reason(ValueError("word " * 60)).endswith("word word ...")
+    assert reason(ValueError("x" * 300)) == f"{'x' * MOST_SHOWN} ..."
+    assert reason(KeyError()) == "KeyError"

@@ -60,7 +60,7 @@ class StopSignals:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
         if not self._deferred:
-            raise Stopped(f"stopped by {self.received} while reading data; run the same command again")
+            raise Stopped(f"stopped by {self.received} before the first update; run the same command again")
 
 
 class _Output:

@@ -17,7 +17,7 @@ from sightline.models.weights.reader import State
 from sightline.models.weights.recorded import check_recordable, within
 from sightline.models.zoo import VARIANTS
 from sightline.tasks.base import Card
-from sightline.util.errors import FileError, InputError, WeightsWarning
+from sightline.util.errors import FileError, InputError, RunError, WeightsWarning
 from sightline.util.text import one_line, say
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,7 +47,7 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
             return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})
     except (InputError, TypeError) as error:
         raise InputError(f"{where}: {error}") from error
-    except FileError:
+    except (FileError, RunError):  # the latter if a signal comes while weights are downloaded
         raise
     except OSError as error:
         if not pretrained:

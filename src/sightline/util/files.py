@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from sightline.util.errors import InputError, shown
 
+MOST_SHOWN = 160  # characters of an error from elsewhere
 STALE = 3600.0  # seconds after which a temporary file belongs to a process that was killed
 
 
@@ -149,7 +150,10 @@ def file_digest(path: Path) -> str:
 def reason(error: BaseException) -> str:
     """Why an operation failed, in one line: the system's message if there is one."""
     strerror = getattr(error, "strerror", None)
-    return strerror or " ".join(str(error).split())[:160] or type(error).__name__
+    text = " ".join(str(error).split())
+    if len(text) > MOST_SHOWN:
+        text = f"{text[:MOST_SHOWN].rpartition(' ')[0] or text[:MOST_SHOWN]} ..."
+    return strerror or text or type(error).__name__
 
 
 def remove_stale(path: Path) -> None:

@@ -94,9 +94,10 @@ def _open_path(source: str, root: Path, names: Sequence[str], classes: Classes) 
         if source in ("auto", "wds") and shards:
             return Split(ShardReader(shards, classes), str(shards[0].parent))
     found = ", ".join(sorted(item.name for item in root.iterdir())[:6]) or "nothing"
+    kind = "" if source == "auto" else f" of data.source={source}"
     raise FileError(
-        f"{root}: no split {' or '.join(names)} of source {source}; it holds {found}; "
-        f"name the split by data.train_split and data.val_split, or split of an evaluation"
+        f"{root}: no split {' or '.join(names)}{kind}; it holds {found}; name the split by data.train_split and "
+        f"data.val_split, or by --split of an evaluation"
     )
 
 
