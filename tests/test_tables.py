@@ -176,7 +176,7 @@ def test_exported_files(tmp_path: Path) -> None:
     older = {"model": "net", "size": 8, "ms": times, "commit": "abcdefghij"}
     path = write(tmp_path / "latency.json", {**about, "rows": [older]})
     assert "`net` at 8: abcdefg." in latency_section(path)
-    assert kept(str(path)) == [older]
+    assert kept(str(path)) == [{**older, "command": VERSIONS["command"]}]
     row = {
         "model": "net", "size": 8, "batch": 10, "dynamic": "batch", "dtype": "float32", "difference": 1e-6,
         "alone": None, "ms": {"package": [2.0, 4.0, 3.0], "compiled": [6.0]},

@@ -78,11 +78,12 @@ def write(path: str | None, script: str, rows: list[dict[str, Any]], device: tor
 
 
 def kept(path: str | None) -> list[dict[str, Any]]:
-    """The rows that earlier calls wrote, each with the commit that it was measured at."""
+    """The rows that earlier calls wrote, each with its commit and the command that made it."""
     if path is None or not Path(path).exists():
         return []
     made = json.loads(Path(path).read_text())
-    return [{**row, "commit": row.get("commit", made["versions"]["commit"])} for row in made["rows"]]
+    own = {key: made["versions"][key] for key in ("commit", "command")}
+    return [{**own, **row} for row in made["rows"]]
 
 
 def _timed(call: Callable[[], Any], device: torch.device, calls: int) -> float:

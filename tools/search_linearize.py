@@ -197,7 +197,8 @@ def with_error(top1: float, images: int) -> dict[str, float]:
 def line(row: Mapping[str, Any]) -> str:
     if "error" in row:
         return f"{row['trial']}: {row['error']}"
-    told = f", top-1 {row['top1']:.2f} ± {row['standard_error']:.2f} % of {row['images']}" if "top1" in row else ""
+    reported = "standard_error" in row
+    told = f", top-1 {row['top1']:.2f} ± {row['standard_error']:.2f} % of {row['images']}" if reported else ""
     figures = f"{row['divergence']:.4f}  {row['agreement']:6.2f} %"
     return f"{figures}  {row['trial']}{told}, {row['images_per_second']:,.0f} images/s"
 

@@ -11,14 +11,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import measure_linearize
 import search_linearize
-from tables.linearize import (
-    compiled_section,
-    finetune_section,
-    ladder_section,
-    resolution_section,
-    search_section,
-    students_section,
-)
+from tables import linearize as tables
 
 from sightline.engine.settings import configure, load_recipe
 from sightline.layers.spec import Spec
@@ -66,20 +59,22 @@ def test_tables(results: Any) -> None:
     top = {"top1": 70.0, "standard_error": 1.02, "images": 2000}
     step = {"attention": "mala", "softmax": 3, "agreement": 80.0, "stage1_errors": [0.1, 0.3]}
     trial = {"trial": "rate", "divergence": 0.25, "agreement": 70.0}
-    page = search_section(results({**trial, "changes": {"optim.lr": 1e-3}, **top}, {**trial, "changes": {}}))
+    page = tables.search_section(results({**trial, "changes": {"optim.lr": 1e-3}, **top}, {**trial, "changes": {}}))
     assert "| rate | `optim.lr=0.001` | 0.2500 | 70.00 | 70.00 ± 1.02 of 2,000 |\n" in page
     assert "| rate | - | 0.2500 | 70.00 | - |" in page
-    page = ladder_section(results({**step, **top, "images_per_second_224": 1000.0}, {"error": "no"}))
+    page = tables.ladder_section(results({**step, **top, "images_per_second_224": 1000.0}, {"error": "no"}))
     assert "CARD, torch 2.0, timm 1.0, commit 0123456" in page
     assert "| `mala` | 3 | 70.00 ± 1.02 of 2,000 | 80.00 | 0.200 | 1,000 |" in page
-    page = resolution_section(results({"model": "student", "size": 384, "trained": True, **top}))
+    page = tables.resolution_section(results({"model": "student", "size": 384, "trained": True, **top}))
     assert "| student | 384 | yes | 70.00 ± 1.02 of 2,000 | - |" in page
     tuned = {"task": "camvid", "start": "random", "recipe": "camvid", "epochs": 200, "miou": 59.65}
-    assert "| camvid | random | `camvid` | 200 | 59.65 mIoU |" in finetune_section(results(tuned))
+    assert "| camvid | random | `camvid` | 200 | 59.65 mIoU |" in tables.finetune_section(results(tuned))
     student = {"attention": "inline", "softmax": 1, "blocks": [4], "stage1_epochs": 1, "epochs": 4, "seconds": 58.4}
-    page = students_section(results({**student, "agreement": 80.0, **top}))
+    page = tables.students_section(results({**student, "agreement": 80.0, **top}))
     assert "| `inline` | 4 | 1 + 4 | 58 | 80.00 | 70.00 ± 1.02 of 2,000 |" in page
     timed = {"size": 224, "batch": 32, "ms": 2.0, "images_per_second": 16000.0}
-    page = compiled_section(results({**timed, "model": "teacher"}, {**timed, "ms": 1.0, "model": "student"}))
+    page = tables.compiled_section(results({**timed, "model": "teacher"}, {**timed, "ms": 1.0, "model": "student"}))
     assert "| 224 | 32 | 16,000 | 16,000 | 2.00 |" in page
-    assert ladder_section(Path("nothing.json")) == ""
+    page = tables.ladder_section(results({**step, **top, "command": "python first"}, {**step, **top}))
+    assert f"`python first`, `{VERSIONS['command']}`" in page
+    assert tables.ladder_section(Path("nothing.json")) == ""

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from sightline.util.names import format_size
-from tables.markdown import command_of, made_on, table
+from tables.markdown import command_of, commands_of, made_on, table
 
 KINDS = {"eager": "eager", "compiled": "compiled", "onnxruntime": "onnxruntime", "int8": "onnxruntime, int8"}
 
@@ -72,7 +72,7 @@ def packages_section(path: Path) -> str:
     text = (
         "Images per second of packages and of `torch.compile` of the same graph, plain calls in turns; *difference* is "
         "the largest from the model in float32, relative to its largest output if that is above one; *alone* is that "
-        f"of a process that cannot import sightline. {made_on(made['versions'])}. `{command_of(made['versions'])}`; "
+        f"of a process that cannot import sightline. {made_on(made['versions'])}. {commands_of(made)}; "
         f"data: [{path.name}](../results/export/{path.name})."
     )
     titles = ("model", "size", "batch", "dynamic", "dtype", "package", "compiled", "ratio", "difference", "alone")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tables.markdown import command_of, made_on, table
+from tables.markdown import commands_of, made_on, table
 
 Row = dict[str, Any]
 NONE = "-"
@@ -67,10 +67,7 @@ def _section(path: Path, titles: tuple[str, ...], cells: Callable[[Row], list[st
 
 
 def _head(path: Path, made: Row) -> str:
-    return (
-        f"{made_on(made['versions'])}. `{command_of(made['versions'])}` "
-        f"Data: [{path.name}](../results/linearize/{path.name})."
-    )
+    return f"{made_on(made['versions'])}. {commands_of(made)} Data: [{path.name}](../results/linearize/{path.name})."
 
 
 def _student(row: Row) -> list[str]:

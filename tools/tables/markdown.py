@@ -1,6 +1,7 @@
 """What several pages share: tables in Markdown, and where results come from."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> str:
@@ -14,6 +15,12 @@ def made_on(facts: Mapping[str, str]) -> str:
     device = facts["device"].partition("(")[2].rstrip(")") or facts["device"]  # 1 x cuda (NAME)
     versions = [f"{name} {facts[name]}" for name in ("torch", "timm") if facts.get(name)]
     return ", ".join([device, *versions, *([f"commit {facts['commit'][:7]}"] if facts.get("commit") else [])])
+
+
+def commands_of(made: Mapping[str, Any]) -> str:
+    """The commands that made the rows of a file, as code: those of earlier calls, then the last one."""
+    earlier = (row["command"] for row in made["rows"] if "command" in row)
+    return ", ".join(f"`{command}`" for command in dict.fromkeys([*earlier, command_of(made["versions"])]))
 
 
 def command_of(facts: Mapping[str, str]) -> str:

@@ -102,7 +102,7 @@ def _by_words(name: str, words: dict[str, list[int]], known: Sequence[str]) -> i
     close = get_close_matches(_plain(name), list(words), 1, cutoff=0.6)
     nearest = f"the nearest is {known[words[close[0]][0]]!r}" if close else f"it has {', '.join(known[:3])} and others"
     raise FileError(
-        f"labels: the model has no class {name!r}; {nearest}; rename the class, or pass labels=order to match by order"
+        f"labels: the model has no class {name!r}; {nearest}; rename the class, or evaluate with labels=order"
     )
 
 

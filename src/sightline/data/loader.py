@@ -142,17 +142,12 @@ class BrokenImages:
                 say(f"skipped: {message}")
 
 
-def stack(items: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Images of one size and their numbers as two tensors; None for no images."""
+def stack(items: Sequence[tuple[torch.Tensor, torch.Tensor | int]]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Images of one size and their numbers or masks as two tensors; None for no images."""
     if not items:
         return None
-    images, numbers = default_collate(items)
-    return images, numbers
-
-
-def stack_parts(items: Sequence[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...] | None:
-    """Tensors of each kind as one; None for no items."""
-    return tuple(torch.stack(parts) for parts in zip(*items, strict=True)) or None
+    images, others = default_collate(list(items))
+    return images, others
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -132,7 +132,7 @@ class Session:
 
         Raises:
             InputError: the images have no labels.
-            LabelError: a class of the data has no output.
+            FileError: a class of the data has no output.
         """
         if self.checkpoint:  # their faults come first
             self.load()

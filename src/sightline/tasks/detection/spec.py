@@ -1,7 +1,7 @@
 """Detection as an entry of `sightline.tasks.registry`: the task that the engine trains, evaluation, prediction."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import cast
 
 import torch
@@ -99,9 +99,9 @@ class Detected(Prediction):
         names: of all classes; label 1 is the first.
     """
 
-    image: Image.Image
-    objects: Objects
-    names: tuple[str, ...]
+    image: Image.Image = field(repr=False)
+    objects: Objects = field(repr=False)
+    names: tuple[str, ...] = field(repr=False)
 
     def draw(self) -> Image.Image:
         """The image with masks, boxes, names and scores."""

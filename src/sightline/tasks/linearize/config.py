@@ -11,7 +11,7 @@ from pydantic import Field
 from sightline.tasks import config
 from sightline.tasks.classification import config as classification
 from sightline.util.errors import InputError
-from sightline.util.schema import Amount, Count, Natural, Number, entry
+from sightline.util.schema import Amount, Count, Natural, Number, Side, entry
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Linearize:
     tokens: Amount = entry(1.0, "weight of the error of the final tokens, in stage 2")
     hidden: Amount = entry(0.0, "weight of the error of the tokens after each block or stage, in stage 2")
     blocks: Amount = entry(0.0, "weight of the loss of stage 1, in stage 2")
-    teacher_size: Count | None = entry(
+    teacher_size: Side | None = entry(
         None, "pixels of the images as the teacher sees them, in stage 2; by default those of the student. A student "
         "for larger images learns from a teacher that sees them small: its classes, not its tokens",
     )  # fmt: skip
@@ -78,8 +78,8 @@ class Config(config.RunConfig):
             raise InputError("linearize.logits: all weights of the loss are 0; give one of them")
         if loss.teacher_size and loss.stage == 2 and (not loss.logits or loss.tokens or loss.hidden or loss.blocks):
             raise InputError(
-                "linearize.teacher_size: tokens of two sizes cannot be compared; leave linearize.logits and give "
-                "linearize.tokens=0, linearize.hidden=0 and linearize.blocks=0"
+                "linearize.teacher_size: tokens of two sizes cannot be compared; give linearize.tokens=0, "
+                "linearize.hidden=0 and linearize.blocks=0, and linearize.logits above 0"
             )
         if self.optim.layer_decay is not None:
             raise InputError("optim.layer_decay: not for linearization; leave it out")

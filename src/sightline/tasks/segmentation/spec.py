@@ -1,7 +1,7 @@
 """Segmentation as an entry of `sightline.tasks.registry`: the task that the engine trains, evaluation, prediction."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.data.loader import stack_parts, to_device
+from sightline.data.loader import stack, to_device
 from sightline.data.order import Placement
 from sightline.models.weights.reader import Weights
 from sightline.tasks.base import SKIP, EvalOptions, Loaded, Prediction, PredictOptions, Predictor, Row, Scores
@@ -44,7 +44,7 @@ class Segmentation(DenseTask[Batch, Tensor, Item, Tensor]):
             long=data.long, test=config.test,
         )  # fmt: skip
         card = DenseCard.of("segmentation", model, data, train.classes, pair(data.size), head)
-        super().__init__(data, placement, train, val, card, TrainTransform(data, config.augment), stack_parts)
+        super().__init__(data, placement, train, val, card, TrainTransform(data, config.augment), stack)
         if self.order.local == 1 and (model.head == "upernet" or auxiliary):
             raise InputError(
                 f"batch.size={placement.batch} gives one image per process and micro-batch, but batch norm needs two; "
@@ -119,9 +119,9 @@ class Segmented(Prediction):
         names: of all classes.
     """
 
-    image: Image.Image
-    classes: np.ndarray
-    names: tuple[str, ...]
+    image: Image.Image = field(repr=False)
+    classes: np.ndarray = field(repr=False)
+    names: tuple[str, ...] = field(repr=False)
 
     def draw(self) -> Image.Image:
         """The image colored by class, with a legend."""
