@@ -197,6 +197,45 @@ def test_after_a_failure_a_run_continues_in_eager_mode_from_the_same_state(
     assert metrics(failed) == metrics(plain)
 
 
+def test_after_a_failure_autocast_sees_the_weights_of_every_update(
+    run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that fails may leave a context of autocast twice, or never; its cast weights would be kept."""
+    monkeypatch.setattr("sightline.util.device._cpu_has_bfloat16", lambda: True)
+    precision = {"run.precision": "bf16"}
+    plain = run("plain", **precision)
+
+    for change in (torch.autocast_increment_nesting, torch.autocast_decrement_nesting):
+
+        def failing(self: nn.Module, change: Callable[[], int] = change, **_: Any) -> None:
+            def call(*inputs: Any) -> Any:
+                change()
+                raise AssertionError("multiple exits?")
+
+            self._compiled_call_impl = call
+
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.Module, "compile", failing)
+            failed = run(change.__name__, **precision, **{"model.compile": True})
+        assert weights(failed) == weights(plain)
+        assert metrics(failed) == metrics(plain)
+
+
+def test_a_model_is_compiled_with_the_autocast_of_accelerate(
+    run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accelerate wraps `forward`. What is traced may not call it again, as it would enter the same context twice."""
+    compile = nn.Module.compile
+    monkeypatch.setattr("sightline.util.device._cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: compile(self, backend="aot_eager", fullgraph=True))
+    losses = [
+        [row["train_loss"] for row in metrics(run(str(choice), **{"run.precision": "bf16", "model.compile": choice}))]
+        for choice in (False, True)
+    ]
+    assert FAILED not in capsys.readouterr().out
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
 def test_evaluation_is_eager(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     called, compile = [], nn.Module.compile
 

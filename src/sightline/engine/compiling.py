@@ -126,6 +126,7 @@ class CompiledModel:
             return work()
         self._updates += 1
         before = [buffer.clone() for buffer in self._buffers]
+        depth = _autocast_depth()
         try:
             return work()
         except RunError:
@@ -133,6 +134,7 @@ class CompiledModel:
         except Exception as error:
             reason = _reason(error)  # the error itself would keep the tensors of the failed attempt
         self._give_up(reason)
+        _leave_autocast(depth)
         with torch.no_grad():
             for buffer, value in zip(self._buffers, before, strict=True):
                 buffer.copy_(value)
@@ -158,6 +160,26 @@ class CompiledModel:
     def _give_up(self, reason: str) -> None:
         self.close()
         self.line(f"compiling failed ({reason}); continuing in eager mode from the same update; {OFF}")
+
+
+def _autocast_depth() -> int:
+    """How many autocast contexts torch believes to be in."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _leave_autocast(depth: int) -> None:
+    """Set back the depth, and forget the weights that autocast has cast.
+
+    A compiler that fails within such a context can leave it twice, or never. Autocast forgets cast weights when it is
+    back at depth 0; if it never is, every later pass uses the weights of the first.
+    """
+    while (now := _autocast_depth()) != depth:
+        if now > depth:
+            torch.autocast_decrement_nesting()
+        else:
+            torch.autocast_increment_nesting()
+    torch.clear_autocast_cache()
 
 
 def _reason(error: Exception) -> str:

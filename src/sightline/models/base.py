@@ -7,7 +7,6 @@ import torch
 from timm.layers import register_notrace_function, trunc_normal_
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from sightline.layers.core import Grid
@@ -115,9 +114,8 @@ class VisionModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) of any size -> (batch, num_classes)."""
-        if weights := cast_weights(self, x):
-            return functional_call(self, weights, (x,))
-        return self.forward_head(self.forward_features(x))
+        with cast_weights(self, x):
+            return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images -> normed features, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""

@@ -5,9 +5,11 @@ model. A compiled model casts those of its linear layers by the dozen.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 
 from sightline.layers.core import hooked
 from sightline.ops.checks import is_exporting
@@ -15,11 +17,19 @@ from sightline.ops.checks import is_exporting
 TOGETHER = 24  # tensors per launch: those of three blocks; a kernel for 100 takes ten seconds to compile
 
 
-def cast_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The weights of linear layers as autocast would cast them, by name; none unless the model is being compiled."""
+def cast_weights(model: nn.Module, x: Tensor) -> AbstractContextManager[object]:
+    """A context in which linear layers have their weights as autocast would cast them, if the model is being compiled.
+
+    Not `torch.func.functional_call`: it would call `model.forward` once more, which others may have wrapped.
+    """
     compiling = torch.compiler.is_compiling() and not is_exporting()
     if not compiling or not torch.is_autocast_enabled(x.device.type) or hooked(model):
-        return {}
+        return nullcontext()
+    return _reparametrize_module(model, _cast(model, torch.get_autocast_dtype(x.device.type)))
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of linear layers in another dtype, by name."""
     # Adapters, shards and quantized weights have classes of their own, and are left to autocast.
     weights = {
         f"{name}.{key}": value
@@ -28,7 +38,6 @@ def cast_weights(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         for key, value in module.named_parameters(recurse=False)
         if type(value) is nn.Parameter and value.dtype == torch.float32
     }
-    dtype = torch.get_autocast_dtype(x.device.type)
     cast: dict[str, Tensor] = {}
     for trained in (True, False):  # a gradient of one would ask for those of all
         names = [name for name, value in reversed(weights.items()) if value.requires_grad is trained]  # the head last
