@@ -259,6 +259,12 @@ def patch_product(x: Tensor) -> bool:
 
 
 @fast_path
+def patch_kernel(x: Tensor) -> bool:
+    """Patches of a map of any size by a kernel in exported graphs: on a GPU, if no gradient is needed."""
+    return TRITON_INSTALLED and x.is_cuda and not torch.is_grad_enabled()
+
+
+@fast_path
 def fused_stem(x: Tensor) -> bool:
     """Convolutions of few channels as products of patches, batch norms folded in inference: on a GPU."""
     return x.is_cuda

@@ -191,6 +191,22 @@ def test_linear_layers_of_any_number_of_tokens_take_matrices() -> None:
         torch.testing.assert_close(found, wanted)
 
 
+@torch.no_grad()
+def test_images_for_which_indices_are_too_short_are_refused() -> None:
+    model, axes = Tokens(), {0: Dim("b", min=2, max=999), 2: Dim("h", min=2, max=99), 3: Dim("w", min=2, max=99)}
+    program = export(model, (torch.randn(2, 8, 5, 7),), dynamic_shapes=(axes,))
+    assert not formats.limit_numbers(program, 2 * 8 * 5 * 7 - 1)
+    program.module()(torch.randn(3, 8, 5, 7))
+    assert formats.limit_numbers(program, 999)
+    module = program.module()
+    for shape in ((2, 8, 6, 10), (3, 8, 5, 8), (10, 8, 2, 6)):
+        images = torch.randn(shape)
+        torch.testing.assert_close(module(images), model(images))
+    for shape in ((2, 8, 8, 8), (3, 8, 6, 7), (60, 8, 2, 2)):
+        with pytest.raises(RuntimeError, match="smaller or fewer images"):
+            module(torch.randn(shape))
+
+
 def test_a_package_for_any_size_of_a_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected before the model is traced."""
     monkeypatch.setattr(exporting, "trace", lambda *args: pytest.fail("traced"))

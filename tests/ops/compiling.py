@@ -35,6 +35,8 @@ from sightline.ops.inline import layer_kernels, layer_operator
 from sightline.ops.linear import backward_kernels, forward_kernels, near_kernels, weights_kernels
 from sightline.ops.linear import launch as linear_launch
 from sightline.ops.linear import operator as linear
+from sightline.ops.patches import kernels as patches_kernels
+from sightline.ops.patches import operator as patches_operator
 from sightline.ops.soft import backward_kernels as soft_backward
 from sightline.ops.soft import forward_kernels as soft_forward
 from sightline.ops.soft import launch as soft_launch
@@ -43,7 +45,7 @@ from sightline.ops.soft import operator as soft
 
 MODULES = (
     common_kernels, conv_kernels, weights_kernels, forward_kernels, near_kernels, backward_kernels, soft_forward,
-    soft_backward, matrix_kernels, layer_kernels,
+    soft_backward, matrix_kernels, layer_kernels, patches_kernels,
 )  # fmt: skip
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -76,6 +78,7 @@ CASES: dict[str, list[tuple]] = {
     "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1")],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
     "convolution": [(BF16, "bf16", 32, 9), (FP32, "fp32", 64, 5)],
+    "patches": [(FP16, 64)],
 }
 # Cases with the kernels in them that need most shared memory.
 LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
@@ -120,6 +123,7 @@ ALL: dict[str, list[tuple]] = {
         *((t, dot, 4096, 49, 64, "plain") for t, dot in TYPED),
     ],
     "convolution": [(*wide, size) for wide in WIDTHS for size in ((5, 7) if wide[2] == 64 else (3, 9))],
+    "patches": [(FP16, 64), (FP32, 96)],
 }
 
 
@@ -144,6 +148,7 @@ class Case(NamedTuple):
             "projected": ("whole_layer", 3),
             "soft_attention": ("soft_attention", 4),
             "convolution": ("headwise_conv", 2),
+            "patches": ("headwise_conv", 1),  # needs no shared memory at all
         }[function]
         return cls(operator, args[0], args[position], function, args)
 
@@ -275,6 +280,10 @@ def convolution(dtype: torch.dtype, dot: str, dim: int, size: int) -> None:
     filters = meta(2, 1, size, size, dtype=dtype)
     conv._convolve.function(x, filters, other, 28, 28, False, dot)
     conv._convolve_weight.function(x, other, filters, 28, 28, dot)
+
+
+def patches(dtype: torch.dtype, channels: int) -> None:
+    patches_operator.gather.function(meta(4, 784, channels, dtype=dtype), 28, 28, 2, 2, True)
 
 
 def source(launch: Launch) -> tuple[ASTSource, dict[str, object]]:

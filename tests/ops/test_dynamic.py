@@ -12,6 +12,7 @@ from sightline import backend
 from sightline.layers.attention import Attention
 from sightline.ops import inline_attention, linear_attention, soft_attention
 from sightline.ops.headwise_conv import headwise_conv
+from sightline.ops.patches import gather_patches
 
 HEADS, DIM = 2, 16
 DEVICE = torch.device("cuda", 0)
@@ -56,6 +57,9 @@ OPERATORS: dict[str, Callable[[Tensor, tuple[int, int]], Tensor]] = {
     "soft": lambda x, grid: soft_attention(x, x, x[:, :9], normalized=True, iterations=2),
     "conv": lambda x, grid: headwise_conv(x, _weights(HEADS, 1, 3, 3), grid),
     "conv with an addend": lambda x, grid: headwise_conv(x, _weights(HEADS, 1, 3, 3), grid, add=x * 2),
+    "patches": lambda x, grid: (
+        x + gather_patches(x.flatten(2), grid, (2, 2))[:, :1, : HEADS * DIM].unflatten(2, (HEADS, DIM))
+    ),
 }
 
 

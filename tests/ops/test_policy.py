@@ -34,6 +34,7 @@ TAKEN: dict[str, Any] = {
     "unprojected_tokens": lambda: (torch.zeros(1, 64, 32),),
     "activated_linear": lambda: (on_gpu(2, 196, 192), on_gpu(768, 192), on_gpu(768)),
     "patch_product": lambda: (on_gpu(2, 3, 224, 224),),
+    "patch_kernel": lambda: (on_gpu(2, 64, 56, 56),),
     "fused_stem": lambda: (on_gpu(2, 3, 224, 224),),
     "tall_products": lambda: (torch.zeros(2, 64, 8, requires_grad=True), torch.zeros(2, 8, 8)),
     "shifted_products": lambda: (1,),
@@ -48,14 +49,15 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_fast_path_is_known() -> None:
     assert set(backend.FAST_PATHS) == set(TAKEN)
-    assert len(backend.FAST_PATHS) == 9
+    assert len(backend.FAST_PATHS) == 10
     assert len(backend.TRITON_OPERATORS) == 4
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_variable_turns_a_fast_path_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decision = backend.FAST_PATHS[name]
-    grad = torch.no_grad() if name in ("activated_linear", "fused_readers", "whole_layer") else torch.enable_grad()
+    inference = ("activated_linear", "fused_readers", "patch_kernel", "whole_layer")
+    grad = torch.no_grad() if name in inference else torch.enable_grad()
     with grad:
         assert decision(*TAKEN[name]())
         monkeypatch.setenv(backend.VARIABLE, "torch")

@@ -12,8 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import SymInt
+from torch import SymInt, Tensor
 from torch.export import ExportedProgram
+from torch.fx import Proxy
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from sightline.hub.compiler import choose_compiler
 from sightline.hub.trace import AXES
@@ -22,6 +25,7 @@ from sightline.util.files import reason, write_result
 
 SUFFIXES = (".onnx", ".pt2")
 INPUT = "images"
+MOST = 2**31 - 1  # numbers of a tensor that have an index of 32 bits
 
 
 def require_onnx() -> None:
@@ -123,6 +127,37 @@ def flatten_rows(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
+def limit_numbers(program: ExportedProgram, most: int = MOST) -> bool:
+    """Let the graph refuse images for which a tensor would have more than `most` numbers, in place.
+
+    Returns:
+        Whether it has the limit; not if the example that was traced exceeds it.
+
+    If sizes are symbols, kernels of Inductor divide by them to find each number, and in 64 bits these divisions take
+    longer than all else. With a limit, 32 bits are enough.
+    """
+    graph = program.graph
+    images = next(node for node in graph.nodes if node.name == program.graph_signature.user_inputs[0])
+    tensors = [value for node in graph.nodes if isinstance(value := node.meta.get("val"), Tensor)]
+    symbols: list[Any] = [count for x in tensors if isinstance(count := x.numel(), SymInt)]
+    counts = {count.node.expr: count.node.hint for count in symbols}
+    largest = max(counts.values(), default=0)
+    if largest > most:
+        return False
+    with graph.inserting_before(next(node for node in graph.nodes if node.op == "call_function")):
+        sizes = {
+            size.node.expr: Proxy(graph.call_function(torch.ops.aten.sym_size.int, (images, axis)))
+            for axis, size in enumerate(images.meta["val"].shape)
+            if isinstance(size, SymInt)
+        }
+        for count, example in counts.items():
+            if example >= largest / 8:  # others are far from the limit when these reach it
+                few: Any = sympy_interp(PythonReferenceAnalysis, sizes, count <= most)
+                graph.call_function(torch.ops.aten._assert_scalar.default, (few.node, "smaller or fewer images"))
+    program.graph_module.recompile()
+    return True
+
+
 def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
     """Compile the graph for the device that it was traced on, and write code and weights as one .pt2 file.
 
@@ -138,6 +173,7 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
     if any(tensor.is_cuda for tensor in program.state_dict.values()):
         # By itself, Inductor keeps maps channels last, as the models have them, only where no size is a symbol.
         configs["force_layout_optimization"] = True
+        configs["assume_32bit_indexing"] = limit_numbers(program)
     usual = [command for command in inductor.cpp.cxx if command]
     if sys.platform == "linux" and (compiler := choose_compiler(usual)):
         configs["cpp.cxx"] = (None, compiler)

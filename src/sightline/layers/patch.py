@@ -9,6 +9,7 @@ from sightline import backend
 from sightline.layers.core import Grid, hooked
 from sightline.ops.activated import activated_linear
 from sightline.ops.checks import ceil_div, is_exporting, is_symbolic, padding
+from sightline.ops.patches import gather_patches
 
 PATCH = 32  # numbers of a patch of few channels: a matrix product needs rows of a multiple of 16 bytes
 
@@ -20,22 +21,30 @@ def pad_to_multiple(x: Tensor, size: tuple[int, ...] | int) -> Tensor:
     return F.pad(x, (0, right, 0, bottom)) if is_symbolic(bottom, right) or bottom or right else x
 
 
-def picked_patches(x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Grid]:
-    """(B, C, h, w), channels last in memory -> (B, patches, numbers of a patch by row, column and channel), and the
-    grid of the patches.
+def any_size(x: Tensor) -> bool:
+    """Whether a graph for maps (B, C, h, w) of any size is being exported."""
+    return is_exporting() and is_symbolic(*x.shape[2:])
 
-    For an exported graph of any size: tokens are picked by a list, where padding and cutting would divide by symbols
-    to find each number.
+
+def picked_patches(x: Tensor, size: tuple[int, int], by_column: bool = False) -> tuple[Tensor, Grid]:
+    """(B, C, h, w), channels last in memory -> (B, patches, numbers of a patch by row, column and channel), and the
+    grid of the patches. `by_column` has the columns of a patch before its rows.
+
+    For an exported graph of any size: tokens are picked by a kernel or a list, where padding and cutting would divide
+    by symbols to find each number.
     """
     (height, width), (down, across) = x.shape[2:], size
     grid = (ceil_div(height, down), ceil_div(width, across))
+    if backend.patch_kernel(x):
+        return gather_patches(to_tokens(x)[0].contiguous(), (height, width), size, by_column), grid
     rows = torch.arange(grid[0] * down, device=x.device).view(grid[0], 1, down, 1)
     columns = torch.arange(grid[1] * across, device=x.device).view(1, grid[1], 1, across)
     inside = ((rows < height) & (columns < width)).flatten()
     index = rows.clamp(max=height - 1) * width + columns.clamp(max=width - 1)
     tokens = to_tokens(x)[0][:, index.flatten()]
     tokens = tokens.where(inside[:, None], tokens.new_zeros(()))
-    return tokens.unflatten(1, (grid[0] * grid[1], down * across)).flatten(2), grid
+    tokens = tokens.unflatten(1, (grid[0] * grid[1], down, across))
+    return (tokens.transpose(2, 3) if by_column else tokens).flatten(2), grid
 
 
 def to_tokens(x: Tensor) -> tuple[Tensor, Grid]:
@@ -77,7 +86,7 @@ class PatchEmbed(nn.Module):
     def _product(self, x: Tensor) -> tuple[Tensor, Grid]:
         """The convolution as one matrix product of the patches; cuDNN is many times slower for patches of 16."""
         size_y, size_x = self.proj.kernel_size
-        if is_exporting() and is_symbolic(*x.shape[2:]) and x.shape[1] >= PATCH:
+        if any_size(x) and x.shape[1] >= PATCH:
             patches, grid = picked_patches(x, (size_y, size_x))
             return F.linear(patches, self.proj.weight.permute(0, 2, 3, 1).flatten(1), self.proj.bias), grid
         x = pad_to_multiple(x, self.proj.stride)
@@ -168,9 +177,12 @@ class PatchMerge(nn.Module):
         self.reduction = nn.Linear(4 * in_dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
+        # Published order of the four: top left, bottom left, top right, bottom right.
+        if any_size(x) and backend.patch_kernel(x):
+            x, grid = picked_patches(x, (2, 2), by_column=True)
+            return self.reduction(self.norm(x)), grid
         x = pad_to_multiple(x, 2).permute(0, 2, 3, 1)  # B h w C
         batch, height, width, dim = x.shape
-        # Published order of the four: top left, bottom left, top right, bottom right.
         x = x.reshape(batch, height // 2, 2, width // 2, 2, dim).permute(0, 1, 3, 4, 2, 5)
         x = x.reshape(batch, height // 2 * (width // 2), 4 * dim)
         return self.reduction(self.norm(x)), (height // 2, width // 2)

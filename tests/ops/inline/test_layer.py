@@ -1,6 +1,7 @@
 """InLine attention with the weights of its residual made on the way, against the layers it stands for."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,32 @@ def test_output_and_gradients(way: str, shape: tuple, dtype: torch.dtype, monkey
 def test_more_images_than_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "IMAGES", {True: 16, False: 16})
     check((17, (1, 1), 0, 1, 8), torch.float32)
+
+
+@pytest.mark.parametrize("limit", [100, 8])
+@pytest.mark.usefixtures("_no_plans")
+def test_both_ways_of_a_graph_for_any_size(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kernels are launched, for few tokens and for many; those that do not apply have no programs."""
+    (grid, prefix, heads, dim), channels = ((3, 4), 1, 2, 16), 32
+    layer, x = _layer(heads, dim), torch.randn(2, 13, channels, device=DEVICE)
+    qkv = torch.randn(2, 13, 3 * channels, device=DEVICE)
+    ran: list[str] = []
+    run = launch.launch
+
+    def note(kernel: Any, size: tuple[int, ...], *rest: Any) -> None:
+        if 0 not in size:
+            ran.append(kernel.fn.__name__)
+        run(kernel, size, *rest)
+
+    monkeypatch.setattr(launch, "launch", note)
+    monkeypatch.setattr(launch, "is_symbolic", lambda *sizes: True)
+    monkeypatch.setattr(plan, "SHORT", limit)
+    monkeypatch.setattr(plan, "CHUNK", {True: 8, False: 8})
+    with torch.no_grad():
+        out = inline_from_packed(qkv, x, layer.layers, heads, grid, prefix, "identity")
+        assert_close("output", out, _exact(layer, qkv, x, grid, prefix), TOLERANCE[torch.float32])
+    few, many = ["forward_short"], ["forward_partial", "forward_finish", "forward_write"]
+    assert ran == (few if limit == 100 else many)
 
 
 def check(shape: tuple, dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from sightline import backend
+from sightline.ops.checks import is_symbolic
 from sightline.ops.common.arguments import head_shape, strides, sym_max
 from sightline.ops.common.kernels import add_parts
 from sightline.ops.common.launching import Argument, Constant, compile_all, empty, launch, recording
@@ -111,8 +112,11 @@ def forward(
         _compile_ahead(q, k, v, weights, layers, images, options, save, len(shape) == 3, readers)
     (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
-    cut = _plan(q, k, images, options, readers is not None)
     queries, agents, far, window = readers or (None, 0, None, 0)
+    # In a graph for any number of tokens both ways are launched, and the one that does not apply has no programs.
+    either = not save and not window and not images.longest and is_symbolic(tokens, keys)
+    cut = _plan(q, k, images, options, readers is not None, either)
+    few = planning.shortness(sym_max(tokens, keys)) if either else int(cut.short)
     number = 0 if queries is None else int(queries.shape[1])
     residual = weights is not None or layers is not None
     flags = _flags(q, residual, images, options)
@@ -130,17 +134,19 @@ def forward(
     layout = (images.mask, images.cu, images.grids)
     reading: dict[str, Constant] = {"A": padded(number), "AGENTS": agents, "FIRST": number - agents}
     numbers = (*images.grid, images.prefix, options.scale, options.eps)
-    if cut.short and not window:
+    if (cut.short or either) and not window:
         sums = empty((count if save else 0, size), torch.float32, device)
         tile = cut.whole if residual else cut.queries
         launch(
-            forward_kernels.forward_short, (heads // tile.heads, count),
+            forward_kernels.forward_short, (few * (heads // tile.heads), count),
             (*strides(q), *strides(k), *strides(v), *x, out, weights, *parameters, mean, *layout, queries, sums, heads,
              tokens, keys, *numbers),
             {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **reading, **made,
              **tile.constants},
         )  # fmt: skip
-        return Forward(out, sums, weights, mean)
+        if not either:
+            return Forward(out, sums, weights, mean)
+    many = 1 - few if either else 1
     parts = triton.cdiv(images.longest or keys, cut.chunk)
     partial = empty((parts, count, size), torch.float32, device)
     sums_x = None if layers is None else empty((parts, count, heads * dim), torch.float32, device)
@@ -149,7 +155,7 @@ def forward(
         read = empty((parts, count, heads, padded(number), dim + 2), torch.float32, device)
         values = empty((count, agents, heads * dim), q.dtype, device)
     launch(
-        forward_kernels.forward_partial, (heads // cut.sums.heads, count, parts),
+        forward_kernels.forward_partial, (many * (heads // cut.sums.heads), count, parts),
         (*strides(k), *strides(v), *x, images.mask, images.cu, queries, partial, sums_x, read, heads, keys, cut.chunk,
          options.scale),
         {"T": cut.sums.size, **_without(flags, "RESIDUAL"), **reading, **made, **cut.sums.constants},
@@ -158,7 +164,7 @@ def forward(
     adders = triton.cdiv(count * size, ADD["BLOCK"])
     makers = 0 if layers is None else count * (heads // cut.sums.heads) * 9
     launch(
-        forward_kernels.forward_finish, (adders + makers + (0 if readers is None else count * heads),),
+        forward_kernels.forward_finish, (many * (adders + makers + (0 if readers is None else count * heads)),),
         (partial, sums, sums_x, weights, *parameters, mean, read, values, out, parts, count * size, adders, makers,
          count, keys, heads),
         {"D": dim, "GROUP": cut.sums.heads, "W": cut.sums.width, "WIDE": padded(dim), "num_warps": 4, **ADD, **made,
@@ -171,7 +177,7 @@ def forward(
         pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, walks)
         asking = {**reading, "AGENTS": 0, "FIRST": 0} if adds else reading
         launch(
-            forward_kernels.forward_write, (heads // tile.heads, count, pieces),
+            forward_kernels.forward_write, (many * (heads // tile.heads), count, pieces),
             (*strides(q), *strides(v), out, weights, *layout, queries, values, sums, heads, tokens, keys, chunk,
              *numbers),
             {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, "RESIDUAL": walks, "ADD": adds,
@@ -357,11 +363,13 @@ def _count(q: Tensor, images: Images) -> int:
     return q.shape[0] if images.cu is None else images.cu.shape[0] - 1
 
 
-def _plan(q: Tensor, k: Tensor, images: Images, options: Options, readers: bool = False) -> Plan:
+def _plan(
+    q: Tensor, k: Tensor, images: Images, options: Options, readers: bool = False, either: bool = False
+) -> Plan:  # fmt: skip
     heads, dim = head_shape(q)
     tokens = images.longest or sym_max(q.shape[1], k.shape[1])
     shared = backend.shared_memory(q.device)
-    return planning.plan(heads, dim, tokens, images.grid, q.dtype, options.linear, shared, readers)
+    return planning.plan(heads, dim, tokens, images.grid, q.dtype, options.linear, shared, readers, either)
 
 
 def _flags(q: Tensor, residual: bool, images: Images, options: Options) -> dict[str, Constant]:

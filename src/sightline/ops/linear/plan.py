@@ -71,9 +71,11 @@ class Plan:
 
 def plan(
     heads: int, dim: int, tokens: int, grid: tuple[int, int], dtype: torch.dtype, linear: bool, shared: int = LARGE,
-    readers: bool = False,
+    readers: bool = False, either: bool = False,
 ) -> Plan:  # fmt: skip
     """The configuration for a shape, as measured on an H200 (docs/performance.md), and made to fit `shared` bytes.
+
+    `either` is for a graph for any number of tokens: the plan of many, without a guard.
 
     Tokens are read in segments of 128 bytes or more where the heads allow it. Where the residual walks down the grid, a
     tile of 16 columns x 32 channels per warp is best, 16 x 16 where registers are short. Linear attention keeps to one
@@ -86,7 +88,7 @@ def plan(
     depth = 3 if strip <= 64 or dtype != torch.float32 else 2
     warps = 8 if strip == 64 and not small else max(1, strip // 16)
     deep = flat == 64 and small and not readers
-    short = bool(tokens <= SHORT)
+    short = not either and bool(tokens <= SHORT)
     parts = 1 if short else sym_min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
     cut = Plan(
         # Not pipelined with 128 channels: with Triton 3.6 on compute capability 9.0, such sums changed from run to run.
@@ -105,6 +107,11 @@ def plan(
         split=dtype == torch.float32 and flat > 64,
     )
     return cut if shared >= LARGE else fit(cut, dtype, shared, readers)
+
+
+def shortness(tokens: int) -> int:
+    """1 if one program takes the keys of a whole image, else 0; of a symbol, a symbol."""
+    return sym_min(1, SHORT // tokens)
 
 
 def fit(cut: Plan, dtype: torch.dtype, shared: int, readers: bool) -> Plan:
