@@ -13,10 +13,10 @@
 
 students: one run of `sightline linearize` as a user starts it, and how long it takes; every call adds one. speed:
 compiled teacher and student, by plain calls. ladder: mechanisms and numbers of softmax blocks; the first stage is
-shared by the students of a mechanism. resolution: accuracy and speed at sizes that were not trained, for teacher and
-student, and of the student after a short training there, in which the teacher sees the images at its own size.
-finetune: the same recipe from the student, from random weights and from the teacher. `--runs` keeps the runs; what is
-complete is not repeated.
+shared by the students of a mechanism, and students that the file has are not trained again. resolution: accuracy and
+speed at sizes that were not trained, for teacher and student, and of the student after a short training there, in
+which the teacher sees the images at its own size. finetune: the same recipe from the student, from random weights and
+from the teacher. `--runs` keeps the runs; what is complete is not repeated.
 """
 
 import argparse
@@ -154,7 +154,8 @@ def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     count = len(teacher.blocks)  # type: ignore[arg-type]
     end = time.time() + options.budget
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
-    jobs = [(name, count, options, end) for name in options.attention or MECHANISMS]
+    known = {(row["attention"], row["softmax"]): row for row in kept(options.out) if "error" not in row}
+    jobs = [(name, count, options, end, known) for name in options.attention or MECHANISMS]
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         steps = [row for rows in pool.map(_climbed, jobs) for row in rows]
     path = _save(teacher, options.runs / "teacher.safetensors")
@@ -167,9 +168,12 @@ def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
             yield {**row, **told, **_speeds(_step(teacher, row), options, device)}
 
 
-def _climbed(job: tuple[str, int, argparse.Namespace, float]) -> list[Row]:
-    """The students of one mechanism, which share a first stage and what is compiled."""
-    attention, count, options, end = job
+def _climbed(job: tuple[str, int, argparse.Namespace, float, dict[tuple[str, int], Row]]) -> list[Row]:
+    """The students of one mechanism, which share a first stage and what is compiled; `known` ones are not trained."""
+    attention, count, options, end, known = job
+    numbers = [number for number in options.keep if number < count]
+    if all((attention, number) in known for number in numbers):
+        return [known[attention, number] for number in numbers]
     torch.compiler.reset()
     share_decoded(options.runs / "decoded")
     changes = parse_changes(options.set, "set", {})
@@ -179,16 +183,18 @@ def _climbed(job: tuple[str, int, argparse.Namespace, float]) -> list[Row]:
     first = {**common, "schedule.epochs": options.stage1_epochs, "run.folder": f"{folder}_stage1"}
     errors = run_one("linearize_stage1", first, end).get("errors")
     rows = []
-    for number in options.keep:
-        if number < count:
-            blocks = chosen_blocks(number, count)
-            found = run_one("linearize", {
-                **common, "schedule.epochs": options.epochs, "linearize.start": first["run.folder"],
-                "linearize.keep": blocks, "run.folder": f"{folder}_{number}",
-            }, end)  # fmt: skip
-            kept = ("agreement", "top1", "error")
-            row = {"attention": attention, "softmax": number, "blocks": list(blocks), "stage1_errors": errors}
-            rows.append({**row, **{key: found[key] for key in kept if key in found}})
+    for number in numbers:
+        if (attention, number) in known:
+            rows.append(known[attention, number])
+            continue
+        blocks = chosen_blocks(number, count)
+        found = run_one("linearize", {
+            **common, "schedule.epochs": options.epochs, "linearize.start": first["run.folder"],
+            "linearize.keep": blocks, "run.folder": f"{folder}_{number}",
+        }, end)  # fmt: skip
+        told = ("agreement", "top1", "error")
+        row = {"attention": attention, "softmax": number, "blocks": list(blocks), "stage1_errors": errors}
+        rows.append({**row, **{key: found[key] for key in told if key in found}})
     return rows
 
 

@@ -22,7 +22,7 @@ def options_of(about: str | None, seconds: float, total: float) -> argparse.Argu
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file; by default only printed")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=seconds, help="per case, including warm-up")
+    parser.add_argument("--seconds", type=float, default=seconds, help="per case, after warm-up")
     parser.add_argument("--budget", type=float, default=total, help="seconds in total; each case gets its share")
     return parser
 
@@ -47,15 +47,15 @@ def measure(call: Callable[[], Any], device: torch.device, seconds: float | None
     Args:
         call: what is measured.
         device: where it runs; memory is None on a CPU.
-        seconds: approximate total time, including the `warm` calls; some calls are always timed. None skips the case.
-        warm: warm-up calls, not timed.
+        seconds: for the timed calls, approximately; some calls are always timed. None skips the case.
+        warm: calls before them.
     """
     if seconds is None:
         return {**NOTHING, "error": "no time left"}
     before = _held(device)
     try:
+        _timed(call, device, warm)  # may compile for longer than there is time
         start = time.perf_counter()
-        _timed(call, device, warm)
         _reset_peak(device)
         first = _timed(call, device, 1)
         left = seconds - (time.perf_counter() - start)
