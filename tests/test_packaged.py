@@ -16,7 +16,9 @@ from sightline.data.labels import imagenet_classes
 from sightline.engine.analyze import Session
 from sightline.engine.checkpoint import write_weights
 from sightline.engine.settings import configure, load_recipe
+from sightline.models import factory
 from sightline.models.weights import packaged
+from sightline.models.weights.published import Cached
 from sightline.tasks.preprocess import card_of
 from sightline.util.errors import InputError
 
@@ -109,6 +111,22 @@ def test_other_commands_begin_with_it(box: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("sightline.hub.exporting.export", export)
     assert main(["export", str(tmp_path / "model.onnx")]) == 2
     assert given == [None]
+
+
+def test_the_weights_of_a_model_by_its_name(run: Path, box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sightline.load(model=NAME).path == box
+    asked = []
+
+    def download(name: str) -> Cached:
+        asked.append(name)
+        return Cached(name, run, "", "", False)
+
+    monkeypatch.setattr(factory, "download", download)
+    monkeypatch.setattr(packaged, "FOLDER", run.parent / "none")
+    assert sightline.load(model=NAME).path == run
+    assert asked == [NAME]
+    with pytest.raises(InputError, match="inline_swin_tiny"):
+        sightline.load(model="inline_swin_tinny")
 
 
 def test_without_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,16 @@ def facts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+def test_a_model_of_our_own(capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(capsys, "inline_conv_small")
+    assert set(found["published"].values()) == {224, None}
+    assert [(stage["depth"], stage["attention"]) for stage in found["stages"]] == [
+        (3, "convolutions"), (3, "convolutions"), (8, "convolutions, inline"), (3, "inline"),
+    ]  # fmt: skip
+    assert main(["info", "inline_conv_small"]) == 0
+    assert "Published figures" not in capsys.readouterr().out
+
+
 def test_published_size(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(capsys, "inline_deit_tiny")
     assert list(found) == [

@@ -20,6 +20,7 @@ from tests.engine import warm
 from tests.engine.tiny import RECIPE, command, make_images, run, write_recipe
 
 HUGE = str(10**60)
+MANY = str((os.cpu_count() or 1) + 1)  # more processes than torch thinks wise
 
 
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -149,7 +150,7 @@ def test_a_teacher_that_cannot_be_downloaded(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["--run.precision", "bf16", "--data.workers", "9"], ["--model", "resnet10t"]])
+@pytest.mark.parametrize("more", [["--run.precision", "bf16", "--data.workers", MANY], ["--model", "resnet10t"]])
 def test_libraries_do_not_warn(tmp_path: Path, more: list[str]) -> None:
     """Neither while they are imported, in a fresh process, nor later."""
     images = make_images(tmp_path / "images")

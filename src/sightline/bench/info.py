@@ -48,8 +48,8 @@ class StageInfo:
 class ModelInfo:
     """The facts about a model at a size, in the order in which `sightline info --json` prints them.
 
-    `published` has parameters in millions, multiply-adds in billions and ImageNet-1K top-1 in percent; `input` is what
-    the model is evaluated on.
+    `published` has parameters in millions, multiply-adds in billions and ImageNet-1K top-1 in percent, or None each for
+    a model of our own; `input` is what the model is evaluated on.
     """
 
     name: str
@@ -100,13 +100,14 @@ def describe_model(
         raise InputError(f"img_size={format_size(size)}: {name} cannot take it ({reason})") from error
     published = parse_pattern(own["attention"], own["depths"])
     pattern = parse_pattern(attention or own["attention"], own["depths"])
-    of_stages = zip(maps[-len(pattern) :], own["embed_dims"], own["num_heads"], own["depths"], pattern, strict=True)
+    convs = own.get("conv_depths", [0] * len(pattern))
+    of_stages = zip(maps[-len(pattern) :], own["embed_dims"], own["num_heads"], convs, pattern, strict=True)
     config = resolve_model_data_config(model)
     notes = [NEWTON_NOTE] if variant.cls.family == "soft" else []
     return ModelInfo(
         name=name,
         family=variant.cls.family,
-        paper=MECHANISMS[published[0][0].name].paper,
+        paper=next(MECHANISMS[block.name].paper for stage in published for block in stage),
         img_size=size,
         num_classes=model.num_classes,
         attention=format_pattern(pattern),
@@ -115,17 +116,22 @@ def describe_model(
         activations=cost.activations,
         published={
             "img_size": variant.size,
-            "params_m": variant.params,
-            "flops_g": variant.flops,
+            "params_m": None if variant.own else variant.params,
+            "flops_g": None if variant.own else variant.flops,
             "top1": variant.top1,
         },
         stages=tuple(
-            StageInfo((found.shape[-2], found.shape[-1]), dim, heads, depth, format_pattern([blocks]))
-            for found, dim, heads, depth, blocks in of_stages
+            StageInfo((found.shape[-2], found.shape[-1]), dim, heads, convs + len(blocks), _mixing(convs, blocks))
+            for found, dim, heads, convs, blocks in of_stages
         ),
         input={name: config[name] for name in ("input_size", "interpolation", "crop_pct", "mean", "std")},
         notes=(*notes, *_table_note(name, given, cost.params), _weights_note(name), *_kernel_notes(pattern, own)),
     )
+
+
+def _mixing(convs: int, blocks: list[Spec]) -> str:
+    """What mixes the tokens in the blocks of a stage."""
+    return ", ".join((["convolutions"] if convs else []) + ([format_pattern([blocks])] if blocks else []))
 
 
 def _weights_note(name: str) -> str:

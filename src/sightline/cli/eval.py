@@ -62,7 +62,9 @@ class Options:
         "names: classes by name; order: class i of the data is output i; v2: folders are indices of outputs; real: "
         "ImageNet's ReaL labels next to the usual ones; or a JSON file of label sets", default="names", metavar="WAY",
     )  # fmt: skip
-    model: str | None = option("the model, if the weights do not show it", metavar="NAME")
+    model: str | None = option(
+        "the model, if the weights do not show it; without --checkpoint, its published weights are used", metavar="NAME"
+    )
     model_args: ModelArgs = model_arguments()
     batch_size: Count = option("images per batch; by default 64", default=64, metavar="N")
     workers: Workers = option("processes that decode images; by default 2", default=2, metavar="N")

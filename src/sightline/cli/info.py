@@ -52,7 +52,8 @@ def run(options: Options) -> None:
         ["ImageNet-1K top-1", "-", _number(published["top1"], "%", 1)],
     ]
     show(FIGURES, rows)
-    say("Published figures are for {img_size}x{img_size}.".format(**published))
+    if published["params_m"] is not None:
+        say("Published figures are for {img_size}x{img_size}.".format(**published))
     for note in info.notes:
         say(note)
     say()

@@ -43,7 +43,9 @@ class Options:
         metavar="POINT",
     )
     img_size: Size | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
-    model: str | None = option("the model, if the weights do not show it", metavar="NAME")
+    model: str | None = option(
+        "the model, if the weights do not show it; without --checkpoint, its published weights are used", metavar="NAME"
+    )
     model_args: ModelArgs = model_arguments()
     device: str = option("cpu, cuda, mps; by default the GPU if there is one", default="auto", metavar="NAME")
     on_error: Literal["stop", "skip"] = option(

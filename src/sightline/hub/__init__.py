@@ -17,6 +17,7 @@ from sightline.data.labels import imagenet_classes
 from sightline.hub.exported import open_exported
 from sightline.hub.formats import SUFFIXES as EXPORTED
 from sightline.models.base import Arguments
+from sightline.models.factory import pretrained_weights
 from sightline.models.weights.checkpoint import Checkpoint, Choice, load_model, prefix_errors
 from sightline.models.weights.layouts import IGNORED
 from sightline.models.weights.packaged import default_weights
@@ -43,7 +44,8 @@ def load(
 ) -> Loaded:
     """Open a trained model: a run folder, one of our own files, an exported file, or a published checkpoint.
 
-    Without a path it is the model that comes with the package, a classifier of ImageNet.
+    Without a path it is the model that comes with the package, a classifier of ImageNet; with the name of another model
+    alone, its published weights, which are downloaded once.
 
     The header is read once, shapes are checked on the meta device, and the model is built once. A file is read as data
     only; a published checkpoint is identified by the shapes of its tensors.
@@ -52,7 +54,8 @@ def load(
         path: a run folder (its best weights are loaded), a weight file, an .onnx or .pt2 file of `sightline.export` (a
             .pt2 file is a program: open only those that you trust), or "hf-hub:owner/name" for a repository of the
             Hugging Face hub that `sightline.push_to_hf_hub` made.
-        model, model_args: the variant and its arguments, if a checkpoint without a card leaves them open.
+        model, model_args: the variant and its arguments, if a checkpoint without a card leaves them open, or without a
+            path.
         device: where to put the model; "auto" for a GPU if there is one.
 
     Returns:
@@ -70,7 +73,8 @@ def load(
         >>> loaded.classes[int(loaded.model(image.unsqueeze(0)).argmax())] in loaded.classes
         True
     """
-    path = default_weights() if path is None else path
+    if path is None:
+        path = default_weights() if model is None else pretrained_weights(model)
     check_path(path, "checkpoint", "a run folder or a file of weights")
     target = choose_device(device, "device") if isinstance(device, str) else device
     if Path(path).suffix in EXPORTED and not Path(path).is_dir():

@@ -171,6 +171,16 @@ def check_name(name: str) -> None:
         raise InputError(f"no model {name!r}; {remedy}")
 
 
+def pretrained_weights(name: str) -> Path:
+    """The file of the weights of a model: in the package, or published, which are downloaded once.
+
+    Raises:
+        InputError: there is no such model, or it has no weights.
+        FileError: they cannot be downloaded.
+    """
+    return packaged(variant_name(name)) or download(name).path
+
+
 def variant_name(name: str) -> str:
     """`name` if it is one of our models.
 

@@ -42,7 +42,7 @@ from sightline.models.weights.reader import read_weights
 
 @dataclass(frozen=True)
 class Variant:
-    """A published model, or one of our own."""
+    """A published model with its figures, or one of our `own` with measured ones."""
 
     cls: type[VisionModel]
     params: float
@@ -53,6 +53,7 @@ class Variant:
     args: Arguments = field(default_factory=dict)
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    own: bool = False
 
     def cfg(self, url: str) -> Arguments:
         """timm's description of weights and input."""
@@ -99,6 +100,7 @@ VARIANTS: dict[str, Variant] = {
         args={**_deit(192, 3), "attention": "inline(residual=false,softmax_prefix=true,agents=49,window=7)"},
         mean=IMAGENET_INCEPTION_MEAN,
         std=IMAGENET_INCEPTION_STD,
+        own=True,
     ),
     "inline_pvt_tiny": Variant(PVT, 12.03, 2.0, 78.2),
     "inline_pvt_small": Variant(PVT, 21.56, 3.9, 82.0, args={"depths": (3, 4, 6, 3)}),
@@ -114,7 +116,7 @@ VARIANTS: dict[str, Variant] = {
     "inline_cswin_small": Variant(CSwin, 33.03, 6.8, 83.8, args={"depths": (3, 6, 29, 2)}),
     "inline_cswin_base": Variant(CSwin, 73.41, 14.9, 84.5, args=_CSWIN_BASE),
     "inline_cswin_base_384": Variant(CSwin, 73.41, 46.3, 85.7, 384, 1.0, {**_CSWIN_BASE, "stripes": (1, 2, 12, 12)}),
-    "inline_conv_small": Variant(Hybrid, 25.87, 4.6, None),  # ours
+    "inline_conv_small": Variant(Hybrid, 25.87, 4.6, None, own=True),
     "soft_tiny": Variant(Soft, 13.07, 1.9, 79.3),
     "soft_small": Variant(Soft, 24.1, 3.3, 82.2, args={"depths": (1, 3, 7, 4)}),
     "soft_medium": Variant(Soft, 45.81, 7.2, 82.9, args=_SOFT_MEDIUM),
