@@ -21,6 +21,7 @@ from sightline.util.schema import Side
 
 FACTS = "exported"  # the metadata entry that identifies a file exported by sightline
 LARGEST = 1 << 26  # bytes of metadata
+LIBRARIES = (".so", ".dylib", ".dll", ".pyd")  # where a package has its compiled code
 Run = Callable[[Tensor], Sequence[Tensor]]
 Natural = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -145,11 +146,14 @@ def _package_metadata(path: Path) -> dict[str, str]:
         with zipfile.ZipFile(path) as archive:
             entries = [e for e in archive.infolist() if e.filename.endswith("_metadata.json") and e.file_size < LARGEST]
             found = [json.loads(archive.read(entry)) for entry in entries]
-            damaged = archive.testzip()  # code that is damaged would end the process
+            code = any(name.endswith(LIBRARIES) for name in archive.namelist())
+            damaged = archive.testzip()  # code that is damaged, or missing in torch 2.11, would end the process
     except (zipfile.BadZipFile, OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path}: not a compiled package ({reason(error)}); export it again") from error
     if damaged is not None:
         raise FileError(f"{path}: its part {shown(damaged)} is damaged; export it again")
+    if not code:
+        raise FileError(f"{path}: a package without compiled code; export it again")
     return {
         key: text for item in found if isinstance(item, dict) for key, text in item.items() if isinstance(text, str)
     }
