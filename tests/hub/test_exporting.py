@@ -19,11 +19,13 @@ from torch._inductor.exc import CppCompileError, InductorError
 from torch.export import Dim, export
 
 import sightline
+from sightline import backend
 from sightline.cli.main import main
 from sightline.engine.pictures import check_attention
 from sightline.hub import exporting, formats
 from sightline.hub.exporting import Exported
 from sightline.hub.formats import check_dynamic
+from sightline.layers.patch import picked_patches, to_map, to_tokens
 from sightline.tasks.segmentation.config import Model
 from sightline.tasks.segmentation.model import Segmenter
 from sightline.util.errors import FileError, InputError, RunError
@@ -189,6 +191,28 @@ def test_linear_layers_of_any_number_of_tokens_take_matrices() -> None:
     images = torch.randn(3, 8, 4, 6)
     for found, wanted in zip(program.module()(images), model(images), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+class Merges(nn.Module):
+    """Tokens as a map, whose patches are gathered: of the map itself, and of the map turned by 90 degrees."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = to_tokens(x)[0].contiguous() * 2
+        maps = to_map(tokens, (x.shape[2], x.shape[3]))
+        return picked_patches(maps, (2, 2))[0], picked_patches(maps.transpose(2, 3), (2, 2))[0]
+
+
+@torch.no_grad()
+def test_patches_are_gathered_from_the_tokens_of_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "patch_kernel", lambda x: True)
+    model, axes = Merges(), {0: Dim("b", min=2, max=9), 2: Dim("h", min=2, max=99), 3: Dim("w", min=2, max=99)}
+    program = export(model, (torch.randn(2, 8, 5, 7),), dynamic_shapes=(axes,), strict=False)
+    formats.skip_views(program)
+    given = [node.args[0] for node in program.graph.nodes if "gather_patches" in str(node.target)]
+    assert [x.target is torch.ops.aten.mul.Tensor for x in given] == [True, False]
+    images = torch.randn(3, 8, 4, 6)
+    for found, wanted in zip(program.module()(images), model(images), strict=True):
+        assert torch.equal(found, wanted)
 
 
 @torch.no_grad()

@@ -127,6 +127,25 @@ def flatten_rows(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
+def skip_views(program: ExportedProgram) -> None:
+    """Give the kernel of `gather_patches` the tokens that its map was made from, in place.
+
+    The views from tokens to a map and back end where they began. If sizes are symbols, Inductor does not see that, and
+    copies the tokens.
+    """
+    views = (torch.ops.aten.transpose.int, torch.ops.aten.flatten.using_ints, torch.ops.aten.permute.default,
+             torch.ops.aten.reshape.default)  # fmt: skip
+    for node in program.graph.nodes:
+        if getattr(node.target, "name", str)() == "sightline::gather_patches":
+            given = source = node.args[0]
+            while source.target in views:
+                source = source.args[0]
+            first, last = source.meta["val"], given.meta["val"]
+            if first.shape == last.shape and first.is_contiguous() and last.is_contiguous():
+                node.replace_input_with(given, source)
+    program.graph_module.recompile()
+
+
 def limit_numbers(program: ExportedProgram, most: int = MOST) -> bool:
     """Let the graph refuse images for which a tensor would have more than `most` numbers, in place.
 
@@ -168,6 +187,7 @@ def write_package(program: ExportedProgram, path: Path, metadata: Mapping[str, s
     from torch._inductor import config as inductor
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
+    skip_views(program)
     flatten_rows(program)
     configs: dict[str, Any] = {"aot_inductor.metadata": dict(metadata)}
     if any(tensor.is_cuda for tensor in program.state_dict.values()):
