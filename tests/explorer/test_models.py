@@ -21,6 +21,14 @@ def test_random_weights_say_so() -> None:
     assert "RANDOM" in str(models.find("m0", None).warning)
 
 
+def test_a_model_by_its_name() -> None:
+    assert Models((), (), "inline_vit_tiny").first.checkpoint is not None
+    with pytest.raises(InputError, match=r"checkpoint: vit_tiny_patch16_224 .* timm"):
+        Models((), (), "vit_tiny_patch16_224")
+    with pytest.raises(InputError, match="no model"):
+        Models((), (), "nonsense")
+
+
 def test_twins_share_weights() -> None:
     models = Models((), ("linear(phi=elu1)",), None, ARGS)
     base = models.find("m0", None).model.state_dict()

@@ -216,7 +216,7 @@ def test_patches_are_gathered_from_the_tokens_of_a_map(monkeypatch: pytest.Monke
 
 
 @torch.no_grad()
-def test_images_for_which_indices_are_too_short_are_refused() -> None:
+def test_images_for_which_indices_are_too_short_are_rejected() -> None:
     model, axes = Tokens(), {0: Dim("b", min=2, max=999), 2: Dim("h", min=2, max=99), 3: Dim("w", min=2, max=99)}
     program = export(model, (torch.randn(2, 8, 5, 7),), dynamic_shapes=(axes,))
     assert not formats.limit_numbers(program, 2 * 8 * 5 * 7 - 1)

@@ -100,8 +100,8 @@ def describe_model(
         raise InputError(f"img_size={format_size(size)}: {name} cannot take it ({reason})") from error
     published = parse_pattern(own["attention"], own["depths"])
     pattern = parse_pattern(attention or own["attention"], own["depths"])
-    convs = own.get("conv_depths", [0] * len(pattern))
-    of_stages = zip(maps[-len(pattern) :], own["embed_dims"], own["num_heads"], convs, pattern, strict=True)
+    conv_depths = own.get("conv_depths", [0] * len(pattern))
+    of_stages = zip(maps[-len(pattern) :], own["embed_dims"], own["num_heads"], conv_depths, pattern, strict=True)
     config = resolve_model_data_config(model)
     notes = [NEWTON_NOTE] if variant.cls.family == "soft" else []
     return ModelInfo(

@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+import timm
 import torch
 
 from sightline.analysis.capture import attention_blocks
@@ -96,10 +97,12 @@ class Models:
 
 
 def default_model(name: str | None, args: Arguments) -> StudyModel:
-    """The model in the package, or one by name: with weights that were downloaded before, else random ones."""
-    if name is None and not args and (path := packaged(PACKAGED)) is not None:
+    """The model in the package, or one by name: with weights of the package or downloaded before, else random ones."""
+    if not args and (path := packaged(name or PACKAGED)) is not None:
         return open_model(str(path), None, args, None, 0)
     name = name or DEFAULT
+    if name not in VARIANTS and timm.is_model(name):
+        raise InputError(f"checkpoint: {name} is a model of timm; give a file with its weights")
     downloaded = cache_folder() / f"{name}.pth"
     if name in PUBLISHED and not args and downloaded.is_file():
         return open_model(str(downloaded), name, args, None, 0)

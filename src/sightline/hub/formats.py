@@ -25,7 +25,7 @@ from sightline.util.files import reason, write_result
 
 SUFFIXES = (".onnx", ".pt2")
 INPUT = "images"
-MOST = 2**31 - 1  # numbers of a tensor that have an index of 32 bits
+MOST = 2**31 - 1  # elements of a tensor with indices of 32 bits
 
 
 def require_onnx() -> None:
@@ -147,13 +147,13 @@ def skip_views(program: ExportedProgram) -> None:
 
 
 def limit_numbers(program: ExportedProgram, most: int = MOST) -> bool:
-    """Let the graph refuse images for which a tensor would have more than `most` numbers, in place.
+    """Let the graph reject images for which a tensor would have more than `most` elements, in place.
 
     Returns:
         Whether it has the limit; not if the example that was traced exceeds it.
 
-    If sizes are symbols, kernels of Inductor divide by them to find each number, and in 64 bits these divisions take
-    longer than all else. With a limit, 32 bits are enough.
+    If sizes are symbols, Inductor's kernels divide by them to index each element, and in 64 bits these divisions take
+    longer than anything else. With a limit, 32 bits are enough.
     """
     graph = program.graph
     images = next(node for node in graph.nodes if node.name == program.graph_signature.user_inputs[0])

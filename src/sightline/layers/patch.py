@@ -31,7 +31,7 @@ def picked_patches(x: Tensor, size: tuple[int, int], by_column: bool = False) ->
     grid of the patches. `by_column` has the columns of a patch before its rows.
 
     For an exported graph of any size: tokens are picked by a kernel or a list, where padding and cutting would divide
-    by symbols to find each number.
+    by symbols to index each element.
     """
     (height, width), (down, across) = x.shape[2:], size
     grid = (ceil_div(height, down), ceil_div(width, across))

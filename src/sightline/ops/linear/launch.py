@@ -116,7 +116,7 @@ def forward(
     # In a graph for any number of tokens both ways are launched, and the one that does not apply has no programs.
     either = not save and not window and not images.longest and is_symbolic(tokens, keys)
     cut = _plan(q, k, images, options, readers is not None, either)
-    few = planning.shortness(sym_max(tokens, keys)) if either else int(cut.short)
+    few = planning.shortness(sym_max(tokens, keys)) if either else int(cut.short and not window)
     number = 0 if queries is None else int(queries.shape[1])
     residual = weights is not None or layers is not None
     flags = _flags(q, residual, images, options)
@@ -134,7 +134,7 @@ def forward(
     layout = (images.mask, images.cu, images.grids)
     reading: dict[str, Constant] = {"A": padded(number), "AGENTS": agents, "FIRST": number - agents}
     numbers = (*images.grid, images.prefix, options.scale, options.eps)
-    if (cut.short or either) and not window:
+    if either or few:
         sums = empty((count if save else 0, size), torch.float32, device)
         tile = cut.whole if residual else cut.queries
         launch(
@@ -146,7 +146,7 @@ def forward(
         )  # fmt: skip
         if not either:
             return Forward(out, sums, weights, mean)
-    many = 1 - few if either else 1
+    many = 1 - few
     parts = triton.cdiv(images.longest or keys, cut.chunk)
     partial = empty((parts, count, size), torch.float32, device)
     sums_x = None if layers is None else empty((parts, count, heads * dim), torch.float32, device)

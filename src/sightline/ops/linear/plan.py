@@ -110,7 +110,7 @@ def plan(
 
 
 def shortness(tokens: int) -> int:
-    """1 if one program takes the keys of a whole image, else 0; of a symbol, a symbol."""
+    """1 if one program takes the keys of a whole image, else 0; a symbol if `tokens` is one."""
     return sym_min(1, SHORT // tokens)
 
 

@@ -1,7 +1,7 @@
 """Patches of a map that do not overlap, for exported graphs whose sizes are symbols.
 
-torch's compiler divides by every symbol to find each number of a padded and rearranged map, which takes longer than to
-copy it. The kernel knows its line of the map.
+torch's compiler divides by the symbols to index each element of a padded and rearranged map, which takes longer than
+the copy itself. A program of the kernel has one row of the map.
 """
 
 from torch import Tensor
