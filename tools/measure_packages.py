@@ -163,6 +163,7 @@ def measure(cases: list[str], folder: Path, device: str, limit: float) -> list[d
     end = time.perf_counter() + limit
     workers = {(f, c): Worker(f, c, folder / f"{i}-{f}", device) for i, c in enumerate(cases) for f in FORMS}
     facts = {key: worker.answer(end - time.perf_counter()) for key, worker in workers.items()}
+    print(f"{sum(fact is not None for fact in facts.values())} of {len(facts)} made; measuring", flush=True)
     rows = []
     for case in cases:
         name, size, batch, axes, dtype = case.split(":")
