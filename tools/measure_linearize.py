@@ -14,8 +14,8 @@
 students: one run of `sightline linearize` as a user starts it, and how long it takes; every call adds one. speed:
 compiled teacher and student, by plain calls. ladder: mechanisms and numbers of softmax blocks; the first stage is
 shared by the students of a mechanism, and students that the file has are not trained again. resolution: accuracy and
-speed at sizes that were not trained, for teacher and student, and of the student after a short training there, in
-which the teacher sees the images at its own size. finetune: the same recipe from the student, from random weights and
+speed at sizes that were not trained, for teacher and student, and accuracy of the student after a short training there,
+in which the teacher sees the images at its own size; a training that the file has is not repeated. finetune: the same recipe from the student, from random weights and
 from the teacher. `--runs` keeps the runs; what is complete is not repeated.
 """
 
@@ -207,9 +207,13 @@ def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Ro
     """Accuracy and speed of teacher and student by size, and of the student after a short training at that size."""
     teacher = _save(_teacher(options), options.runs / "teacher.safetensors")
     own = sightline.load(teacher).card.input_size[-1]
+    known = {_key(row) for row in kept(options.out) if "error" not in row}
     for size in options.sizes or SIZES:
         for name, path in (("teacher", str(teacher)), ("student", options.student)):
-            yield _at_size(name, path, size, False, options, device)
+            rate = _rate(sightline.load(path).model, size, options, device)
+            yield {**_at_size(name, path, size, False, options), f"images_per_second_{size}": rate}
+        if _key({"model": "student", "size": size, "trained": True}) in known:
+            continue
         values = {
             **_common(options), "data.size": size, "schedule.epochs": max(1, options.epochs // 4), "optim.lr": 2e-4,
             "schedule.warmup_epochs": 0, "linearize.start": options.student, **_like(options.student),
@@ -220,7 +224,7 @@ def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Ro
         if "error" in done:
             yield {"model": "student", "size": size, "trained": True, "error": done["error"]}
         else:
-            yield _at_size("student", done["folder"], size, True, options, device)
+            yield _at_size("student", done["folder"], size, True, options)
 
 
 def finetune(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
@@ -286,12 +290,9 @@ def _save(model: VisionModel, path: Path) -> Path:
     return path
 
 
-def _at_size(
-    name: str, path: str, size: int, trained: bool, options: argparse.Namespace, device: torch.device
-) -> Row:  # fmt: skip
+def _at_size(name: str, path: str, size: int, trained: bool, options: argparse.Namespace) -> Row:
     scores = accuracy((path, options.eval), img_size=size, workers=options.workers)
-    rate = _rate(sightline.load(path).model, size, options, device)
-    return {"model": name, "size": size, "trained": trained, **scores, f"images_per_second_{size}": rate}
+    return {"model": name, "size": size, "trained": trained, **scores}
 
 
 def _speeds(model: nn.Module, options: argparse.Namespace, device: torch.device) -> Row:
