@@ -60,6 +60,8 @@ def _section(path: Path, titles: tuple[str, ...], cells: Callable[[Row], list[st
         return ""
     made = json.loads(path.read_text())
     rows: list[Row] = [row for row in made["rows"] if "error" not in row]
+    seen = list(dict.fromkeys(row.get("attention") for row in rows))  # a file that was continued is not in order
+    rows.sort(key=lambda row: (seen.index(row.get("attention")), row.get("softmax", 0)))
     found = {int(key.removeprefix(RATE)) for row in rows for key in row if key.startswith(RATE)}
     sizes = sorted(found) if rates else []
     lines = [[*cells(row), *(_number(row.get(f"{RATE}{size}"), ",.0f") for size in sizes)] for row in rows]
