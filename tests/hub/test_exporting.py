@@ -25,6 +25,7 @@ from sightline.engine.pictures import check_attention
 from sightline.hub import exporting, formats
 from sightline.hub.exporting import Exported
 from sightline.hub.formats import check_dynamic
+from sightline.hub.trace import AXES
 from sightline.layers.patch import picked_patches, to_map, to_tokens
 from sightline.tasks.segmentation.config import Model
 from sightline.tasks.segmentation.model import Segmenter
@@ -235,7 +236,7 @@ def test_a_package_for_any_size_of_a_small_model(tmp_path: Path, monkeypatch: py
     """Rejected before the model is traced."""
     monkeypatch.setattr(exporting, "trace", lambda *args: pytest.fail("traced"))
     with pytest.raises(InputError, match=r"dynamic.* 17 .*16"):
-        sightline.export(tiny("deit", depths=1, img_size=16), tmp_path / "model.pt2")
+        sightline.export(tiny("deit", depths=1, img_size=16), tmp_path / "model.pt2", dynamic=tuple(AXES))
 
 
 def test_fixed_sizes(tmp_path: Path) -> None:
@@ -248,6 +249,33 @@ def test_fixed_sizes(tmp_path: Path) -> None:
     assert_close(loaded.model(x), model(x), 1e-4)
     with pytest.raises(InputError, match="33"):
         loaded.model(image(33, 32))
+
+
+def test_default_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package has one size, an ONNX file any."""
+    found = []
+
+    def trace(graph: object, size: tuple[int, ...], axes: tuple[str, ...], device: object) -> None:
+        found.append((size, axes))
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(exporting, "trace", trace)
+    for name in ("model.pt2", "model.onnx"):
+        with pytest.raises(InputError, match="far enough"):
+            sightline.export(tiny("deit", depths=1), tmp_path / name, img_size=(48, 40))
+    assert found == [((3, 48, 40), ("batch",)), ((3, 48, 40), ("batch", "height", "width"))]
+
+
+def test_another_size_than_that_of_training(tmp_path: Path) -> None:
+    """The file records it, so that images are resized to it."""
+    model = classifier(tmp_path / "model.safetensors")
+    args = [str(tmp_path / "model.safetensors"), str(tmp_path / "model.onnx"), "--dynamic", "batch"]
+    assert main(["export", *args, "--img-size", "48x40"]) == 0
+    loaded = sightline.load(tmp_path / "model.onnx")
+    assert loaded.card.input_size == (3, 48, 40)
+    x = loaded.transform(Image.new("RGB", (100, 80)))[None]
+    assert x.shape == (1, 3, 48, 40)
+    assert_close(loaded.model(x), model(x), 1e-4)
 
 
 def test_int8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,6 +323,8 @@ def test_features(tmp_path: Path) -> None:
         ({"target": "model.tflite"}, ".tflite"),
         ({"target": "model.onnx", "dynamic": ("depth",)}, "depth"),
         ({"target": "model.pt2", "int8": "."}, "int8"),
+        ({"target": "model.onnx", "img_size": 0}, "img_size"),
+        ({"target": "model.onnx", "img_size": (32, 32, 3)}, "img_size"),
         ({"target": "model.onnx", "int8": "nowhere"}, "nowhere"),
         ({"target": "model.onnx", "int8": "empty"}, "empty"),
         ({"target": "taken.onnx"}, "taken.onnx"),

@@ -7,7 +7,7 @@ from json import loads
 from sightline.cli.options import Command, option, positional
 from sightline.cli.output import number, print_json, show
 from sightline.util.names import format_size
-from sightline.util.schema import Listed
+from sightline.util.schema import Listed, Size
 from sightline.util.text import say
 
 COLUMNS = (number("batch"), number("size"), number("difference"), number("model ms"), number("file ms"))
@@ -17,18 +17,20 @@ COLUMNS = (number("batch"), number("size"), number("difference"), number("model 
 class Options:
     """Write a classifier, its backbone or a segmenter as an ONNX file, or as a package that AOTInductor compiles.
 
-    The file is run at three sizes and two batches and compared with the model. A file that differs by more than 1e-4
-    (0.02 with --half) is removed, and the status is 1. `sightline predict` and `eval` take the file as --checkpoint.
+    The file is run at three sizes and two batches, where it takes them, and compared with the model. A file that
+    differs by more than 1e-4 (0.02 with --half) is removed, and the status is 1. `sightline predict` and `eval` take
+    the file as --checkpoint.
     """
 
     source: str | None = positional(
         "run folder, or file of weights, public ones as published; by default the model in the package", optional=True
     )
     out: str = positional("file to write, ending in .onnx or .pt2")
-    dynamic: Listed[str] = option(
-        "axes of any length: batch,height,width (default), some of them, or none",
-        default=("batch", "height", "width"), metavar="AXES",
-    )  # fmt: skip
+    dynamic: Listed[str] | None = option(
+        "axes of any length: batch,height,width (default of .onnx), batch (default of .pt2, which is faster), or none",
+        metavar="AXES",
+    )
+    img_size: Size | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
     half: bool = option("float16, with norms and sums in float32", default=False)
     int8: str | None = option("int8, calibrated with the images of a folder; ONNX only", metavar="FOLDER")
     features: bool = option("the feature maps of a classifier instead of its classes", default=False)
@@ -43,8 +45,9 @@ def run(options: Options) -> None:
 
     axes = () if options.dynamic == ("none",) else options.dynamic
     done = export(
-        options.source, options.out, dynamic=axes, half=options.half, int8=options.int8, features=options.features,
-        device=options.device, force=options.force, progress=lambda text: say(text, file=sys.stderr),
+        options.source, options.out, dynamic=axes, img_size=options.img_size, half=options.half, int8=options.int8,
+        features=options.features, device=options.device, force=options.force,
+        progress=lambda text: say(text, file=sys.stderr),
     )  # fmt: skip
     if options.json:
         print_json(loads(done.report.read_text()))
@@ -76,7 +79,8 @@ COMMAND = Command(
         "  sightline export model.onnx\n"
         "  sightline export runs/quick model.onnx\n"
         "  sightline export public.pth model.onnx --int8 photos\n"
-        "  sightline export runs/quick model.pt2 --dynamic batch\n"
+        "  sightline export runs/quick model.pt2\n"
+        "  sightline export model.pt2 --img-size 1024 --half --device cuda\n"
         "  sightline predict photo.jpg --checkpoint model.onnx"
     ),
 )

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from timm.data import resolve_model_data_config
@@ -23,10 +24,11 @@ from sightline.models.base import FeatureNet, VisionModel
 from sightline.tasks.base import EvalOptions, Loaded
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
-from sightline.util.errors import FileError, InputError, RunError
+from sightline.util.errors import FileError, InputError, RunError, shown
 from sightline.util.files import check_writable, reason, remove_stale, write_json
-from sightline.util.names import format_size
+from sightline.util.names import MAX_SIDE, format_size
 from sightline.util.provenance import VERSION, machine_name, package_version, source_commit
+from sightline.util.schema import check_whole
 
 # The largest difference from the model, relative to its largest output if that is above one; int8 has none.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": float("inf")}
@@ -81,7 +83,8 @@ def export(
     source: str | Path | Loaded | nn.Module | None,
     target: str | Path,
     *,
-    dynamic: str | Collection[str] = tuple(AXES),
+    dynamic: str | Collection[str] | None = None,
+    img_size: int | tuple[int, int] | None = None,
     half: bool = False,
     int8: str | Path | None = None,
     features: bool = False,
@@ -95,7 +98,8 @@ def export(
         source: a run folder, a file of weights, what `sightline.load` opened, or a model; None for the packaged one.
         target: ends in .onnx, or in .pt2 for a package compiled for this machine.
         dynamic: axes of any length, some of "batch", "height" and "width", as a sequence or a text with commas; the
-            others are as in training, one image.
+            others have one image and `img_size`. By default all of an ONNX file, and "batch" of a package.
+        img_size: pixels, or (height, width), of the images; by default as in training.
         half: weights and activations in float16, norms and sums in float32; images and outputs stay float32.
         int8: a folder of calibration images, for an ONNX file in int8; accuracy is compared if it has class folders.
         features: export the feature maps of a classifier, as features_only gives them.
@@ -113,7 +117,8 @@ def export(
         >>> sightline.export(model, "model.onnx", dynamic=("batch",)).inputs
         ('batch', 3, 32, 32)
     """
-    path, axes = _check_target(Path(target), force), check_dynamic(dynamic)
+    path = _check_target(Path(target), force)
+    axes = check_dynamic(SUFFIXES[path.suffix] if dynamic is None else dynamic)
     if int8 is not None and (half or features or path.suffix != ".onnx"):
         raise InputError("int8: for ONNX files of whole models, without half and features; leave the others out")
     files = [] if int8 is None else calibration_files(int8)
@@ -124,7 +129,7 @@ def export(
         require_onnx()
         place = torch.device("cpu")
     loaded = load(source) if source is None or isinstance(source, str | Path) else source
-    model, metadata, size = _describe(loaded, features)
+    model, metadata, size = _describe(loaded, features, _sides(img_size))
     model = deepcopy(model).eval().to(place)
     precision = "int8" if files else "float16" if half else "float32"
     facts = {
@@ -177,8 +182,22 @@ def _check_target(path: Path, force: bool) -> Path:
     return path
 
 
-def _describe(source: Loaded | nn.Module, features: bool) -> tuple[nn.Module, dict[str, str], tuple[int, int, int]]:
-    """The model to export, the metadata of the file, and (channels, height, width)."""
+def _sides(img_size: int | tuple[int, int] | None) -> tuple[int, ...]:
+    """Height and width as given; empty for those of training."""
+    if img_size is None:
+        return ()
+    sides = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
+    if len(sides) != 2:
+        raise InputError(f"img_size: expected pixels, or (height, width); got {shown(img_size)}")
+    for side in sides:
+        check_whole("img_size", side, 1, MAX_SIDE)
+    return tuple(sides)
+
+
+def _describe(
+    source: Loaded | nn.Module, features: bool, sides: tuple[int, ...]
+) -> tuple[nn.Module, dict[str, str], tuple[int, int, int]]:
+    """The model to export, the metadata of the file, and (channels, height, width), with these `sides` if there are."""
     model = source if isinstance(source, nn.Module) else source.model
     if isinstance(model, ExportedModel):
         raise InputError("this file is exported already; give the weights that it was made from")
@@ -186,13 +205,16 @@ def _describe(source: Loaded | nn.Module, features: bool) -> tuple[nn.Module, di
         inner = source.model if isinstance(source, FeatureNet) else source
         usual = resolve_model_data_config(inner)
         size = (inner.in_chans, *inner.img_size) if isinstance(inner, VisionModel) else tuple(usual["input_size"])
+        size = (size[0], *(sides or size[1:]))
         shown = {key: usual[key] for key in ("mean", "std", "interpolation", "crop_pct")}
         metadata = {"input": json.dumps(shown | {"input_size": size})}
     else:
         if not TASKS[source.task].exports:
             known = " and ".join(name for name, spec in TASKS.items() if spec.exports)
             raise InputError(f"{source.path}: a model for {source.task}; only models for {known} can be exported")
-        size, metadata = tuple(source.card.input_size), source.card.to_metadata()
+        card: Any = source.card
+        size = (card.input_size[0], *(sides or card.input_size[1:]))
+        metadata = replace(card, input_size=size).to_metadata()
     if features:
         if not isinstance(model, VisionModel):
             raise InputError("features: only for classifiers of sightline; leave it out")
@@ -238,8 +260,8 @@ def _check_sides(size: tuple[int, int, int], axes: tuple[str, ...], least: int) 
     short = [name for name, side in zip(("height", "width"), size[1:], strict=True) if name in axes and side < least]
     if short:
         raise InputError(
-            f"dynamic: a package for any {' and '.join(short)} takes {least} pixels or more, and the model was trained "
-            f"at {format_size(size[1:])}; give --dynamic batch (dynamic=('batch',)), or an .onnx file"
+            f"dynamic: a package for any {' and '.join(short)} takes {least} pixels or more, and this one is for "
+            f"{format_size(size[1:])}; leave dynamic out, or give a larger img_size, or an .onnx file"
         )
 
 

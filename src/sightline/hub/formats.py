@@ -23,7 +23,8 @@ from sightline.hub.trace import AXES
 from sightline.util.errors import InputError
 from sightline.util.files import reason, write_result
 
-SUFFIXES = (".onnx", ".pt2")
+# What is written, with the axes that have any length by default: a package for one size is faster, and soon compiled.
+SUFFIXES: dict[str, tuple[str, ...]] = {".onnx": tuple(AXES), ".pt2": ("batch",)}
 INPUT = "images"
 MOST = 2**31 - 1  # elements of a tensor with indices of 32 bits
 
