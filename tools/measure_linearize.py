@@ -86,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which no training begins")
     parser.add_argument("--batch", type=int, default=32, help="images of a timed pass")
     parser.add_argument("--compile", action="store_true", help="time compiled models, with CUDA graphs")
+    parser.add_argument("--no-speed", action="store_true", help="of the ladder, which a later call adds")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--runs", type=Path, default=Path("runs/measure_linearize"))
     parser.add_argument("--out", help="JSON file; by default only printed")
@@ -165,8 +166,8 @@ def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
         if "error" in row:
             yield row
         elif row["softmax"] in options.keep:
-            told = with_error(row["top1"], int(top["images"]))
-            yield {**row, **told, **_speeds(_step(teacher, row), options, device)}
+            rates = {} if options.no_speed else _speeds(_step(teacher, row), options, device)
+            yield {**row, **with_error(row["top1"], int(top["images"])), **rates}
 
 
 def _climbed(job: tuple[str, int, argparse.Namespace, float, dict[tuple[str, int], Row]]) -> list[Row]:

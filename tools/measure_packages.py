@@ -29,6 +29,7 @@ CASES = (
     "inline_deit_tiny:224:256:batch:float16",
     "inline_deit_tiny:1024:16:batch:float16",
     "inline_swin_tiny:224:128:batch:float16",
+    "inline_pvt_tiny:224:128:batch:float16",
     "inline_cswin_tiny:224:128:batch:float16",
     "soft_tiny:224:128:batch:float16",
     "inline_deit_tiny:224:256:batch+height+width:float32",

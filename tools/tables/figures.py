@@ -40,7 +40,6 @@ STYLES = {
     "SOFT": (GREEN, "D"),
     "SOFT, reference": (COLOURS[3], "v"),
     "softmax (timm)": (VERMILLION, "s"),
-    "softmax twin": (COLOURS[4], "p"),
 }
 SHADES = ("#9ECAE1", "#4292C6", "#2171B5", "#08306B")  # queries, from short to long
 

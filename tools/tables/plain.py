@@ -13,12 +13,11 @@ from tables.markdown import table
 from tables.plain_goals import DEIT, GRAPHS, TIMM, evaluate_plain
 
 TITLE = "Plain calls"
-NAMES = {DEIT: "InLine", TIMM: "softmax (timm)", f"{DEIT} softmax": "softmax twin", f"{DEIT} none": "no attention"}
+NAMES = {DEIT: "InLine", TIMM: "softmax (timm)", f"{DEIT} none": "no attention"}
 HOWS = {EAGER: "eager", COMPILED: "compiled", GRAPHS: GRAPHS}
 WORKS = {"train": "training step", "forward": "inference", "latency": "one image"}
 INTRO = """What a loop in Python gets: wall clock until the GPU is done, everything warm, all candidates in turns. *one
-image* waits for the result of every call. *no attention* is the same network with its attention removed, *softmax twin*
-the same network with softmax."""
+image* waits for the result of every call. *no attention* is the same network with its attention removed."""
 PLOTS = """![Latency of one image](images/latency.png)
 
 ![Throughput by plain calls against resolution](images/plain_throughput.png)"""

@@ -112,7 +112,7 @@ PRESETS: dict[tuple[str, str], tuple[dict[str, object], ...]] = {
 # What people do with a model, by parts: plain calls, eager, compiled and with CUDA graphs, in the preset "plain".
 ALL_WAYS = "no,yes,reduce-overhead"
 DEIT = {"what": "models", "model": "inline_deit_tiny"}
-COMPARED = {"baselines": ("none", "timm", "softmax")}
+COMPARED = {"baselines": ("none", "timm")}
 HOST_SHAPE = "8,6,32,1+14x14"  # so small that the GPU does not limit a call
 PLAIN: dict[str, tuple[dict[str, object], ...]] = {
     "train": (
