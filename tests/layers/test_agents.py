@@ -148,7 +148,9 @@ def test_kernels_give_the_output_and_gradients_of_torch(window: int, monkeypatch
         (32, 2, (4, 6), "inline(agents=4,softmax_prefix=true,window=3)", torch.float16),
         (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true,window=7,residual=false)", torch.float16),
         (64, 1, (5, 19), "inline(agents=49,softmax_prefix=true,window=7,residual=false)", torch.bfloat16),
+        (32, 2, (4, 6), "inline(agents=4,softmax_prefix=true,window=3,residual=false)", torch.bfloat16),
         (48, 2, (33, 34), "inline(agents=9,softmax_prefix=true,window=8)", torch.bfloat16),  # several programs
+        (64, 2, (17, 16), "inline(agents=9,softmax_prefix=true,window=7,residual=false)", torch.float16),
     ],
 )
 @torch.no_grad()

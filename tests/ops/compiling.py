@@ -74,6 +74,7 @@ CASES: dict[str, list[tuple]] = {
         (BF16, "bf16", 14, 64, "readers"),
         (FP16, "tf32", 64, 24, "readers"),
         (BF16, "bf16", 64, 64, "near"),
+        (BF16, "bf16", 14, 64, "windows"),
     ],
     "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1")],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
@@ -90,6 +91,7 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
         ((FP16, "tf32", 64, 32, "readers"), {"forward_write"}),
         ((FP16, "tf32", 14, 64, "readers"), {"forward_short"}),
         ((FP16, "tf32", 14, 64, "near"), {"near_write"}),
+        *(((FP16, "tf32", 14, dim, "windows"), {"near_short"}) for dim in (32, 64)),
     ],
     "projected": [((FP16, "tf32", 4, 64), {"layer_write"}), ((BF16, "bf16", 3, 128), {"layer_sums"})],
     "soft_attention": [
@@ -111,6 +113,7 @@ ALL: dict[str, list[tuple]] = {
         *((t, dot, 14, dim, "bare") for t, dot, dim in WIDTHS),
         *((t, dot, side, dim, "readers") for t, dot in TYPED[:2] for side in (14, 64) for dim in (24, 32, 64)),
         *((t, dot, 64, dim, "near") for t, dot in TYPED[:2] for dim in (24, 32, 64)),
+        *((t, dot, 14, dim, "windows") for t, dot in TYPED[:2] for dim in (24, 32, 64)),
     ],
     "projected": [
         (t, dot, heads, dim)
@@ -218,18 +221,18 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     weights = mask = cu = grids = None
     q, k, v = meta(4, tokens, 3, heads, dim, dtype=dtype).unbind(2)
     grad = meta(4, tokens, heads, dim, dtype=dtype)
-    readers, far, agents, window, reads = None, None, 0, 0, kind in ("readers", "near")
+    readers, far, agents, window, reads = None, (None,) * 3, 0, 0, kind in ("readers", "near", "windows")
     if reads:
         readers, agents = meta(4, 49, heads, dim, dtype=dtype), 49
-    if kind == "near":
-        far, window = meta(heads, dim + 2, dtype=dtype), 7
-    if kind == "layer" or reads:
+    if kind in ("near", "windows"):
+        far, window = tuple(meta(heads, n, dtype=dtype) for n in (dim, 1, 1)), 7
+    if kind in ("layer", "readers", "near"):
         if kind == "layer":
             q, k, v = meta(4, tokens, 3 * channels, dtype=dtype), None, None
             grad = meta(4, tokens, channels, dtype=dtype)
         shapes = ((4, tokens, channels), (channels, dim, 1), (channels,), (9 * channels, dim, 1), (9 * channels,))
         layers = [*(meta(*shape, dtype=dtype) for shape in shapes), meta(3 * channels, dtype=dtype)]
-    elif kind not in ("linear", "bare"):
+    elif kind not in ("linear", "bare", "windows"):
         weights = meta(4, 9, channels, dtype=dtype)
     if kind == "masked":
         mask = meta(4, tokens, dtype=torch.bool)
@@ -239,7 +242,7 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     grid = (0, 0) if kind in ("linear", "bare") else (side, side)
     options = (heads, tokens if cu is not None else 0, *grid, 0, 0.2, 1e-6, "elu1" if is_linear else "identity",
                is_linear, dot)  # fmt: skip
-    tensors = (q, k, v, weights, *layers, readers, far, mask, cu, grids)
+    tensors = (q, k, v, weights, *layers, readers, *far, mask, cu, grids)
     _, sums, made, mean = linear.attend.function(*tensors, agents, window, *options, not reads)
     if reads:
         return

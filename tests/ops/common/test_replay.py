@@ -105,7 +105,8 @@ def _readers(window: int) -> Callable[..., Tensor]:
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layers = ResidualLayers(*(torch.ones(shape) for shape in shapes))
-        far, grid = torch.ones(2, 18) if window else None, (q.shape[1] // 4, 4)
+        far = [torch.ones(2, n) if window else None for n in (16, 1, 1)]
+        grid = (q.shape[1] // 4, 4)
         with torch.no_grad():
             readers = torch.ones(q.shape[0], 4, 2, 16)
             return inline_from_parts(q, k, v, q.flatten(2), layers, grid, 0, "identity", readers, 4, far, window)

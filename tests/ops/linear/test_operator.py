@@ -25,7 +25,7 @@ def _arguments(
     *tensors: torch.Tensor | None, heads: int = 2, grid: tuple[int, int] = (0, 0), agents: int = 0, window: int = 0
 ) -> tuple:
     """Arguments of `attend`: tensors up to those of readers, then the rest; a gradient will be needed."""
-    given = (*tensors, *[None] * (12 - len(tensors)))
+    given = (*tensors, *[None] * (14 - len(tensors)))
     return (*given, None, None, None, agents, window, heads, 0, *grid, 1, 0.25, 0.0, "identity", False, "fp32", True)
 
 
@@ -54,7 +54,7 @@ def test_opcheck(kind: str) -> None:
     plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in arguments]
     out, sums, made, mean = attend(*plain)
     weights = made if "layer" in kind else plain[3]
-    rest = (*plain[:3], torch.randn_like(out), weights, *plain[5:10], *plain[12:15], sums, mean, *plain[17:-1],
+    rest = (*plain[:3], torch.randn_like(out), weights, *plain[5:10], *plain[14:17], sums, mean, *plain[19:-1],
             torch.float32)  # fmt: skip
     torch.library.opcheck(attend_backward.packet.default, rest)
 
@@ -65,8 +65,8 @@ def test_opcheck_of_readers(agents: int, window: int) -> None:
     q, k, v = (t.detach().half() for t in tokens(2, 13, 2, 16))
     x, readers = (torch.randn(2, *shape, device=DEVICE).half() for shape in ((13, 32), (agents + 1, 2, 16)))
     layers = [t.detach().half() for t in _layers(2, 16)]
-    far = torch.randn(2, 18, device=DEVICE).half() if window else None
-    arguments = _arguments(q, k, v, None, x, *layers, None, readers, far, grid=(3, 4), agents=agents, window=window)
+    far = [torch.randn(2, n, device=DEVICE).half() if window else None for n in (16, 1, 1)]
+    arguments = _arguments(q, k, v, None, x, *layers, None, readers, *far, grid=(3, 4), agents=agents, window=window)
     torch.library.opcheck(attend.packet.default, (*arguments[:-1], False))
 
 

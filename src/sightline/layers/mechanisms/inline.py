@@ -134,9 +134,9 @@ class InlineCore(Core):
             context = place.context
             if torch.compiler.is_compiling():  # the graph has the tokens in this type already
                 context = context.to(q.dtype)
-            far = None
-            if readers is not None and self.far is not None and self.gain is not None:
-                far = torch.cat([self.far.offset, self.far.scale, self.gain], 1)
+            far: tuple[Tensor | None, ...] = (None, None, None)
+            if readers is not None and self.far is not None:
+                far = (self.far.offset, self.far.scale, self.gain)
             layers = None if self.residual is None else self.residual.layers
             return inline_from_parts(
                 q, k, v, context, layers, place.grid, place.prefix, self.phi, readers, self.agents, far, self.window[1]

@@ -1,5 +1,6 @@
 """InLine attention of a layer: the operator also makes the weights of its residual from the tokens."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -11,6 +12,8 @@ from sightline.ops.common.arguments import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
 from sightline.ops.inline.layer_operator import FOLDED, inline_layer
 from sightline.ops.linear.operator import attend
+
+NO_FAR = (None, None, None)
 
 
 class ResidualLayers(NamedTuple):
@@ -44,13 +47,13 @@ def project_packed(x: Tensor, qkv: nn.Linear, layers: ResidualLayers | None, phi
 
 def inline_from_parts(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, layers: ResidualLayers | None, grid: Grid, prefix: int, phi: str,
-    readers: Tensor | None = None, agents: int = 0, far: Tensor | None = None, window: int = 0,
+    readers: Tensor | None = None, agents: int = 0, far: Sequence[Tensor | None] = NO_FAR, window: int = 0,
 ) -> Tensor:  # fmt: skip
     """q, k and v (B, N, H, D) and the tokens x (B, N, C) -> (B, N, H, D), with the usual scale.
 
     `readers` (B, r, H, D) attend to all keys by softmax, without a gradient. All tokens ask the first `agents` of them;
     the others are the queries of the first tokens, which get what they gather. With a `window`, tokens ask their window
-    by the same softmax, in which agents have keys by `far` (H, D + 2).
+    by the same softmax, in which agents have keys by `far`: (H, D), (H, 1) and (H, 1).
     """
     q, k, v = contiguous_heads(q), contiguous_heads(k), contiguous_heads(v)
     return _attend(q, k, v, x, layers, q.shape[2], q.shape[3], grid, prefix, phi, None, readers, agents, far, window)
@@ -59,7 +62,7 @@ def inline_from_parts(
 def _attend(
     q: Tensor, k: Tensor | None, v: Tensor | None, x: Tensor, layers: ResidualLayers | None, heads: int, dim: int,
     grid: Grid, prefix: int, phi: str, bias: Tensor | None = None, readers: Tensor | None = None, agents: int = 0,
-    far: Tensor | None = None, window: int = 0,
+    far: Sequence[Tensor | None] = NO_FAR, window: int = 0,
 ) -> Tensor:  # fmt: skip
     made: tuple[Tensor | None, ...] = (None,) * 6
     if layers is None:
@@ -67,7 +70,7 @@ def _attend(
     else:
         made = (x if x.stride(2) == 1 else x.contiguous(), *layers, bias)
     return attend(
-        q, k, v, None, *made, None if readers is None else readers.contiguous(), far, None, None, None, agents,
+        q, k, v, None, *made, None if readers is None else readers.contiguous(), *far, None, None, None, agents,
         window, heads, 0,
         *grid, prefix, dim**-0.5, 0.0, phi, False, dot_precision(q.dtype), needs_gradient(q, k, v, *made),
     )[0]  # fmt: skip

@@ -39,7 +39,7 @@ def inline_attention(
         table = torch.tensor(grids, dtype=torch.int32, device=q.device)
     weights = None if residual is None else residual.flatten(2).transpose(1, 2).contiguous()  # images 9 C
     return attend(
-        contiguous_heads(q), contiguous_heads(k), contiguous_heads(v), weights, *[None] * 8,
+        contiguous_heads(q), contiguous_heads(k), contiguous_heads(v), weights, *[None] * 10,
         None if key_mask is None else key_mask.contiguous(), cu, table, 0, 0, q.shape[2], max(sizes), height, width,
         prefix, scale, 0.0, phi, False, dot_precision(q.dtype), needs_gradient(q, k, v, residual),
     )[0]  # fmt: skip

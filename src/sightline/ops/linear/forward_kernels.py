@@ -49,7 +49,7 @@ from sightline.ops.linear.weights_kernels import hidden_of, make_weights, store_
 
 
 @triton.jit
-def _sum_keys(
+def sum_keys(
     k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, first, last, scale, W: tl.constexpr,
     T: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, MADE: tl.constexpr, SHIFT: tl.constexpr,
     READERS: tl.constexpr, DOT: tl.constexpr,
@@ -277,7 +277,7 @@ def forward_short(
     shift_v = _shift(v, v_token, mask, live, n_k, W, T, "identity", MASKED, SHIFT)
     if ROWS:
         readers = readers_of(readers, image, C, channel, live, D, GROUP, W, A, ROWS, ROWS, DOT)
-    moment, sum_k, sum_v, sum_x, count, _, total, gathered = _sum_keys(
+    moment, sum_k, sum_v, sum_x, count, _, total, gathered = sum_keys(
         k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, 0, n_k, scale, W, T, PHI, MASKED,
         MADE, SHIFT, GROUP * A if ROWS else 0, DOT,
     )
@@ -347,7 +347,7 @@ def forward_partial(
     first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
     if ROWS:
         readers = readers_of(readers, image, H * D, channel, live, D, GROUP, W, A, ROWS, ROWS, DOT)
-    moment, sum_k, sum_v, sum_x, count, top, total, gathered = _sum_keys(
+    moment, sum_k, sum_v, sum_x, count, top, total, gathered = sum_keys(
         k, k_token, v, v_token, x, x_token, mask, shift_k, shift_v, readers, live, first, last,
         tl.cast(scale, tl.float32), W, T, PHI, MASKED, MADE, SHIFT, GROUP * A if ROWS else 0, DOT,
     )

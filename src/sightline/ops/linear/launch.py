@@ -65,12 +65,13 @@ class Readers(NamedTuple):
 
     What the first `agents` of them gather, all tokens ask them for by softmax, in place of the mean of the values. The
     others are the queries of the first tokens, whose output is what they gather. With a `window`, tokens attend to
-    their own window by the same softmax, in which the agents have keys by `far` (`near_kernels`).
+    their own window by the same softmax, in which the agents have keys by `far`: (H, D), (H, 1) and (H, 1), see
+    `near_kernels`.
     """
 
     queries: Tensor
     agents: int
-    far: Tensor | None = None
+    far: tuple[Tensor | None, ...] = (None, None, None)
     window: int = 0
 
 
@@ -112,10 +113,11 @@ def forward(
         _compile_ahead(q, k, v, weights, layers, images, options, save, len(shape) == 3, readers)
     (heads, dim), tokens, keys, device = head_shape(q), q.shape[1], k.shape[1], q.device
     count = _count(q, images)
-    queries, agents, far, window = readers or (None, 0, None, 0)
+    queries, agents, far, window = readers or (None, 0, (), 0)
     # In a graph for any number of tokens both ways are launched, and the one that does not apply has no programs.
-    either = not save and not window and not images.longest and is_symbolic(tokens, keys)
+    either = not save and not images.longest and is_symbolic(tokens, keys)
     cut = _plan(q, k, images, options, readers is not None, either)
+    either &= not window
     few = planning.shortness(sym_max(tokens, keys)) if either else int(cut.short and not window)
     number = 0 if queries is None else int(queries.shape[1])
     residual = weights is not None or layers is not None
@@ -146,6 +148,13 @@ def forward(
         )  # fmt: skip
         if not either:
             return Forward(out, sums, weights, mean)
+    if window and cut.tiny and not residual and not save:
+        launch(
+            near_kernels.near_short, (heads, count),
+            (*strides(q), *strides(k), *strides(v), out, queries, *far, heads, tokens, *images.grid, options.scale),
+            {**_near(dim, number, agents, window, images.prefix, options), **NEAR},
+        )  # fmt: skip
+        return Forward(out, empty((0, size), torch.float32, device), None, None)
     many = 1 - few
     parts = triton.cdiv(images.longest or keys, cut.chunk)
     partial = empty((parts, count, size), torch.float32, device)
@@ -188,10 +197,9 @@ def forward(
         assert images.prefix == number - agents
         launch(
             near_kernels.near_write, (heads, count, triton.cdiv(images.grid[0], window)),
-            (*strides(q), *strides(k), *strides(v), out, queries, values, far, sums, heads, tokens, *images.grid,
-             options.scale),
-            {"D": dim, "W": padded(dim), "T": padded(window * window), "SIDE": window, "A": padded(number),
-             "AGENTS": agents, "PREFIX": images.prefix, "DOT": options.dot, **NEAR},
+            (*strides(q), *strides(k), *strides(v), out, queries, values, *far, sums, heads, tokens,
+             *images.grid, options.scale),
+            {**_near(dim, number, agents, window, images.prefix, options), **NEAR},
         )  # fmt: skip
     elif agents or not residual:
         write(walks=False, adds=False)
@@ -330,7 +338,7 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             made = Layers(x, w1, b1, w2, b2, _meta(layers.bias, 3 * heads * dim))
         given = None
         if readers is not None:
-            far = None if readers.far is None else torch.empty_like(readers.far, device="meta")
+            far = tuple(None if t is None else torch.empty_like(t, device="meta") for t in readers.far)
             given = readers._replace(queries=torch.empty_like(readers.queries[:1], device="meta"), far=far)
         done = forward(a, b, c, taps, made, size, options, save, a.shape, given)
         if save:
@@ -377,6 +385,14 @@ def _flags(q: Tensor, residual: bool, images: Images, options: Options) -> dict[
     return {
         "D": head_shape(q)[1], "PHI": options.phi, "LINEAR": options.linear, "RESIDUAL": residual,
         "MASKED": images.mask is not None, "VARLEN": images.cu is not None, "DOT": options.dot,
+    }  # fmt: skip
+
+
+def _near(dim: int, number: int, agents: int, window: int, prefix: int, options: Options) -> dict[str, Constant]:
+    """The constants of the kernels of windows."""
+    return {
+        "D": dim, "W": padded(dim), "T": padded(window * window), "SIDE": window, "A": padded(number),
+        "AGENTS": agents, "PREFIX": prefix, "DOT": options.dot,
     }  # fmt: skip
 
 

@@ -22,9 +22,9 @@ from sightline.ops.linear.launch import Images, Layers, Options, Readers
 def _forward(
     q: Tensor, k: Tensor | None, v: Tensor | None, weights: Tensor | None, x: Tensor | None, w1: Tensor | None,
     b1: Tensor | None, w2: Tensor | None, b2: Tensor | None, bias: Tensor | None, readers: Tensor | None,
-    far: Tensor | None, mask: Tensor | None, cu: Tensor | None, grids: Tensor | None, agents: int, window: int,
-    heads: int, longest: int, height: int, width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool,
-    dot: str, save: bool,
+    far_offset: Tensor | None, far_scale: Tensor | None, far_gain: Tensor | None, mask: Tensor | None,
+    cu: Tensor | None, grids: Tensor | None, agents: int, window: int, heads: int, longest: int, height: int,
+    width: int, prefix: int, scale: float, eps: float, phi: str, linear: bool, dot: str, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The mixed values; and with `save` the sums, the weights (images, 9, C) if made, and the mean tokens."""
     packed = k is None
@@ -36,6 +36,7 @@ def _forward(
         layers = Layers(x, w1, b1, w2, b2, bias)  # type: ignore[arg-type]
     images = Images(mask, cu, grids, longest, (height, width), prefix)
     options = Options(phi, linear, scale, eps, dot)
+    far = (far_offset, far_scale, far_gain)
     reading = None if readers is None else Readers(readers, agents, far, window)
     done = launch.forward(q, k, v, weights, layers, images, options, save, shape, reading)
     made = (done.sums, done.weights if x is not None else None, done.mean)
@@ -83,7 +84,7 @@ def _parts(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int) -> tuple[T
 
 def _setup(ctx: Context, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     q, k, v, weights, x, *rest = inputs
-    layers, images, options = rest[:5], rest[7:10], rest[12:-1]
+    layers, images, options = rest[:5], rest[9:12], rest[14:-1]
     _, sums, made, mean = output
     ctx.save_for_backward(q, k, v, weights if x is None else made, *layers, *images, sums, mean)
     ctx.options = (*options, q.dtype if x is None else x.dtype)
@@ -93,7 +94,7 @@ def _setup(ctx: Context, inputs: Sequence[Any], output: Sequence[Tensor]) -> Non
 
 def _gradient(ctx: Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, weights, w1, b1, w2, b2, bias, *rest = ctx.saved_tensors
-    options: list[None] = [None] * (7 + len(ctx.options))  # and those of readers and images
+    options: list[None] = [None] * (9 + len(ctx.options))  # and those of readers and images
     if grad is None:
         return *[None] * 10, *options
     grad = grad.contiguous() if k is None else contiguous_heads(grad)
@@ -122,7 +123,8 @@ def _flops(
     return (queries + keys) * 2 * q[3] + taps + layers + read
 
 
-def _forward_flops(q, k, v, weights, x, w1, b1, w2, b2, bias, readers, far, mask, cu, grids, agents, window, heads, *_):  # type: ignore[no-untyped-def]
+def _forward_flops(q, k, v, weights, x, w1, b1, w2, b2, bias, readers, *rest):  # type: ignore[no-untyped-def]
+    agents, window, heads = rest[6:9]
     return _flops(q, k, weights, w1, readers, agents, window, heads)
 
 

@@ -27,6 +27,6 @@ def linear_attention(
     cu = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32)
     mask = None if key_mask is None else key_mask.contiguous()
     return attend(
-        contiguous_heads(q), contiguous_heads(k), contiguous_heads(v), *[None] * 9, mask, cu, None, 0, 0, q.shape[2],
+        contiguous_heads(q), contiguous_heads(k), contiguous_heads(v), *[None] * 11, mask, cu, None, 0, 0, q.shape[2],
         max(sizes), 0, 0, 0, 1.0, eps, phi, True, dot_precision(q.dtype), needs_gradient(q, k, v),
     )[0]  # fmt: skip
