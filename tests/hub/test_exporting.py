@@ -239,16 +239,18 @@ def test_a_package_for_any_size_of_a_small_model(tmp_path: Path, monkeypatch: py
         sightline.export(tiny("deit", depths=1, img_size=16), tmp_path / "model.pt2", dynamic=tuple(AXES))
 
 
-def test_fixed_sizes(tmp_path: Path) -> None:
-    """One image at a time inside; any batch outside; other sizes are rejected."""
+def test_a_fixed_size(tmp_path: Path) -> None:
+    """One image at a time inside, any batch outside; the file records its size, and other ones are rejected."""
     model = classifier(tmp_path / "model.safetensors")
-    done = sightline.export(tmp_path / "model.safetensors", tmp_path / "model.onnx", dynamic=())
-    assert done.inputs == (1, 3, 32, 32)
+    args = [str(tmp_path / "model.safetensors"), str(tmp_path / "model.onnx"), "--dynamic", "none"]
+    assert main(["export", *args, "--img-size", "48x40"]) == 0
     loaded = sightline.load(tmp_path / "model.onnx")
-    x = image(32, batch=3)
+    assert loaded.card.input_size == (3, 48, 40)
+    assert loaded.transform(Image.new("RGB", (100, 80))).shape == (3, 48, 40)
+    x = image(48, 40, batch=3)
     assert_close(loaded.model(x), model(x), 1e-4)
     with pytest.raises(InputError, match="33"):
-        loaded.model(image(33, 32))
+        loaded.model(image(33, 40))
 
 
 def test_default_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,18 +266,6 @@ def test_default_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match="far enough"):
             sightline.export(tiny("deit", depths=1), tmp_path / name, img_size=(48, 40))
     assert found == [((3, 48, 40), ("batch",)), ((3, 48, 40), ("batch", "height", "width"))]
-
-
-def test_another_size_than_that_of_training(tmp_path: Path) -> None:
-    """The file records it, so that images are resized to it."""
-    model = classifier(tmp_path / "model.safetensors")
-    args = [str(tmp_path / "model.safetensors"), str(tmp_path / "model.onnx"), "--dynamic", "batch"]
-    assert main(["export", *args, "--img-size", "48x40"]) == 0
-    loaded = sightline.load(tmp_path / "model.onnx")
-    assert loaded.card.input_size == (3, 48, 40)
-    x = loaded.transform(Image.new("RGB", (100, 80)))[None]
-    assert x.shape == (1, 3, 48, 40)
-    assert_close(loaded.model(x), model(x), 1e-4)
 
 
 def test_int8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
