@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import sightline
 from sightline.hub import exporting
 from sightline.hub.exported import run_file
+from sightline.hub.trace import AXES
 from sightline.tasks.segmentation.config import Model
 from sightline.tasks.segmentation.model import Segmenter
 from sightline.util.names import format_size
@@ -64,7 +65,7 @@ def difference(model: nn.Module, made: nn.Module, images: Tensor) -> float:
 def check(name: str, suffix: str, folder: Path) -> dict[str, Any]:
     """Export a case and compare it at every size and batch."""
     model, start = randomized(CASES[name]()), time.perf_counter()
-    done = sightline.export(model, folder / f"model.{suffix}")
+    done = sightline.export(model, folder / f"model.{suffix}", dynamic=tuple(AXES))
     seconds, size = time.perf_counter() - start, done.target.stat().st_size
     made = run_file(done.target)[1]
     rows = [

@@ -40,7 +40,7 @@ def main() -> None:
         run = options.run or sightline.train("quick", out=folder / "run").folder
         files: dict[str, tuple[str, dict[str, Any]]] = {
             "ONNX": ("model.onnx", {}),
-            "package, --dynamic batch": ("model.pt2", {"dynamic": ("batch",)}),
+            "package": ("model.pt2", {}),
             "ONNX, --half": ("half.onnx", {"half": True}),
             "ONNX, --int8 FOLDER": ("int8.onnx", {"int8": training_images(folder / "images")}),
         }

@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which no training begins")
     parser.add_argument("--batch", type=int, default=32, help="images of a timed pass")
     parser.add_argument("--compile", action="store_true", help="time compiled models, with CUDA graphs")
-    parser.add_argument("--no-speed", action="store_true", help="of the ladder, which a later call adds")
+    parser.add_argument("--no-speed", action="store_true", help="leave out those of the ladder; a later call adds them")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--runs", type=Path, default=Path("runs/measure_linearize"))
     parser.add_argument("--out", help="JSON file; by default only printed")
@@ -206,7 +206,7 @@ def _step(teacher: VisionModel, row: Row) -> VisionModel:
 
 
 def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
-    """Accuracy and speed of teacher and student by size, and of the student after a short training at that size."""
+    """Accuracy and speed of teacher and student by size, and accuracy of the student after a short training there."""
     teacher = _save(_teacher(options), options.runs / "teacher.safetensors")
     own = sightline.load(teacher).card.input_size[-1]
     known = {_key(row) for row in kept(options.out) if "error" not in row}

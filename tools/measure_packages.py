@@ -1,6 +1,6 @@
 """Compiled packages next to torch.compile of the same graph: a table of docs/export.md.
 
-    python tools/measure_packages.py [--out packages.json]                             # on a GPU, under three minutes
+    python tools/measure_packages.py [--out packages.json]                             # on a GPU, minutes
     python tools/measure_packages.py --device cpu --cases inline_deit_tiny:64:2:batch:float32          # a trial
 
 A case is MODEL:SIZE:BATCH:AXES:DTYPE. Both forms of every case are made at once, each in a process of its own; then all
@@ -70,7 +70,7 @@ def make(form: str, case: str, folder: Path, device: str) -> None:
         facts = {"difference": max(check.difference for check in done.checks), **contents(target)}
         with torch.no_grad():
             torch.save({"x": x[:2], "want": model(x[:2])}, folder / "data.pt")
-        facts["alone"] = alone(folder)
+        facts["alone"], facts["alone_error"] = alone(folder)
         call = torch._inductor.aoti_load_package(str(target))
     else:
         call = torch.compile(exporting.Graph(model, half).eval())
@@ -104,14 +104,16 @@ def contents(path: Path) -> dict[str, int]:
     return {"kernels": sum(name.endswith(".cubin") for name in names), "opaque": opaque}
 
 
-def alone(folder: Path) -> float | None:
-    """The difference that a process without sightline finds; None if it fails."""
+def alone(folder: Path) -> tuple[float | None, str | None]:
+    """The difference that a process without sightline finds, or the last line of its error."""
     environment = {
         key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
     }
     command = [sys.executable, "-c", ALONE, str(folder / "data.pt"), str(folder / "model.pt2")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment)
-    return float(done.stdout) if done.returncode == 0 else None
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    if done.returncode == 0:
+        return float(done.stdout), None
+    return None, (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:160]
 
 
 class Worker:
@@ -178,10 +180,13 @@ def measure(cases: list[str], folder: Path, device: str, limit: float) -> list[d
             "dynamic": axes.replace("+", ", "),
             "dtype": dtype,
         }
-        row |= empty | {key: value for key, value in (facts["package", case] or {}).items() if key != "seconds"}
-        row["ms"] = {form: [found[form] for found in rounds if found.get(form)] for form in FORMS}
+        found = dict(facts["package", case] or {})
+        failed = found.pop("alone_error", None)
+        row |= empty | {key: value for key, value in found.items() if key != "seconds"}
+        row["ms"] = {form: [each[form] for each in rounds if each.get(form)] for form in FORMS}
         row["made_s"] = {form: facts[form, case]["seconds"] for form in ready}
         row["errors"] = {form: workers[form, case].error() for form in FORMS if form not in ready}
+        row["errors"] |= {"alone": failed} if failed else {}
         rows.append(row)
     for worker in workers.values():
         worker.end()

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from inspect import currentframe
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from PIL import Image
 from torch import nn
@@ -237,6 +239,34 @@ def test_a_package_for_any_size_of_a_small_model(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(exporting, "trace", lambda *args: pytest.fail("traced"))
     with pytest.raises(InputError, match=r"dynamic.* 17 .*16"):
         sightline.export(tiny("deit", depths=1, img_size=16), tmp_path / "model.pt2", dynamic=tuple(AXES))
+
+
+def test_the_default_axes_of_a_segmenter(tmp_path: Path) -> None:
+    """Its images come as they are."""
+    classifier(tmp_path / "model.safetensors")
+    loaded = replace(sightline.load(tmp_path / "model.safetensors"), task="segmentation")
+    assert exporting._default_axes(Path("model.pt2"), loaded) == ("batch", "height", "width")
+
+
+def test_calibration_at_another_size(tmp_path: Path) -> None:
+    classifier(tmp_path / "model.safetensors")
+    given = {"dynamic": "none", "img_size": 48, "int8": pictures(tmp_path / "data")}
+    done = sightline.export(tmp_path / "model.safetensors", tmp_path / "model.onnx", **given)
+    assert done.inputs == (1, 3, 48, 48)
+    assert done.accuracy is not None
+
+
+def test_a_size_that_a_card_cannot_hold(tmp_path: Path) -> None:
+    """Rejected before the model is traced."""
+    classifier(tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"img_size: 9000x9000 .*smaller size"):
+        sightline.export(tmp_path / "model.safetensors", tmp_path / "model.onnx", img_size=9000)
+
+
+def test_a_size_that_a_model_does_not_take(tmp_path: Path) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=24, img_size=32)
+    with pytest.raises(InputError, match=r"cannot be exported .*another img_size"):
+        sightline.export(model, tmp_path / "model.onnx", dynamic="batch", img_size=48)
 
 
 def test_a_fixed_size(tmp_path: Path) -> None:
@@ -475,6 +505,6 @@ def test_a_package_runs_without_sightline(tmp_path: Path) -> None:
 
 def test_axes_as_a_text_or_a_sequence() -> None:
     assert check_dynamic("width, batch") == check_dynamic(("width", "batch")) == ("batch", "width")
-    assert check_dynamic("") == ()
+    assert check_dynamic("") == check_dynamic("none") == check_dynamic(("none",)) == ()
     with pytest.raises(InputError, match=r"dynamic: expected some of batch, height, width, or none; got 'depth'"):
         check_dynamic("batch,depth")

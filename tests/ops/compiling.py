@@ -91,7 +91,7 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
         ((FP16, "tf32", 64, 32, "readers"), {"forward_write"}),
         ((FP16, "tf32", 14, 64, "readers"), {"forward_short"}),
         ((FP16, "tf32", 14, 64, "near"), {"near_write"}),
-        *(((FP16, "tf32", 14, dim, "windows"), {"near_short"}) for dim in (32, 64)),
+        *(((FP16, "tf32", 14, dim, "windows"), {"near_short"}) for dim in (64, 32)),
     ],
     "projected": [((FP16, "tf32", 4, 64), {"layer_write"}), ((BF16, "bf16", 3, 128), {"layer_sums"})],
     "soft_attention": [

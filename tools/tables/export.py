@@ -72,7 +72,8 @@ def packages_section(path: Path) -> str:
     text = (
         "Images per second of packages and of `torch.compile` of the same graph, plain calls in turns; *difference* is "
         "the largest from the model in float32, relative to its largest output if that is above one; *alone* is that "
-        f"of a process that cannot import sightline. {made_on(made['versions'])}. {commands_of(made)}; "
+        'of a process that cannot import sightline, "-" if it failed. '
+        f"{made_on(made['versions'], made['rows'])}. {commands_of(made)}; "
         f"data: [{path.name}](../results/export/{path.name})."
     )
     titles = ("model", "size", "batch", "dynamic", "dtype", "package", "compiled", "ratio", "difference", "alone")

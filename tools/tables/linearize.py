@@ -42,7 +42,7 @@ def compiled_section(path: Path) -> str:
 def ladder_section(path: Path) -> str:
     """Accuracy, errors and speed by mechanism and number of softmax blocks; empty if the file is missing."""
     titles = ("attention", "softmax blocks", "top-1, %", "agreement, %", "error of stage 1")
-    return _section(path, titles, _step)
+    return _section(path, titles, _step, order=_by_mechanism)
 
 
 def resolution_section(path: Path) -> str:
@@ -55,21 +55,29 @@ def finetune_section(path: Path) -> str:
     return _section(path, ("task", "from", "recipe", "epochs", "score, %"), _tuned)
 
 
-def _section(path: Path, titles: tuple[str, ...], cells: Callable[[Row], list[str]], rates: bool = True) -> str:
+def _section(
+    path: Path, titles: tuple[str, ...], cells: Callable[[Row], list[str]], rates: bool = True,
+    order: Callable[[list[Row]], list[Row]] = list,
+) -> str:  # fmt: skip
     if not path.exists():
         return ""
     made = json.loads(path.read_text())
-    rows: list[Row] = [row for row in made["rows"] if "error" not in row]
-    seen = list(dict.fromkeys(row.get("attention") for row in rows))  # a file that was continued is not in order
-    rows.sort(key=lambda row: (seen.index(row.get("attention")), row.get("softmax", 0)))
+    rows = order([row for row in made["rows"] if "error" not in row])
     found = {int(key.removeprefix(RATE)) for row in rows for key in row if key.startswith(RATE)}
     sizes = sorted(found) if rates else []
     lines = [[*cells(row), *(_number(row.get(f"{RATE}{size}"), ",.0f") for size in sizes)] for row in rows]
     return f"{_head(path, made)}\n\n{table([*titles, *(f'images/s at {size}' for size in sizes)], lines)}"
 
 
+def _by_mechanism(rows: list[Row]) -> list[Row]:
+    """The ladder in order, which a file that was continued is not in."""
+    seen = list(dict.fromkeys(row["attention"] for row in rows))
+    return sorted(rows, key=lambda row: (seen.index(row["attention"]), row["softmax"]))
+
+
 def _head(path: Path, made: Row) -> str:
-    return f"{made_on(made['versions'])}. {commands_of(made)} Data: [{path.name}](../results/linearize/{path.name})."
+    where = f"[{path.name}](../results/linearize/{path.name})"
+    return f"{made_on(made['versions'], made['rows'])}. {commands_of(made)} Data: {where}."
 
 
 def _student(row: Row) -> list[str]:

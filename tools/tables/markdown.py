@@ -10,11 +10,14 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def made_on(facts: Mapping[str, str]) -> str:
-    """GPU, versions and commit, as far as a result file has them."""
+def made_on(facts: Mapping[str, str], rows: Sequence[Mapping[str, Any]] = ()) -> str:
+    """GPU, versions and commit, as far as a result file has them; `rows` may be of other commits."""
     device = facts["device"].partition("(")[2].rstrip(")") or facts["device"]  # 1 x cuda (NAME)
     versions = [f"{name} {facts[name]}" for name in ("torch", "timm") if facts.get(name)]
-    return ", ".join([device, *versions, *([f"commit {facts['commit'][:7]}"] if facts.get("commit") else [])])
+    commits = [facts.get("commit"), *(row.get("commit") for row in rows)]
+    found = list(dict.fromkeys(commit[:7] for commit in commits if commit))
+    name = "commit" if len(found) == 1 else "commits"
+    return ", ".join([device, *versions, *([f"{name} {', '.join(found)}"] if found else [])])
 
 
 def commands_of(made: Mapping[str, Any]) -> str:

@@ -17,9 +17,9 @@ COLUMNS = (number("batch"), number("size"), number("difference"), number("model 
 class Options:
     """Write a classifier, its backbone or a segmenter as an ONNX file, or as a package that AOTInductor compiles.
 
-    The file is run at three sizes and two batches, where it takes them, and compared with the model. A file that
-    differs by more than 1e-4 (0.02 with --half) is removed, and the status is 1. `sightline predict` and `eval` take
-    the file as --checkpoint.
+    The file is compared with the model at those of three sizes and two batches that it accepts. If it differs by more
+    than 1e-4 (0.02 with --half), it is removed, and the status is 1. `sightline predict` and `eval` take the file as
+    --checkpoint.
     """
 
     source: str | None = positional(
@@ -27,7 +27,8 @@ class Options:
     )
     out: str = positional("file to write, ending in .onnx or .pt2")
     dynamic: Listed[str] | None = option(
-        "axes of any length: batch,height,width (default of .onnx), batch (default of .pt2, which is faster), or none",
+        "axes of any length: batch,height,width (default for .onnx), batch (default for .pt2; one size runs faster), "
+        "or none",
         metavar="AXES",
     )
     img_size: Size | None = option("pixels, 224 or 384x640 (height x width); by default as trained", metavar="SIZE")
@@ -43,10 +44,9 @@ def run(options: Options) -> None:
     """Export and print the comparison, the file last."""
     from sightline.hub.exporting import export
 
-    axes = () if options.dynamic == ("none",) else options.dynamic
     done = export(
-        options.source, options.out, dynamic=axes, img_size=options.img_size, half=options.half, int8=options.int8,
-        features=options.features, device=options.device, force=options.force,
+        options.source, options.out, dynamic=options.dynamic, img_size=options.img_size, half=options.half,
+        int8=options.int8, features=options.features, device=options.device, force=options.force,
         progress=lambda text: say(text, file=sys.stderr),
     )  # fmt: skip
     if options.json:

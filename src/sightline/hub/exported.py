@@ -61,7 +61,10 @@ class ExportedModel(nn.Module):
         for name, wanted in zip(("height", "width"), self.size[1:], strict=True):
             got = images.shape[AXES[name]]
             if name not in self.dynamic and got != wanted:
-                raise InputError(f"img_size: the file is for images with a {name} of {wanted} pixels only; got {got}")
+                raise InputError(
+                    f"img_size: the file is for images with a {name} of {wanted} pixels only; got {got}; export it "
+                    f"with dynamic=batch,height,width for others"
+                )
         parts = (images,) if "batch" in self.dynamic else images.split(1)
         found = [self.run(part.detach().to(self.device, torch.float32).contiguous()) for part in parts]
         outputs = [torch.cat(items).to(images.device) for items in zip(*found, strict=True)]

@@ -22,13 +22,14 @@ from sightline.hub.quantize import Calibration, calibration_files, quantize
 from sightline.hub.trace import AXES, Graph, least_side, trace
 from sightline.models.base import FeatureNet, VisionModel
 from sightline.tasks.base import EvalOptions, Loaded
+from sightline.tasks.card import CardError
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
-from sightline.util.errors import FileError, InputError, RunError, shown
+from sightline.util.errors import FileError, InputError, RunError
 from sightline.util.files import check_writable, reason, remove_stale, write_json
-from sightline.util.names import MAX_SIDE, format_size
+from sightline.util.names import format_size
 from sightline.util.provenance import VERSION, machine_name, package_version, source_commit
-from sightline.util.schema import check_whole
+from sightline.util.schema import both_sides
 
 # The largest difference from the model, relative to its largest output if that is above one; int8 has none.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": float("inf")}
@@ -98,8 +99,10 @@ def export(
         source: a run folder, a file of weights, what `sightline.load` opened, or a model; None for the packaged one.
         target: ends in .onnx, or in .pt2 for a package compiled for this machine.
         dynamic: axes of any length, some of "batch", "height" and "width", as a sequence or a text with commas; the
-            others have one image and `img_size`. By default all of an ONNX file, and "batch" of a package.
-        img_size: pixels, or (height, width), of the images; by default as in training.
+            others are fixed to one image and `img_size`. By default all three for ONNX files and segmenters, "batch"
+            for other packages, which are faster for one size.
+        img_size: pixels, or (height, width), of the images, and what `predict` resizes them to; by default as in
+            training.
         half: weights and activations in float16, norms and sums in float32; images and outputs stay float32.
         int8: a folder of calibration images, for an ONNX file in int8; accuracy is compared if it has class folders.
         features: export the feature maps of a classifier, as features_only gives them.
@@ -118,7 +121,7 @@ def export(
         ('batch', 3, 32, 32)
     """
     path = _check_target(Path(target), force)
-    axes = check_dynamic(SUFFIXES[path.suffix] if dynamic is None else dynamic)
+    axes, sides = None if dynamic is None else check_dynamic(dynamic), both_sides("img_size", img_size)
     if int8 is not None and (half or features or path.suffix != ".onnx"):
         raise InputError("int8: for ONNX files of whole models, without half and features; leave the others out")
     files = [] if int8 is None else calibration_files(int8)
@@ -129,7 +132,11 @@ def export(
         require_onnx()
         place = torch.device("cpu")
     loaded = load(source) if source is None or isinstance(source, str | Path) else source
-    model, metadata, size = _describe(loaded, features, _sides(img_size))
+    _check_source(loaded)
+    if isinstance(loaded, Loaded) and sides is not None:
+        loaded = _at_size(loaded, sides)
+    model, metadata, size = _describe(loaded, features, sides)
+    axes = _default_axes(path, loaded) if axes is None else axes
     model = deepcopy(model).eval().to(place)
     precision = "int8" if files else "float16" if half else "float32"
     facts = {
@@ -182,25 +189,36 @@ def _check_target(path: Path, force: bool) -> Path:
     return path
 
 
-def _sides(img_size: int | tuple[int, int] | None) -> tuple[int, ...]:
-    """Height and width as given; empty for those of training."""
-    if img_size is None:
-        return ()
-    sides = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
-    if len(sides) != 2:
-        raise InputError(f"img_size: expected pixels, or (height, width); got {shown(img_size)}")
-    for side in sides:
-        check_whole("img_size", side, 1, MAX_SIDE)
-    return tuple(sides)
+def _check_source(source: Loaded | nn.Module) -> None:
+    if isinstance(source if isinstance(source, nn.Module) else source.model, ExportedModel):
+        raise InputError("this file is exported already; give the weights that it was made from")
+    if isinstance(source, Loaded) and not TASKS[source.task].exports:
+        known = " and ".join(name for name, spec in TASKS.items() if spec.exports)
+        raise InputError(f"{source.path}: a model for {source.task}; only models for {known} can be exported")
+
+
+def _default_axes(path: Path, source: Loaded | nn.Module) -> tuple[str, ...]:
+    """All of an ONNX file, and of a segmenter, whose images come as they are; "batch" of other packages."""
+    whole = isinstance(source, Loaded) and TASKS[source.task].any_size
+    return tuple(AXES) if whole else SUFFIXES[path.suffix]
+
+
+def _at_size(loaded: Loaded, sides: tuple[int, int]) -> Loaded:
+    """The same model with the card and the transform for images of another size."""
+    card: Any = loaded.card
+    metadata = replace(card, input_size=(card.input_size[0], *sides)).to_metadata()
+    try:
+        card, transform = TASKS[loaded.task].read_card(metadata)
+    except CardError as error:
+        raise InputError(f"img_size: {format_size(sides)} cannot be recorded ({error}); give a smaller size") from error
+    return replace(loaded, card=card, transform=transform)
 
 
 def _describe(
-    source: Loaded | nn.Module, features: bool, sides: tuple[int, ...]
+    source: Loaded | nn.Module, features: bool, sides: tuple[int, int] | None
 ) -> tuple[nn.Module, dict[str, str], tuple[int, int, int]]:
-    """The model to export, the metadata of the file, and (channels, height, width), with these `sides` if there are."""
+    """The model to export, the metadata of the file, and (channels, height, width), with `sides` if given."""
     model = source if isinstance(source, nn.Module) else source.model
-    if isinstance(model, ExportedModel):
-        raise InputError("this file is exported already; give the weights that it was made from")
     if isinstance(source, nn.Module):
         inner = source.model if isinstance(source, FeatureNet) else source
         usual = resolve_model_data_config(inner)
@@ -209,12 +227,7 @@ def _describe(
         shown = {key: usual[key] for key in ("mean", "std", "interpolation", "crop_pct")}
         metadata = {"input": json.dumps(shown | {"input_size": size})}
     else:
-        if not TASKS[source.task].exports:
-            known = " and ".join(name for name, spec in TASKS.items() if spec.exports)
-            raise InputError(f"{source.path}: a model for {source.task}; only models for {known} can be exported")
-        card: Any = source.card
-        size = (card.input_size[0], *(sides or card.input_size[1:]))
-        metadata = replace(card, input_size=size).to_metadata()
+        size, metadata = tuple(source.card.input_size), source.card.to_metadata()
     if features:
         if not isinstance(model, VisionModel):
             raise InputError("features: only for classifiers of sightline; leave it out")
@@ -238,8 +251,9 @@ def _write(
     tell(f"tracing the model for images ({', '.join(map(str, _shape(size, axes)))})")
     try:
         program = trace(graph, size, axes, device)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        raise InputError(f"this model cannot be exported ({reason(error)}); try fewer dynamic axes") from error
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        remedy = "fewer dynamic axes" if {"height", "width"} & set(axes) else "another img_size"
+        raise InputError(f"this model cannot be exported ({reason(error)}); try {remedy}") from error
     tell("compiling the graph" if path.suffix == ".pt2" else "writing the graph as ONNX")
     if path.suffix == ".pt2":
         write_package(program, path, metadata)

@@ -23,7 +23,7 @@ from sightline.hub.trace import AXES
 from sightline.util.errors import InputError
 from sightline.util.files import reason, write_result
 
-# What is written, with the axes that have any length by default: a package for one size is faster, and soon compiled.
+# What is written, with the axes that have any length by default: a package for one size is faster.
 SUFFIXES: dict[str, tuple[str, ...]] = {".onnx": tuple(AXES), ".pt2": ("batch",)}
 INPUT = "images"
 MOST = 2**31 - 1  # elements of a tensor with indices of 32 bits
@@ -228,6 +228,8 @@ def check_dynamic(names: str | Collection[str]) -> tuple[str, ...]:
     """
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",") if name.strip()]
+    if tuple(names) == ("none",):
+        return ()
     for name in names:
         if name not in AXES:
             raise InputError(f"dynamic: expected some of {', '.join(AXES)}, or none; got {name!r}")

@@ -45,6 +45,7 @@ class TaskSpec:
         counted: what the confusion matrix counts; by default `unit`.
         pictures: whether a report shows attention maps of `examples`.
         exports: whether its models are one graph from images to outputs, which `sightline.export` can write.
+        any_size: whether its models see images of any size, as they come.
         makes: the task of the models that it trains, if that is another one.
         module: has the functions of the methods below.
     """
@@ -58,6 +59,7 @@ class TaskSpec:
     counted: str = ""
     pictures: bool = False
     exports: bool = False
+    any_size: bool = False
     makes: str = ""
 
     @property
@@ -134,7 +136,7 @@ TASKS: dict[str, TaskSpec] = {
         ),
         TaskSpec(
             "segmentation", SegmentationConfig, "miou", _shown("miou", "macc", "aacc"), without=CLASSIFIERS,
-            counted="pixels", exports=True,
+            counted="pixels", exports=True, any_size=True,
         ),
         TaskSpec(
             "detection", DetectionConfig, "box_ap", _shown("box_ap", "mask_ap"), without=(*CLASSIFIERS, *DENSE)

@@ -1,6 +1,5 @@
 """InLine attention of a layer: the operator also makes the weights of its residual from the tokens."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from sightline.ops.common.operator import needs_gradient
 from sightline.ops.inline.layer_operator import FOLDED, inline_layer
 from sightline.ops.linear.operator import attend
 
-NO_FAR = (None, None, None)
+NO_FAR: tuple[Tensor | None, ...] = (None, None, None)
 
 
 class ResidualLayers(NamedTuple):
@@ -47,7 +46,7 @@ def project_packed(x: Tensor, qkv: nn.Linear, layers: ResidualLayers | None, phi
 
 def inline_from_parts(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, layers: ResidualLayers | None, grid: Grid, prefix: int, phi: str,
-    readers: Tensor | None = None, agents: int = 0, far: Sequence[Tensor | None] = NO_FAR, window: int = 0,
+    readers: Tensor | None = None, agents: int = 0, far: tuple[Tensor | None, ...] = NO_FAR, window: int = 0,
 ) -> Tensor:  # fmt: skip
     """q, k and v (B, N, H, D) and the tokens x (B, N, C) -> (B, N, H, D), with the usual scale.
 
@@ -62,7 +61,7 @@ def inline_from_parts(
 def _attend(
     q: Tensor, k: Tensor | None, v: Tensor | None, x: Tensor, layers: ResidualLayers | None, heads: int, dim: int,
     grid: Grid, prefix: int, phi: str, bias: Tensor | None = None, readers: Tensor | None = None, agents: int = 0,
-    far: Sequence[Tensor | None] = NO_FAR, window: int = 0,
+    far: tuple[Tensor | None, ...] = NO_FAR, window: int = 0,
 ) -> Tensor:  # fmt: skip
     made: tuple[Tensor | None, ...] = (None,) * 6
     if layers is None:

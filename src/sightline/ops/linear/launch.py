@@ -115,9 +115,9 @@ def forward(
     count = _count(q, images)
     queries, agents, far, window = readers or (None, 0, (), 0)
     # In a graph for any number of tokens both ways are launched, and the one that does not apply has no programs.
-    either = not save and not images.longest and is_symbolic(tokens, keys)
-    cut = _plan(q, k, images, options, readers is not None, either)
-    either &= not window
+    symbolic = not save and not images.longest and is_symbolic(tokens, keys)
+    cut = _plan(q, k, images, options, readers is not None, symbolic)
+    either = symbolic and not window
     few = planning.shortness(sym_max(tokens, keys)) if either else int(cut.short and not window)
     number = 0 if queries is None else int(queries.shape[1])
     residual = weights is not None or layers is not None
@@ -148,11 +148,12 @@ def forward(
         )  # fmt: skip
         if not either:
             return Forward(out, sums, weights, mean)
-    if window and cut.tiny and not residual and not save:
+    assert not window or images.prefix == number - agents
+    if window and cut.near and not residual and not save:
         launch(
             near_kernels.near_short, (heads, count),
             (*strides(q), *strides(k), *strides(v), out, queries, *far, heads, tokens, *images.grid, options.scale),
-            {**_near(dim, number, agents, window, images.prefix, options), **NEAR},
+            _near(dim, readers, images.prefix, options),
         )  # fmt: skip
         return Forward(out, empty((0, size), torch.float32, device), None, None)
     many = 1 - few
@@ -194,12 +195,11 @@ def forward(
         )  # fmt: skip
 
     if window:
-        assert images.prefix == number - agents
         launch(
             near_kernels.near_write, (heads, count, triton.cdiv(images.grid[0], window)),
             (*strides(q), *strides(k), *strides(v), out, queries, values, *far, sums, heads, tokens,
              *images.grid, options.scale),
-            {**_near(dim, number, agents, window, images.prefix, options), **NEAR},
+            _near(dim, readers, images.prefix, options),
         )  # fmt: skip
     elif agents or not residual:
         write(walks=False, adds=False)
@@ -313,7 +313,8 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
     They are compiled in parallel, so that no later size has to compile.
     """
     flags = _flags(q, weights is not None or layers is not None, images, options)
-    kinds = [None if t is None else t.dtype for t in (q, weights, *(layers or ()))]
+    far = () if readers is None else readers.far
+    kinds = [None if t is None else t.dtype for t in (q, weights, *(layers or ()), *far)]
     tiles = _plan(q, k, images, options, readers is not None).tiles
     reading = None if readers is None else (readers.queries.shape[1], readers.agents, readers.window)
     key = (torch.cuda.current_device(), *flags.values(), *tiles, *kinds, save, packed, reading)
@@ -338,8 +339,8 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
             made = Layers(x, w1, b1, w2, b2, _meta(layers.bias, 3 * heads * dim))
         given = None
         if readers is not None:
-            far = tuple(None if t is None else torch.empty_like(t, device="meta") for t in readers.far)
-            given = readers._replace(queries=torch.empty_like(readers.queries[:1], device="meta"), far=far)
+            there = tuple(None if t is None else torch.empty_like(t, device="meta") for t in far)
+            given = readers._replace(queries=torch.empty_like(readers.queries[:1], device="meta"), far=there)
         done = forward(a, b, c, taps, made, size, options, save, a.shape, given)
         if save:
             grad = torch.empty((1, tokens, heads, dim), dtype=q.dtype, device="meta")
@@ -388,11 +389,13 @@ def _flags(q: Tensor, residual: bool, images: Images, options: Options) -> dict[
     }  # fmt: skip
 
 
-def _near(dim: int, number: int, agents: int, window: int, prefix: int, options: Options) -> dict[str, Constant]:
+def _near(dim: int, readers: Readers | None, prefix: int, options: Options) -> dict[str, Constant]:
     """The constants of the kernels of windows."""
+    assert readers is not None
+    side, agents = readers.window, readers.agents
     return {
-        "D": dim, "W": padded(dim), "T": padded(window * window), "SIDE": window, "A": padded(number),
-        "AGENTS": agents, "PREFIX": prefix, "DOT": options.dot,
+        "D": dim, "W": padded(dim), "T": padded(side * side), "SIDE": side, "A": padded(agents + prefix),
+        "AGENTS": agents, "PREFIX": prefix, "DOT": options.dot, **NEAR,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from sightline.ops.common.launching import Constant
 SHORT = 1024  # tokens up to which one program takes the keys of a whole image
 CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up to 32 and beyond
 PARTS = 64  # chunks at most
-TINY = 256  # tokens up to which one program takes the backward pass of a whole image
+TINY = 256  # tokens up to which one program takes the backward pass, or the windows, of a whole image
 ROWS = 16  # grid rows of a chunk in the backward pass
 PROGRAMS = 1024  # programs that a pass over the grid is cut into, if it has the rows
 
@@ -52,6 +52,7 @@ class Plan:
     rows: int  # grid rows of a chunk of dk, dv and dw
     short: bool  # one chunk
     tiny: bool  # one program for the backward pass
+    near: bool  # one program for the windows
     split: bool  # dk and dv in two passes, as E and its transpose do not fit into shared memory together
 
     @property
@@ -89,6 +90,7 @@ def plan(
     warps = 8 if strip == 64 and not small else max(1, strip // 16)
     deep = flat == 64 and small and not readers
     short = not either and bool(tokens <= SHORT)
+    tiny = short and bool(tokens <= TINY)
     parts = 1 if short else sym_min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
     cut = Plan(
         # Not pipelined with 128 channels: with Triton 3.6 on compute capability 9.0, such sums changed from run to run.
@@ -103,7 +105,8 @@ def plan(
         chunk=triton.cdiv(triton.cdiv(tokens, parts), size) * size,
         rows=sym_max(1, triton.cdiv(grid[0], sym_max(1, triton.cdiv(grid[0], ROWS)))),
         short=short,
-        tiny=short and bool(tokens <= TINY),
+        tiny=tiny,
+        near=tiny and (shared >= MEDIUM or dim <= 32),
         split=dtype == torch.float32 and flat > 64,
     )
     return cut if shared >= LARGE else fit(cut, dtype, shared, readers)
