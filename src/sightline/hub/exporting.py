@@ -210,7 +210,7 @@ def _at_size(loaded: Loaded, sides: tuple[int, int]) -> Loaded:
     try:
         card, transform = TASKS[loaded.task].read_card(metadata)
     except CardError as error:
-        raise InputError(f"img_size: {format_size(sides)} cannot be recorded ({error}); give a smaller size") from error
+        raise InputError(f"img_size: {format_size(sides)} is too large for a card; give a smaller size") from error
     return replace(loaded, card=card, transform=transform)
 
 
@@ -275,7 +275,7 @@ def _check_sides(size: tuple[int, int, int], axes: tuple[str, ...], least: int) 
     if short:
         raise InputError(
             f"dynamic: a package for any {' and '.join(short)} takes {least} pixels or more, and this one is for "
-            f"{format_size(size[1:])}; leave dynamic out, or give a larger img_size, or an .onnx file"
+            f"{format_size(size[1:])}; leave it out, or give a larger img_size, or an .onnx file"
         )
 
 
