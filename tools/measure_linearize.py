@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     for row in parts[options.what](options, device):
         rows[_key(row)] = row
         print(row, flush=True)
-        write(options.out, __file__, list(rows.values()), device, teacher=options.teacher, epochs=options.epochs)
+        write(options.out, __file__, list(rows.values()), device, teacher=options.teacher)
     return 0
 
 

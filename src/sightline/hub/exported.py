@@ -62,8 +62,8 @@ class ExportedModel(nn.Module):
             got = images.shape[AXES[name]]
             if name not in self.dynamic and got != wanted:
                 raise InputError(
-                    f"img_size: the file is for images with a {name} of {wanted} pixels only; got {got}; export it "
-                    f"with dynamic=batch,height,width for others"
+                    f"img_size: the file is for images with a {name} of {wanted} pixels only; got {got}; for "
+                    f"others, export it with --dynamic batch,height,width"
                 )
         parts = (images,) if "batch" in self.dynamic else images.split(1)
         found = [self.run(part.detach().to(self.device, torch.float32).contiguous()) for part in parts]

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import cast
 
 import torch
 from timm.data import resolve_model_data_config
@@ -22,7 +22,8 @@ from sightline.hub.quantize import Calibration, calibration_files, quantize
 from sightline.hub.trace import AXES, Graph, least_side, trace
 from sightline.models.base import FeatureNet, VisionModel
 from sightline.tasks.base import EvalOptions, Loaded
-from sightline.tasks.card import CardError
+from sightline.tasks.card import CardError, ModelCard
+from sightline.tasks.preprocess import at_size
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
 from sightline.util.errors import FileError, InputError, RunError
@@ -121,7 +122,8 @@ def export(
         ('batch', 3, 32, 32)
     """
     path = _check_target(Path(target), force)
-    axes, sides = None if dynamic is None else check_dynamic(dynamic), both_sides("img_size", img_size)
+    axes = None if dynamic is None else check_dynamic(dynamic)
+    sides = both_sides("img_size", img_size)
     if int8 is not None and (half or features or path.suffix != ".onnx"):
         raise InputError("int8: for ONNX files of whole models, without half and features; leave the others out")
     files = [] if int8 is None else calibration_files(int8)
@@ -205,10 +207,9 @@ def _default_axes(path: Path, source: Loaded | nn.Module) -> tuple[str, ...]:
 
 def _at_size(loaded: Loaded, sides: tuple[int, int]) -> Loaded:
     """The same model with the card and the transform for images of another size."""
-    card: Any = loaded.card
-    metadata = replace(card, input_size=(card.input_size[0], *sides)).to_metadata()
+    wanted = at_size(cast(ModelCard, loaded.card), sides)
     try:
-        card, transform = TASKS[loaded.task].read_card(metadata)
+        card, transform = TASKS[loaded.task].read_card(wanted.to_metadata())
     except CardError as error:
         raise InputError(f"img_size: {format_size(sides)} is too large for a card; give a smaller size") from error
     return replace(loaded, card=card, transform=transform)
@@ -275,7 +276,7 @@ def _check_sides(size: tuple[int, int, int], axes: tuple[str, ...], least: int) 
     if short:
         raise InputError(
             f"dynamic: a package for any {' and '.join(short)} takes {least} pixels or more, and this one is for "
-            f"{format_size(size[1:])}; leave it out, or give a larger img_size, or an .onnx file"
+            f"{format_size(size[1:])}; pass dynamic=batch, or give a larger img_size, or an .onnx file"
         )
 
 

@@ -25,6 +25,7 @@ from sightline.util.errors import InputError
 
 if backend.TRITON_INSTALLED:
     from sightline.ops.inline.layer import (
+        NO_FAR,
         ResidualLayers,
         inline_from_packed,
         inline_from_parts,
@@ -134,9 +135,7 @@ class InlineCore(Core):
             context = place.context
             if torch.compiler.is_compiling():  # the graph has the tokens in this type already
                 context = context.to(q.dtype)
-            far: tuple[Tensor | None, ...] = (None, None, None)
-            if readers is not None and self.far is not None:
-                far = (self.far.offset, self.far.scale, self.gain)
+            far = NO_FAR if readers is None or self.far is None else (self.far.offset, self.far.scale, self.gain)
             layers = None if self.residual is None else self.residual.layers
             return inline_from_parts(
                 q, k, v, context, layers, place.grid, place.prefix, self.phi, readers, self.agents, far, self.window[1]

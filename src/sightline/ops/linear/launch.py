@@ -71,8 +71,8 @@ class Readers(NamedTuple):
 
     queries: Tensor
     agents: int
-    far: tuple[Tensor | None, ...] = (None, None, None)
-    window: int = 0
+    far: tuple[Tensor | None, ...]
+    window: int
 
 
 class Sums(NamedTuple):

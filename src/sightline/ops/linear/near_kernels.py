@@ -10,10 +10,18 @@ whole head, which gathers too (`near_short`).
 import triton
 import triton.language as tl
 
-from sightline.ops.common.tiles import LOG2E, dot, image_of, operand
+from sightline.ops.common.tiles import LOG2E, dot, operand
 from sightline.ops.linear.forward_kernels import finish, load_state, sum_keys
 from sightline.ops.linear.reader_kernels import readers_of
 from sightline.ops.linear.tiles import live_of
+
+
+@triton.jit
+def _starts(q, q_batch, k, k_batch, v, v_batch, out, image, head, tokens, H, D: tl.constexpr):
+    """Pointers to the first token of one head of an image."""
+    image, channel = tl.cast(image, tl.int64), head * D
+    at = image * (tokens * H * D) + channel
+    return q + image * q_batch + channel, k + image * k_batch + channel, v + image * v_batch + channel, out + at
 
 
 @triton.jit
@@ -81,10 +89,7 @@ def near_write(
     head, image, down = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     live = live_of(D, 1, W)
     scale = tl.cast(scale, tl.float32)
-    q, _ = image_of(q, q_batch, q_token, None, image, tokens, head * D, False)
-    k, _ = image_of(k, k_batch, k_token, None, image, tokens, head * D, False)
-    v, _ = image_of(v, v_batch, v_token, None, image, tokens, head * D, False)
-    out, _ = image_of(out, tokens * H * D, H * D, None, image, tokens, head * D, False)
+    q, k, v, out = _starts(q, q_batch, k, k_batch, v, v_batch, out, image, head, tokens, H, D)
     row, column = tl.arange(0, A)[:, None], tl.arange(0, W)[None, :]
     at = (tl.cast(image, tl.int64) * AGENTS + row) * (H * D) + head * D + column
     given = tl.load(values + at, mask=(row < AGENTS) & live, other=0).to(tl.float32)  # A W
@@ -109,10 +114,7 @@ def near_short(
     head, image = tl.program_id(0), tl.program_id(1)
     live = live_of(D, 1, W)
     scale = tl.cast(scale, tl.float32)
-    q, _ = image_of(q, q_batch, q_token, None, image, tokens, head * D, False)
-    k, _ = image_of(k, k_batch, k_token, None, image, tokens, head * D, False)
-    v, _ = image_of(v, v_batch, v_token, None, image, tokens, head * D, False)
-    out, _ = image_of(out, tokens * H * D, H * D, None, image, tokens, head * D, False)
+    q, k, v, out = _starts(q, q_batch, k, k_batch, v, v_batch, out, image, head, tokens, H, D)
     asking = readers_of(readers, image, H * D, head * D, live, D, 1, W, A, AGENTS + PREFIX, AGENTS + PREFIX, DOT)
     nothing = tl.zeros((W,), tl.float32)  # half precision, which is not shifted
     moment, sum_k, sum_v, _, count, _, total, gathered = sum_keys(
