@@ -15,7 +15,7 @@ students: one run of `sightline linearize` as a user starts it, and how long it 
 compiled teacher and student, by plain calls. ladder: mechanisms and numbers of softmax blocks; the first stage is
 shared by the students of a mechanism, and students that the file has are not trained again. resolution: accuracy and
 speed at sizes that were not trained, for teacher and student, and accuracy of the student after a short training there,
-in which the teacher sees the images at its own size; a training that the file has is not repeated. finetune: the same
+in which the teacher sees the images at its own size; what the file has is not repeated. finetune: the same
 recipe from the student, from random weights and from the teacher. `--runs` keeps the runs; what is complete is not
 repeated.
 """
@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -156,48 +156,60 @@ def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     count = len(teacher.blocks)  # type: ignore[arg-type]
     end = time.time() + options.budget
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
-    known = {(row["attention"], row["softmax"]): row for row in kept(options.out) if "error" not in row}
-    jobs = [(name, count, options, end, known) for name in options.attention or MECHANISMS]
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        steps = [row for rows in pool.map(_climbed, jobs) for row in rows]
-    path = _save(teacher, options.runs / "teacher.safetensors")
-    top = accuracy((str(path), options.eval), workers=options.workers)
-    for row in [{"attention": "softmax", "softmax": count, **top}, *steps]:  # timed when no training runs beside it
-        if "error" in row:
-            yield row
-        elif row["softmax"] in options.keep:
-            rates = {} if options.no_speed else _speeds(_step(teacher, row), options, device)
-            yield {**row, **with_error(row["top1"], int(top["images"])), **rates}
-
-
-def _climbed(job: tuple[str, int, argparse.Namespace, float, dict[tuple[str, int], Row]]) -> list[Row]:
-    """The students of one mechanism, which share a first stage and what is compiled; `known` ones are not trained."""
-    attention, count, options, end, known = job
+    top = accuracy((str(_save(teacher, options.runs / "teacher.safetensors")), options.eval), workers=options.workers)
     numbers = [number for number in options.keep if number < count]
-    if all((attention, number) in known for number in numbers):
-        return [known[attention, number] for number in numbers]
+    steps = [(name, number) for name in options.attention or MECHANISMS for number in numbers]
+    known = {(row["attention"], row["softmax"]): row for row in kept(options.out) if "error" not in row}
+    known["softmax", count] = {"attention": "softmax", "softmax": count, **top}
+    missing = [step for step in steps if step not in known]
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        names = list(dict.fromkeys(name for name, _ in missing))
+        stages = dict(zip(names, pool.map(_first_stage, [(name, options, end) for name in names]), strict=True))
+        tasks = [pool.submit(_student, step, stages[step[0]], count, options, end) for step in missing]
+        for task in as_completed(tasks):
+            row = task.result()
+            if "error" not in row:
+                row |= with_error(row["top1"], int(top["images"]))
+                known[row["attention"], row["softmax"]] = row
+            yield row
+    for step in [("softmax", count), *steps]:  # timed when no training runs beside it
+        if step in known and step[1] in options.keep:
+            rates = {} if options.no_speed else _speeds(_step(teacher, known[step]), options, device)
+            yield {**known[step], **rates}
+
+
+def _first_stage(job: tuple[str, argparse.Namespace, float]) -> Row:
+    """The first stage of a mechanism, which its students share."""
+    attention, options, end = job
+    values = {**_climbing(attention, options), "schedule.epochs": options.stage1_epochs}
+    return run_one("linearize_stage1", {**values, "run.folder": f"{_folder(attention, options)}_stage1"}, end)
+
+
+def _student(step: tuple[str, int], first: Row, count: int, options: argparse.Namespace, end: float) -> Row:
+    """One student of the ladder, from the first stage of its mechanism."""
+    attention, number = step
+    blocks = chosen_blocks(number, count)
+    row = {"attention": attention, "softmax": number, "blocks": list(blocks), "stage1_errors": first.get("errors")}
+    if "error" in first:
+        return {**row, "error": first["error"]}
+    found = run_one("linearize", {
+        **_climbing(attention, options), "schedule.epochs": options.epochs, "linearize.start": first["folder"],
+        "linearize.keep": blocks, "run.folder": f"{_folder(attention, options)}_{number}",
+    }, end)  # fmt: skip
+    return {**row, **{key: found[key] for key in ("agreement", "top1", "error") if key in found}}
+
+
+def _climbing(attention: str, options: argparse.Namespace) -> dict[str, object]:
+    """The keys of the trainings of a mechanism, in a process that has just been given them."""
     torch.compiler.reset()
     share_decoded(options.runs / "decoded")
-    changes = parse_changes(options.set, "set", {})
-    common = {**_common(options), "schedule.warmup_epochs": 1, ATTENTION: attention, **changes}
-    common |= {f"data.{key}": value for key, value in labelled(options.eval).items()}
-    folder = options.runs / "".join(c if c.isalnum() else "_" for c in attention)
-    first = {**common, "schedule.epochs": options.stage1_epochs, "run.folder": f"{folder}_stage1"}
-    errors = run_one("linearize_stage1", first, end).get("errors")
-    rows = []
-    for number in numbers:
-        if (attention, number) in known:
-            rows.append(known[attention, number])
-            continue
-        blocks = chosen_blocks(number, count)
-        found = run_one("linearize", {
-            **common, "schedule.epochs": options.epochs, "linearize.start": first["run.folder"],
-            "linearize.keep": blocks, "run.folder": f"{folder}_{number}",
-        }, end)  # fmt: skip
-        told = ("agreement", "top1", "error")
-        row = {"attention": attention, "softmax": number, "blocks": list(blocks), "stage1_errors": errors}
-        rows.append({**row, **{key: found[key] for key in told if key in found}})
-    return rows
+    own = {"schedule.warmup_epochs": 1, ATTENTION: attention, **parse_changes(options.set, "set", {})}
+    return {**_common(options), **own, **{f"data.{key}": value for key, value in labelled(options.eval).items()}}
+
+
+def _folder(attention: str, options: argparse.Namespace) -> Path:
+    folder: Path = options.runs / "".join(c if c.isalnum() else "_" for c in attention)
+    return folder
 
 
 def _step(teacher: VisionModel, row: Row) -> VisionModel:
@@ -212,8 +224,9 @@ def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Ro
     known = {_key(row) for row in kept(options.out) if "error" not in row}
     for size in options.sizes or SIZES:
         for name, path in (("teacher", str(teacher)), ("student", options.student)):
-            rate = _rate(sightline.load(path).model, size, options, device)
-            yield {**_at_size(name, path, size, False, options), f"images_per_second_{size}": rate}
+            if _key({"model": name, "size": size, "trained": False}) not in known:
+                rate = _rate(sightline.load(path).model, size, options, device)
+                yield {**_at_size(name, path, size, False, options), f"images_per_second_{size}": rate}
         if _key({"model": "student", "size": size, "trained": True}) in known:
             continue
         values = {
