@@ -77,7 +77,8 @@ def packages_section(path: Path) -> str:
         f"data: [{path.name}](../results/export/{path.name})."
     )
     titles = ("model", "size", "batch", "dynamic", "dtype", "package", "compiled", "ratio", "difference", "alone")
-    return "\n\n".join([text, table(titles, [_package(row) for row in made["rows"]])])
+    rows = sorted(made["rows"], key=lambda row: (len(row["dynamic"]), row["model"], row["size"], row["dtype"]))
+    return "\n\n".join([text, table(titles, [_package(row) for row in rows])])
 
 
 def _package(row: dict[str, Any]) -> list[str]:
