@@ -385,7 +385,7 @@ ENDS = "inline,none,none,inline"  # what lies between costs the exporter seconds
 @pytest.mark.slow
 def test_windows_for_any_batch_and_size(tmp_path: Path) -> None:
     """Plain and shifted ones, with padding."""
-    done = sightline.export(tiny("swin", depths=(0, 2, 0, 1)), tmp_path / "model.onnx")
+    done = sightline.export(tiny("swin", depths=(0, 2, 0, 0)), tmp_path / "model.onnx")
     assert max(check.difference for check in done.checks) <= 1e-4
 
 
