@@ -11,7 +11,7 @@ from PIL import Image
 from .browser import chromium, drawn, png, ready, serving, state, tiny_weights
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 DROP = """([name, data]) => {
@@ -160,6 +160,24 @@ def test_drop_an_image(page: "Page") -> None:
     assert "\n" not in page.locator("#message span").inner_text().strip()
     hover(page, 0.8, 0.55)
     values(page, "6,4")  # the page is alive
+
+
+def test_an_answer_about_the_panel_before(page: "Page") -> None:
+    """A query is asked for while another mechanism is on its way, and answered when that is there."""
+    panels: list[Route] = []
+    rows: list[Route] = []
+    page.route("**/api/panels", lambda route: panels.append(route))
+    page.locator(".attention").first.select_option("soft")
+    page.wait_for_selector(".panel.busy")
+    page.route("**/api/together?*", lambda route: rows.append(route))
+    hover(page, 0.8, 0.55)
+    page.wait_for_timeout(300)
+    page.unroute("**/api/together?*")
+    assert (len(panels), len(rows)) == (1, 1)
+    panels[0].continue_()
+    page.wait_for_function("() => !document.querySelector('.panel.busy')")
+    rows[0].continue_()
+    values(page, "6,4")
 
 
 def test_sizes(page: "Page") -> None:

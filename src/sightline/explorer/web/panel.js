@@ -27,9 +27,15 @@ class Panel {
 
   close() {
     this.loading?.abort();
-    this.running?.abort.abort();
+    this.stop();
     this.watch.disconnect();
     this.root.remove();
+  }
+
+  /** Leave the request that is under way, and the one that waits. */
+  stop() {
+    this.running?.abort.abort();
+    this.running = this.waiting = null;
   }
 
   choose() {
@@ -65,8 +71,7 @@ class Panel {
     if (key === this.key) return;
     this.key = key;
     this.loading?.abort();
-    this.running?.abort.abort();
-    this.running = this.waiting = null;
+    this.stop();
     const control = (this.loading = new AbortController());
     this.root.classList.add("busy");
     this.notice(this.info ? "" : "computing …");
@@ -77,6 +82,7 @@ class Panel {
         app.source.image(image, size),
       ]);
       if (this.loading !== control) return;
+      this.stop(); // what was asked about the panel before
       this.notice("");
       Object.assign(this, {
         info,
