@@ -54,6 +54,7 @@ from sightline.tasks.linearize.task import labelled
 from sightline.tasks.preprocess import card_of
 from sightline.tasks.replay import replayed
 from sightline.util.files import jsonable
+from sightline.util.provenance import source_commit
 
 MECHANISMS = (PLAIN, "inline", "linear", "mala", "rala", "hedgehog", "ttt", "focused", "soft(landmarks=49)")
 BLOCKS = (0, 1, 3, 6, 12)
@@ -172,17 +173,18 @@ def ladder(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
                 row |= with_error(row["top1"], int(top["images"]))
                 known[row["attention"], row["softmax"]] = row
             yield row
-    for step in [("softmax", count), *steps]:  # timed when no training runs beside it
+    for step in [("softmax", count), *steps]:  # timed when no training runs next to it
         if step in known and step[1] in options.keep:
             rates = {} if options.no_speed else _speeds(_step(teacher, known[step]), options, device)
-            yield {**known[step], **rates}
+            yield {**known[step], **rates, **({"timed_at": source_commit()[0]} if rates else {})}
 
 
 def _first_stage(job: tuple[str, argparse.Namespace, float]) -> Row:
     """The first stage of a mechanism, which its students share."""
     attention, options, end = job
-    values = {**_climbing(attention, options), "schedule.epochs": options.stage1_epochs}
-    return run_one("linearize_stage1", {**values, "run.folder": f"{_folder(attention, options)}_stage1"}, end)
+    folder = f"{_folder(attention, options)}_stage1"
+    values = {**_keys(attention, options), "schedule.epochs": options.stage1_epochs, "run.folder": folder}
+    return _trained("linearize_stage1", values, options, end)
 
 
 def _student(step: tuple[str, int], first: Row, count: int, options: argparse.Namespace, end: float) -> Row:
@@ -192,19 +194,25 @@ def _student(step: tuple[str, int], first: Row, count: int, options: argparse.Na
     row = {"attention": attention, "softmax": number, "blocks": list(blocks), "stage1_errors": first.get("errors")}
     if "error" in first:
         return {**row, "error": first["error"]}
-    found = run_one("linearize", {
-        **_climbing(attention, options), "schedule.epochs": options.epochs, "linearize.start": first["folder"],
+    values = {
+        **_keys(attention, options), "schedule.epochs": options.epochs, "linearize.start": first["folder"],
         "linearize.keep": blocks, "run.folder": f"{_folder(attention, options)}_{number}",
-    }, end)  # fmt: skip
+    }  # fmt: skip
+    found = _trained("linearize", values, options, end)
     return {**row, **{key: found[key] for key in ("agreement", "top1", "error") if key in found}}
 
 
-def _climbing(attention: str, options: argparse.Namespace) -> dict[str, object]:
-    """The keys of the trainings of a mechanism, in a process that has just been given them."""
-    torch.compiler.reset()
-    share_decoded(options.runs / "decoded")
+def _keys(attention: str, options: argparse.Namespace) -> dict[str, object]:
+    """The settings that all trainings of a mechanism share."""
     own = {"schedule.warmup_epochs": 1, ATTENTION: attention, **parse_changes(options.set, "set", {})}
     return {**_common(options), **own, **{f"data.{key}": value for key, value in labelled(options.eval).items()}}
+
+
+def _trained(recipe: str, values: Row, options: argparse.Namespace, end: float) -> Row:
+    """`run_one` in a process of the pool, which may have compiled another model before."""
+    torch.compiler.reset()
+    share_decoded(options.runs / "decoded")
+    return run_one(recipe, values, end)
 
 
 def _folder(attention: str, options: argparse.Namespace) -> Path:

@@ -162,8 +162,8 @@ def test_drop_an_image(page: "Page") -> None:
     values(page, "6,4")  # the page is alive
 
 
-def test_an_answer_about_the_panel_before(page: "Page") -> None:
-    """A query is asked for while another mechanism is on its way, and answered when that is there."""
+def test_a_query_while_a_panel_loads(page: "Page") -> None:
+    """It is answered for the mechanism that was on its way."""
     panels: list[Route] = []
     rows: list[Route] = []
     page.route("**/api/panels", lambda route: panels.append(route))

@@ -65,6 +65,8 @@ def test_tables(results: Any) -> None:
     page = tables.ladder_section(results({**step, **top, "images_per_second_224": 1000.0}, {"error": "no"}))
     assert "CARD, torch 2.0, timm 1.0, commit 0123456" in page
     assert "| `mala` | 3 | 70.00 ± 1.02 of 2,000 | 80.00 | 0.200 | 1,000 |" in page
+    later = tables.ladder_section(results({**step, **top, "commit": "aaaaaaaaaa", "timed_at": "bbbbbbbbbb"}))
+    assert "commits 0123456, aaaaaaa, bbbbbbb." in later
     page = tables.resolution_section(results({"model": "student", "size": 384, "trained": True, **top}))
     assert "| student | 384 | yes | 70.00 ± 1.02 of 2,000 | - |" in page
     tuned = {"task": "camvid", "start": "random", "recipe": "camvid", "epochs": 200, "miou": 59.65}

@@ -14,7 +14,7 @@ def made_on(facts: Mapping[str, str], rows: Sequence[Mapping[str, Any]] = ()) ->
     """GPU, versions and commit, as far as a result file has them; `rows` may be of other commits."""
     device = facts["device"].partition("(")[2].rstrip(")") or facts["device"]  # 1 x cuda (NAME)
     versions = [f"{name} {facts[name]}" for name in ("torch", "timm") if facts.get(name)]
-    commits = [facts.get("commit"), *(row.get("commit") for row in rows)]
+    commits = [facts.get("commit"), *(row.get(key) for row in rows for key in ("commit", "timed_at"))]
     found = list(dict.fromkeys(commit[:7] for commit in commits if commit))
     name = "commit" if len(found) == 1 else "commits"
     return ", ".join([device, *versions, *([f"{name} {', '.join(found)}"] if found else [])])
