@@ -1,5 +1,8 @@
-"""What torch finds out about a kernel is kept, per kernel and kinds of arguments."""
+"""What torch finds out about a kernel is kept, per kernel and kinds of arguments; compiled code launches directly."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,3 +77,20 @@ def test_torch_has_one_of_the_names() -> None:
     assert all(hasattr(function, "forget") for function in found)
     tracing.remember_accesses()  # a second time changes nothing
     assert [getattr(wrap, name) for name in tracing.NAMES if hasattr(wrap, name)] == found
+
+
+def run(code: str, **variables: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True).stdout
+
+
+def test_compiled_code_launches_directly_unless_told_otherwise() -> None:
+    code = f"import sightline.ops, torch; print(torch._inductor.config.{tracing.DIRECT})"
+    assert run(code) == "True\n"
+    assert run(code, TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS="0") == "False\n"
+
+
+def test_a_torch_without_the_option_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "inductor", SimpleNamespace())
+    tracing.launch_directly()
+    assert vars(tracing.inductor) == {}

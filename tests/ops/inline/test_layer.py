@@ -1,6 +1,7 @@
 """InLine attention with the weights of its residual made on the way, against the layers it stands for."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -63,8 +64,22 @@ def test_output_and_gradients(way: str, shape: tuple, dtype: torch.dtype, monkey
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_plans")
 def test_more_images_than_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "IMAGES", {True: 16, False: 16})
+    monkeypatch.setattr(launch, "ALONE", 16)
     check((17, (1, 1), 0, 1, 8), torch.float32)
+
+
+@pytest.mark.skipif(GPU, reason="buffers are recorded for a replay there")
+@pytest.mark.parametrize("height", [5, 8])
+@pytest.mark.usefixtures("_no_plans")
+def test_more_parts_than_are_taken_together(height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def followed_by_nan(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        size = math.prod(shape)
+        return torch.full((2 * size,), torch.nan, dtype=dtype, device=device)[:size].view(*shape)
+
+    monkeypatch.setattr(launch, "empty", followed_by_nan)
+    monkeypatch.setattr(plan, "TINY", 0)
+    monkeypatch.setattr(plan, "ROWS", 1)
+    check((3, (height, 2), 0, 1, 8), torch.float32)
 
 
 @pytest.mark.parametrize("limit", [100, 8])

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import wrap_triton
 
-from sightline.ops.common.tracing import remember_accesses
+from sightline.ops.common.tracing import launch_directly, remember_accesses
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 THREADS = 16  # to compile in
@@ -30,6 +30,7 @@ CACHED = 4096  # programs at most; a full cache is cleared
 ALIGNMENT = 256  # bytes, of buffers that share an allocation
 
 remember_accesses()
+launch_directly()
 
 Constant = int | float | bool | str
 Constants = Mapping[str, Constant]

@@ -1,8 +1,9 @@
-"""Kernels in the graphs of torch's compiler: what torch finds out about one is found out once.
+"""Kernels in the graphs of torch's compiler: analyzed once, and launched like the compiler's own.
 
 torch reads the code of a kernel at every launch that it traces, several times, to see which tensors the kernel writes,
-which takes up to half a second each time. The answer depends on types and constants alone, so it is kept. The function
-is private to torch; where it has another name or form, torch works as it always does.
+which takes up to half a second each time. The answer depends on types and constants alone, so it is kept. And compiled
+code launches kernels that are not its own through Triton, which inspects every argument, unless an option of torch says
+otherwise. The function and the option are private to torch; where they have other names, torch works as it always does.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -11,9 +12,20 @@ from typing import Any
 
 import torch
 import torch._higher_order_ops.triton_kernel_wrap as wrap
+import torch._inductor.config as inductor
 
 NAMES = ("identify_accessed_tensors", "identify_mutated_tensors")  # in newer and in older releases of torch
+DIRECT = "static_launch_user_defined_triton_kernels"
 PACKAGE = __name__.partition(".")[0]
+
+
+def launch_directly() -> None:
+    """Let compiled code launch all kernels in the way of its own, which takes less of the host's time.
+
+    torch's variable TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS takes precedence.
+    """
+    if hasattr(inductor, DIRECT):
+        setattr(inductor, DIRECT, True)
 
 
 def remember_accesses() -> None:

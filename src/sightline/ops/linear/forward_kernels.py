@@ -45,7 +45,7 @@ from sightline.ops.linear.tiles import (
     same_head,
     three_columns,
 )
-from sightline.ops.linear.weights_kernels import hidden_of, make_weights, store_weights, tap_of
+from sightline.ops.linear.weights_kernels import hidden_of, make_weights, rows_of_taps, store_weights, tap_of
 
 
 @triton.jit
@@ -57,15 +57,16 @@ def sum_keys(
     """Over the tokens first <= t < last: sum phi(k)^T v (W, W), sum phi(k), sum v, sum x (W,), and how many count; and
     what READERS rows of readers have gathered (`read_tile`)."""
     moment = tl.zeros((W, W), tl.float32)
-    sum_k = tl.zeros((16, W), tl.float32)
+    sum_k = tl.zeros((W, 16), tl.float32)
     sum_v = tl.zeros((16, W), tl.float32)
-    sum_x = tl.zeros((T if MADE else 1, W), tl.float32)
+    sum_x = tl.zeros((16 if DOT == "bf16" else T if MADE else 1, W), tl.float32)
     top = tl.full((READERS if READERS else 1,), float("-inf"), tl.float32)
     total = tl.zeros((READERS if READERS else 1,), tl.float32)
     gathered = tl.zeros((READERS if READERS else 1, W), tl.float32)
     count = 0.0
     row = tl.arange(0, T)
     ones = operand(tl.full((16, T), 1.0, tl.float32), DOT)
+    beside = operand(tl.full((T, 16), 1.0, tl.float32), DOT)
     for t0 in range(first, last, T):
         ok = t0 + row < last
         if MASKED:
@@ -75,7 +76,11 @@ def sum_keys(
         kt = tl.load(rows_of(k, k_token, t0, T, W), mask=cell, other=0)  # T W
         vt = tl.load(rows_of(v, v_token, t0, T, W), mask=cell, other=0)  # T W
         if MADE:
-            sum_x += tl.load(rows_of(x, x_token, t0, T, W), mask=cell, other=0).to(tl.float32)  # T W
+            xt = tl.load(rows_of(x, x_token, t0, T, W), mask=cell, other=0)  # T W
+            if DOT == "bf16":
+                sum_x += dot(ones, operand(xt, DOT), DOT)
+            else:
+                sum_x += xt.to(tl.float32)
         if READERS:
             top, total, gathered = read_tile(
                 top, total, gathered, readers, operand(kt, DOT), operand(vt, DOT), ok, scale, DOT
@@ -87,11 +92,12 @@ def sum_keys(
             vt = tl.where(cell, vt - shift_v[None, :], 0.0)
         kt, vt = operand(kt, DOT), operand(vt, DOT)
         moment += dot(tl.trans(kt), vt, DOT)
-        sum_k += dot(ones, kt, DOT)  # a product with ones is a cheap sum over the rows
+        sum_k += dot(tl.trans(kt), beside, DOT)  # a product with ones is a cheap sum over the rows
         sum_v += dot(ones, vt, DOT)
     if not MASKED:
         count = tl.cast(tl.maximum(last - first, 0), tl.float32)
-    sum_k, sum_v, sum_x = tl.sum(sum_k, 0) / 16, tl.sum(sum_v, 0) / 16, tl.sum(sum_x, 0)
+    sum_k, sum_v = tl.sum(sum_k, 1) / 16, tl.sum(sum_v, 0) / 16
+    sum_x = tl.sum(sum_x, 0) / 16 if DOT == "bf16" else tl.sum(sum_x, 0)
     return moment, sum_k, sum_v, sum_x, count, top, total, gathered
 
 
@@ -299,9 +305,10 @@ def forward_short(
     if RESIDUAL:
         if MADE:
             sum_x = sum_x / tokens_k
-            taps = make_weights(sum_x, w1, b1, w2, b2, channel, D, GROUP, W)
+            made = make_weights(sum_x, w1, b1, w2, b2, channel, D, GROUP, W, DOT)
             if SAVE:
-                store_weights(weights, mean, taps, sum_x, image, C, channel, live, W)
+                store_weights(weights, mean, made, sum_x, image, C, channel, live, W)
+            taps = rows_of_taps(made)
         else:
             taps = filter_of(weights, image, C, channel, live, W, False)
         height, width = grid_of(grids, image, height, width, VARLEN)

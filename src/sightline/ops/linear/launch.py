@@ -18,7 +18,8 @@ from sightline.ops.linear.plan import Plan, padded
 
 NEAR = {"STAGES": 3, "num_warps": 4}  # windows
 ADD = {"PARTS": 8, "BLOCK": 512}  # tile of the sum over parts
-IMAGES = {True: 64, False: 16}  # images whose gradients are taken together, for head dims up to 64 and beyond
+IMAGES, PARTS = 16, 4  # images and parts of their sums whose gradients are taken together
+ALONE = 64  # images, if there is one part
 
 
 class Images(NamedTuple):
@@ -277,18 +278,20 @@ def layers_backward(
     count, device = mean.shape[0], mean.device
     channels = int(mean.shape[1])
     dim = channels // heads
-    together = IMAGES[dim <= 64]
+    parts = sums.taps.shape[0]
+    alone, wide = isinstance(parts, int) and parts == 1, dim > 64
+    together = ALONE if alone and not wide else IMAGES
     constants: dict[str, Constant] = {
-        "D": dim, "W": padded(dim), "IMAGES": together, "DOT": dot, "num_warps": max(4, padded(dim) // 16),
-        "num_stages": 3 if dim <= 32 else 2,
+        "D": dim, "W": padded(dim), "IMAGES": together, "PARTS": 1 if alone or wide else PARTS, "DOT": dot,
+        "num_warps": max(4, padded(dim) // 16), "num_stages": 3 if dim <= 32 else 2,
     }  # fmt: skip
     d_token = empty(mean.shape, dtype, device)
     gradients = [empty(t.shape, t.dtype, device) for t in parameters]
     d_bias = None if bias is None else empty(bias.shape, bias.dtype, device)
     launch(
         weights_kernels.layers_back, (heads, 10 + triton.cdiv(count, together) + (0 if bias is None else 2)),
-        (sums.taps, mean, *parameters[:3], sums.columns, d_token, *gradients, d_bias, sums.taps.shape[0], count,
-         tokens, channels),
+        (sums.taps, mean, *parameters[:3], sums.columns, d_token, *gradients, d_bias, parts, count, tokens,
+         channels),
         constants,
     )  # fmt: skip
     return d_token, *gradients, empty((0,), torch.float32, device) if d_bias is None else d_bias

@@ -100,7 +100,7 @@ def plan(
         if small
         else Tile(wide, flat, 32, max(1, flat // 16)),
         write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
-        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, warps, depth),
+        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, warps, 4 if small and strip <= 32 else depth),
         back=Tile(narrow, strip, 16, max(1, strip // 16), 4 if small and strip <= 32 else depth),
         chunk=triton.cdiv(triton.cdiv(tokens, parts), size) * size,
         rows=sym_max(1, triton.cdiv(grid[0], sym_max(1, triton.cdiv(grid[0], ROWS)))),

@@ -42,29 +42,46 @@ def tap_of(hidden, w2, b2, tap, first_channel, D: tl.constexpr, GROUP: tl.conste
 
 
 @triton.jit
-def make_weights(mean, w1, b1, w2, b2, first_channel, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr):
-    """The mean token of an image, (W,) channels of a group of heads -> its nine taps as rows (1, W)."""
-    hidden = hidden_of(mean, w1, b1, first_channel, D, GROUP, W)
-    t0 = tap_of(hidden, w2, b2, 0, first_channel, D, GROUP, W)
-    t1 = tap_of(hidden, w2, b2, 1, first_channel, D, GROUP, W)
-    t2 = tap_of(hidden, w2, b2, 2, first_channel, D, GROUP, W)
-    t3 = tap_of(hidden, w2, b2, 3, first_channel, D, GROUP, W)
-    t4 = tap_of(hidden, w2, b2, 4, first_channel, D, GROUP, W)
-    t5 = tap_of(hidden, w2, b2, 5, first_channel, D, GROUP, W)
-    t6 = tap_of(hidden, w2, b2, 6, first_channel, D, GROUP, W)
-    t7 = tap_of(hidden, w2, b2, 7, first_channel, D, GROUP, W)
-    t8 = tap_of(hidden, w2, b2, 8, first_channel, D, GROUP, W)
+def make_weights(
+    mean, w1, b1, w2, b2, first_channel, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, DOT: tl.constexpr
+):
+    """The mean token of an image, (W,) channels of a group of heads -> its nine taps, the first rows of (16, W)."""
+    tap, c = tl.arange(0, 16)[:, None], tl.arange(0, W)
+    ok, pair = pairs_of(D, GROUP, W)
+    row, dim = (first_channel + c)[None, :], (c % D)[:, None]
+    first = tl.load(w1 + row * D + dim, mask=pair, other=0)  # W W
+    bias = tl.load(b1 + row, mask=ok[None, :], other=0).to(tl.float32)  # 1 W
+    taps = tl.load(b2 + row * 9 + tap, mask=ok[None, :] & (tap < 9), other=0).to(tl.float32)  # 16 W
+    hidden = dot(operand(tl.zeros((16, W), tl.float32) + mean[None, :], DOT), operand(first, DOT), DOT) + bias
+    hidden *= _gate(hidden)
+    for t in range(0, 9):  # one row of the product each, so that the loads are pipelined
+        second = tl.load(w2 + (row * 9 + t) * D + dim, mask=pair, other=0)  # W W
+        taps = dot(operand(tl.where(tap == t, hidden, 0.0), DOT), operand(second, DOT), DOT, taps)
+    return taps
+
+
+@triton.jit
+def rows_of_taps(taps):
+    """The nine taps in (16, W) as rows (1, W)."""
+    tap = tl.arange(0, 16)[:, None]
+    t0 = tl.sum(tl.where(tap == 0, taps, 0.0), 0)[None, :]
+    t1 = tl.sum(tl.where(tap == 1, taps, 0.0), 0)[None, :]
+    t2 = tl.sum(tl.where(tap == 2, taps, 0.0), 0)[None, :]
+    t3 = tl.sum(tl.where(tap == 3, taps, 0.0), 0)[None, :]
+    t4 = tl.sum(tl.where(tap == 4, taps, 0.0), 0)[None, :]
+    t5 = tl.sum(tl.where(tap == 5, taps, 0.0), 0)[None, :]
+    t6 = tl.sum(tl.where(tap == 6, taps, 0.0), 0)[None, :]
+    t7 = tl.sum(tl.where(tap == 7, taps, 0.0), 0)[None, :]
+    t8 = tl.sum(tl.where(tap == 8, taps, 0.0), 0)[None, :]
     return t0, t1, t2, t3, t4, t5, t6, t7, t8
 
 
 @triton.jit
 def store_weights(weights, mean, taps, average, image, C, first_channel, live, W: tl.constexpr):
-    """Write the taps to weights (images, 9, C) and the mean token to mean (images, C), both float32."""
-    offset = first_channel + tl.arange(0, W)[None, :]
+    """Write the taps (16, W) to weights (images, 9, C) and the mean token to mean (images, C), both float32."""
+    tap, offset = tl.arange(0, 16)[:, None], first_channel + tl.arange(0, W)[None, :]
     tl.store(mean + tl.cast(image, tl.int64) * C + offset, average[None, :], mask=live)
-    ptr = weights + tl.cast(image, tl.int64) * 9 * C + offset
-    for tap in tl.static_range(9):
-        tl.store(ptr + tap * C, taps[tap], mask=live)
+    tl.store(weights + tl.cast(image, tl.int64) * 9 * C + tap * C + offset, taps, mask=live & (tap < 9))
 
 
 @triton.jit
@@ -85,22 +102,27 @@ def _hidden(mean, w1, b1, channel, dim, D: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def _tap(grad, image, tap, part, channel, cell, images, C):
-    """The gradient of one tap in one part, for a tile of images, (IMAGES, W)."""
+def _tap(grad, image, tap, part, parts, channel, cell, images, C, IMAGES: tl.constexpr, PARTS: tl.constexpr):
+    """The gradient of one tap, summed over PARTS parts from `part` on, for a tile of images, (IMAGES, W)."""
     row = (tl.cast(part, tl.int64) * images + image) * 9 + tap
-    return tl.load(grad + row[:, None] * C + channel[None, :], mask=cell, other=0)
+    ptr = grad + row[:, None] * C + channel[None, :]
+    total = tl.load(ptr, mask=cell, other=0)
+    for more in tl.static_range(1, PARTS):
+        there = cell & (tl.full((IMAGES, 1), part + more, tl.int32) < parts)
+        total += tl.load(ptr + tl.cast(more, tl.int64) * images * 9 * C, mask=there, other=0)
+    return total
 
 
 @triton.jit
 def _hidden_gradient(
     grad, hidden, w2, image, channel, dim, cell, parts, images, C, D: tl.constexpr, W: tl.constexpr,
-    IMAGES: tl.constexpr, DOT: tl.constexpr,
+    IMAGES: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
 ):
     """From grad (parts, images, 9, C) the gradient of the hidden layer before its activation, (images, W) of a tile."""
     back = tl.zeros((IMAGES, W), tl.float32)
-    for step in range(0, 9 * parts):  # one loop, whose loads are pipelined
+    for step in range(0, 9 * tl.cdiv(parts, PARTS)):  # one loop, whose loads are pipelined
         tap = step % 9
-        g = _tap(grad, image, tap, step // 9, channel, cell, images, C)
+        g = _tap(grad, image, tap, step // 9 * PARTS, parts, channel, cell, images, C, IMAGES, PARTS)
         second = _square(w2, channel * 9 + tap, dim, D, False)
         back = dot(operand(g, DOT), operand(second, DOT), DOT, back)
     slope = _gate(hidden) + hidden * tl.exp(-0.5 * hidden * hidden) * 0.3989422804014327
@@ -121,7 +143,7 @@ def _sum_columns(columns, first, last, channel, dim, C, D: tl.constexpr, W: tl.c
 @triton.jit(do_not_specialize=["parts", "images", "tokens"])
 def layers_back(
     grad, mean, w1, b1, w2, columns, d_token, d_w1, d_b1, d_w2, d_b2, d_bias, parts, images, tokens, C,
-    D: tl.constexpr, W: tl.constexpr, IMAGES: tl.constexpr, DOT: tl.constexpr,
+    D: tl.constexpr, W: tl.constexpr, IMAGES: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
 ):
     """For a head, from grad (parts, images, 9, C): one tap of the second layer (piece 0 to 8), the first layer
     (piece 9), or the gradient of each token of a tile of images (from piece 10 on), (images, C).
@@ -147,7 +169,9 @@ def layers_back(
         cell = (image < images)[:, None] & (dim < D)[None, :]
         offset = image[:, None] * C + channel[None, :]
         hidden = _hidden(tl.load(mean + offset, mask=cell, other=0), w1, b1, channel, dim, D, DOT)
-        back = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, DOT)
+        back = _hidden_gradient(
+            grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, PARTS, DOT
+        )
         total = dot(operand(back, DOT), operand(_square(w1, channel, dim, D, False), DOT), DOT) / tokens
         tl.store(d_token + offset, total.to(d_token.dtype.element_ty), mask=cell)
     elif piece == 9:
@@ -157,17 +181,20 @@ def layers_back(
             cell = (image < images)[:, None] & (dim < D)[None, :]
             inner = tl.load(mean + image[:, None] * C + channel[None, :], mask=cell, other=0)  # IMAGES W
             hidden = _hidden(inner, w1, b1, channel, dim, D, DOT)
-            back = _hidden_gradient(grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, DOT)
+            back = _hidden_gradient(
+                grad, hidden, w2, image, channel, dim, cell, parts, images, C, D, W, IMAGES, PARTS, DOT
+            )
             weight = dot(operand(tl.trans(back), DOT), operand(inner, DOT), DOT, weight)
             bias += back
         tl.store(d_w1 + channel[:, None] * D + dim[None, :], weight.to(d_w1.dtype.element_ty), mask=square)
         tl.store(d_b1 + channel, tl.sum(bias, 0).to(d_b1.dtype.element_ty), mask=dim < D)
     else:
         weight, bias = tl.zeros((W, W), tl.float32), tl.zeros((IMAGES, W), tl.float32)
-        for step in range(0, tiles * parts):
-            image = (step // parts * IMAGES + tl.arange(0, IMAGES)).to(tl.int64)
+        steps = tl.cdiv(parts, PARTS)
+        for step in range(0, tiles * steps):
+            image = (step // steps * IMAGES + tl.arange(0, IMAGES)).to(tl.int64)
             cell = (image < images)[:, None] & (dim < D)[None, :]
-            outer = _tap(grad, image, piece, step % parts, channel, cell, images, C)
+            outer = _tap(grad, image, piece, step % steps * PARTS, parts, channel, cell, images, C, IMAGES, PARTS)
             inner = tl.load(mean + image[:, None] * C + channel[None, :], mask=cell, other=0)  # IMAGES W
             hidden = _hidden(inner, w1, b1, channel, dim, D, DOT)
             inner = tl.where(cell, hidden * _gate(hidden), 0.0)
