@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -60,21 +61,29 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = "".join(f" --recipe {recipe}" for recipe in options.recipe or ())
     command = f"python tools/measure_training.py IMAGENETTE{chosen} --epochs {options.epochs}"
     report = Report({"preset": "plain", **describe_run(f"{command} {options.more}".strip(), device)})
-    rows = [
-        measure(recipe, name, options.data, options.epochs, device.type, options.more.split())
-        for recipe in recipes
-        for name in ("inline", "softmax")
-    ]
-    stem = file_stem("plain", [rows[0].dtype], report.about)
-    before = options.out / f"{stem}.json"
-    same = before.exists() and report.extend(before, [(row.kind, row.case, row.mode, row.dtype) for row in rows])
-    report.files = result_files(options.out, stem, replace=same)
-    report.rows += rows
-    report.write()
-    for row in rows:
-        print(row.case, row.candidate, row.status, row.images_per_s, row.note)
+    failed = False
+    for recipe, name in product(recipes, ("inline", "softmax")):
+        row = measure(recipe, name, options.data, options.epochs, device.type, options.more.split())
+        print(row.case, row.candidate, row.status, row.images_per_s, row.note, flush=True)
+        failed |= row.status == FAILED
+        keep(row, report, options.out)
     print(f"wrote {', '.join(map(str, report.files))}")
-    return 1 if any(row.status == FAILED for row in rows) else 0
+    return 1 if failed else 0
+
+
+def keep(row: Row, report: Report, folder: Path) -> None:
+    """Write a row as soon as it is measured, next to those of the same machine, commit and versions."""
+    if not report.files:
+        stem = file_stem("plain", [row.dtype], report.about)
+        before = folder / f"{stem}.json"
+        same = before.exists() and report.extend(before, [])
+        report.files = result_files(folder, stem, replace=same)
+    report.rows = [other for other in report.rows if _name(other) != _name(row)] + [row]
+    report.write()
+
+
+def _name(row: Row) -> tuple[str, ...]:
+    return row.kind, row.case, row.mode, row.dtype, row.candidate
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from sightline import backend
 from sightline.bench.candidates import Candidate, Plan, compile_apart
 from sightline.bench.cases import Grid, ModelCase
 from sightline.bench.clock import Work
+from sightline.bench.cost import measure_cost
 from sightline.bench.networks import Network, baselines
 from sightline.bench.results import FAILED, OK, REJECTED, Row
 from sightline.bench.run import Silent, compile_ahead, run_plan
@@ -29,6 +30,20 @@ def test_baselines() -> None:
     assert softmax.args == {**TINY.args, "attention": "softmax"}
     assert baselines(Network("resnet18", "resnet18"), ("softmax", "none", "timm")) == []
     assert [network.name for network in baselines(TINY, ("peer",))] == ["efficientvit_b1"]
+
+
+class _NoMeta(nn.Conv2d):
+    """Like a network of timm that names the device of its autocast, which torch 2.11 does not have for meta."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_meta:
+            raise RuntimeError("unsupported scalarType")
+        return super().forward(x)
+
+
+def test_cost_of_a_network_that_cannot_run_on_the_meta_device() -> None:
+    assert measure_cost(_NoMeta(3, 8, 3), (3, 6, 7)) == measure_cost(nn.Conv2d(3, 8, 3), (3, 6, 7))
+    assert measure_cost(nn.Conv2d(3, 8, 3), (3, 6, 7)).macs == 3 * 8 * 9 * 4 * 5
 
 
 def test_latency_is_of_one_image_that_is_waited_for() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -26,13 +27,23 @@ def measure_cost(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """The cost of one image of `input_size` = (channels, height, width).
 
     The model is traced on the meta device, which needs no memory, so any size works. torch counts matrix products,
-    convolutions and softmax attention; linear mechanisms are composed of these on that device.
+    convolutions and softmax attention; linear mechanisms are composed of these on that device. Models of timm that name
+    the device of their autocast are traced as if on a CPU, as torch up to 2.11 has none for meta.
     """
-    shadow = _on_meta(model)
-    image = torch.empty(1, *input_size, device="meta", dtype=next(shadow.parameters()).dtype)
+    try:
+        counter = _count(model, input_size, "meta")
+    except RuntimeError:
+        with FakeTensorMode():
+            counter = _count(model, input_size, "cpu")
+    return Cost(sum(p.numel() for p in model.parameters()), counter.flops // 2, counter.activations)
+
+
+def _count(model: nn.Module, input_size: tuple[int, int, int], device: str) -> "_Counter":
+    shadow = _without_data(model, device)
+    image = torch.empty(1, *input_size, device=device, dtype=next(shadow.parameters()).dtype)
     with _Counter() as counter:
         shadow(image)
-    return Cost(sum(p.numel() for p in model.parameters()), counter.flops // 2, counter.activations)
+    return counter
 
 
 class _Counter(TorchDispatchMode):
@@ -54,11 +65,12 @@ class _Counter(TorchDispatchMode):
         return out
 
 
-def _on_meta(model: nn.Module) -> nn.Module:
-    """A copy of the model without data, in evaluation mode."""
+def _without_data(model: nn.Module, device: str) -> nn.Module:
+    """A copy of the model in evaluation mode, with new tensors."""
     memo: dict[int, object] = {}
     for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        made = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        memo[id(parameter)] = nn.Parameter(made, requires_grad=False)
     for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+        memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
     return copy.deepcopy(model, memo).eval()

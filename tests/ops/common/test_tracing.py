@@ -79,18 +79,17 @@ def test_torch_has_one_of_the_names() -> None:
     assert [getattr(wrap, name) for name in tracing.NAMES if hasattr(wrap, name)] == found
 
 
-def run(code: str, **variables: str) -> str:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True).stdout
+def test_compiled_code_launches_directly_here_and_in_processes_that_compile() -> None:
+    assert getattr(tracing.inductor, tracing.DIRECT)
+    code = f"import torch._inductor.config as config; print(config.{tracing.DIRECT})"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True\n"
 
 
-def test_compiled_code_launches_directly_unless_told_otherwise() -> None:
-    code = f"import sightline.ops, torch; print(torch._inductor.config.{tracing.DIRECT})"
-    assert run(code) == "True\n"
-    assert run(code, TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS="0") == "False\n"
-
-
-def test_a_torch_without_the_option_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "inductor", SimpleNamespace())
+@pytest.mark.parametrize(("options", "left"), [({tracing.DIRECT: False}, "0"), ({}, None)])
+def test_what_is_set_or_unknown_is_left_alone(options: dict, left: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = f"TORCHINDUCTOR_{tracing.DIRECT.upper()}"
+    monkeypatch.delenv(variable) if left is None else monkeypatch.setenv(variable, left)
+    monkeypatch.setattr(tracing, "inductor", SimpleNamespace(**options))
     tracing.launch_directly()
-    assert vars(tracing.inductor) == {}
+    assert os.environ.get(variable) == left
+    assert vars(tracing.inductor).keys() == options.keys()

@@ -6,6 +6,7 @@ code launches kernels that are not its own through Triton, which inspects every 
 otherwise. The function and the option are private to torch; where they have other names, torch works as it always does.
 """
 
+import os
 from collections.abc import Callable, Hashable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -15,16 +16,18 @@ import torch._higher_order_ops.triton_kernel_wrap as wrap
 import torch._inductor.config as inductor
 
 NAMES = ("identify_accessed_tensors", "identify_mutated_tensors")  # in newer and in older releases of torch
-DIRECT = "static_launch_user_defined_triton_kernels"
+DIRECT = "static_launch_user_defined_triton_kernels"  # an option of Inductor
 PACKAGE = __name__.partition(".")[0]
 
 
 def launch_directly() -> None:
     """Let compiled code launch all kernels in the way of its own, which takes less of the host's time.
 
-    torch's variable TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS takes precedence.
+    Processes that compile for this one read the option from a variable of the environment, which is left as it is if it
+    is set already.
     """
     if hasattr(inductor, DIRECT):
+        os.environ.setdefault(f"TORCHINDUCTOR_{DIRECT.upper()}", "1")
         setattr(inductor, DIRECT, True)
 
 

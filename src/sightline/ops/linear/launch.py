@@ -283,7 +283,7 @@ def layers_backward(
     together = ALONE if alone and not wide else IMAGES
     constants: dict[str, Constant] = {
         "D": dim, "W": padded(dim), "IMAGES": together, "PARTS": 1 if alone or wide else PARTS, "DOT": dot,
-        "num_warps": max(4, padded(dim) // 16), "num_stages": 3 if dim <= 32 else 2,
+        "num_warps": max(4, padded(dim) // 16), "num_stages": 2 if dim > 32 else 4 if alone else 3,
     }  # fmt: skip
     d_token = empty(mean.shape, dtype, device)
     gradients = [empty(t.shape, t.dtype, device) for t in parameters]

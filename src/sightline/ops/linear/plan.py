@@ -89,6 +89,7 @@ def plan(
     depth = 3 if strip <= 64 or dtype != torch.float32 else 2
     warps = 8 if strip == 64 and not small else max(1, strip // 16)
     deep = flat == 64 and small and not readers
+    together = 64 if strip == 64 or (readers and strip < 64) else 32
     short = not either and bool(tokens <= SHORT)
     tiny = short and bool(tokens <= TINY)
     parts = 1 if short else sym_min(PARTS, triton.cdiv(tokens, CHUNK[dim <= 32]))
@@ -96,7 +97,7 @@ def plan(
         # Not pipelined with 128 channels: with Triton 3.6 on compute capability 9.0, such sums changed from run to run.
         sums=Tile(wide, flat, size, 4) if flat <= 64 else Tile(wide, flat, size, 8, stages=1),
         queries=Tile(wide, flat, size, {32: 2, 64: 4, 128: 8}.get(flat, 1), 4 if deep else depth),
-        whole=Tile(narrow, strip, 64 if strip <= 64 else 32, max(1, strip // 16), registers=None if readers else 168)
+        whole=Tile(narrow, strip, together, max(1, strip // 16), registers=None if readers else 168)
         if small
         else Tile(wide, flat, 32, max(1, flat // 16)),
         write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
