@@ -21,6 +21,7 @@ repeated.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -226,28 +227,34 @@ def _step(teacher: VisionModel, row: Row) -> VisionModel:
 
 
 def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
-    """Accuracy and speed of teacher and student by size, and accuracy of the student after a short training there."""
+    """Accuracy and speed of teacher and student by size, and accuracy after a short training there.
+
+    Both learn there what the teacher says at its own size.
+    """
     teacher = _save(_teacher(options), options.runs / "teacher.safetensors")
     own = sightline.load(teacher).card.input_size[-1]
     known = {_key(row) for row in kept(options.out) if "error" not in row}
-    for size in options.sizes or SIZES:
-        for name, path in (("teacher", str(teacher)), ("student", options.student)):
-            if _key({"model": name, "size": size, "trained": False}) not in known:
-                rate = _rate(sightline.load(path).model, size, options, device)
-                yield {**_at_size(name, path, size, False, options), f"images_per_second_{size}": rate}
-        if _key({"model": "student", "size": size, "trained": True}) in known:
+    models = {"teacher": str(teacher), "student": options.student}
+
+    def scores(path: str, size: int) -> Row:
+        return accuracy((path, options.eval), img_size=size, workers=options.workers)
+
+    for size, (name, path) in itertools.product(options.sizes or SIZES, models.items()):
+        plain: Row = {"model": name, "size": size, "trained": False}
+        trained = {**plain, "trained": True}
+        if _key(plain) not in known:
+            rate = _rate(sightline.load(path).model, size, options, device)
+            yield {**plain, **scores(path, size), f"images_per_second_{size}": rate}
+        if _key(trained) in known:
             continue
         values = {
             **_common(options), "data.size": size, "schedule.epochs": max(1, options.epochs // 4), "optim.lr": 2e-4,
-            "schedule.warmup_epochs": 0, "linearize.start": options.student, **_like(options.student),
-            "linearize.teacher_size": own, "linearize.tokens": 0, "linearize.hidden": 0,
-            **parse_changes(options.set, "set", {}), "run.folder": str(options.runs / f"at_{size}"),
+            "schedule.warmup_epochs": 0, "linearize.start": path, **_like(path), "linearize.teacher_size": own,
+            "linearize.tokens": 0, "linearize.hidden": 0, **parse_changes(options.set, "set", {}),
+            "run.folder": str(options.runs / f"{name}_at_{size}"),
         }  # fmt: skip
         done = run_one("linearize", values, time.time() + options.budget)
-        if "error" in done:
-            yield {"model": "student", "size": size, "trained": True, "error": done["error"]}
-        else:
-            yield _at_size("student", done["folder"], size, True, options)
+        yield {**trained, **({"error": done["error"]} if "error" in done else scores(done["folder"], size))}
 
 
 def finetune(options: argparse.Namespace, device: torch.device) -> Iterator[Row]:
@@ -311,11 +318,6 @@ def _save(model: VisionModel, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_weights(path, model, card_of(str(cfg["architecture"]), arguments, model, classes, 3, model.img_size))
     return path
-
-
-def _at_size(name: str, path: str, size: int, trained: bool, options: argparse.Namespace) -> Row:
-    scores = accuracy((path, options.eval), img_size=size, workers=options.workers)
-    return {"model": name, "size": size, "trained": trained, **scores}
 
 
 def _speeds(model: nn.Module, options: argparse.Namespace, device: torch.device) -> Row:
