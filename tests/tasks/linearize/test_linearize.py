@@ -195,6 +195,14 @@ def test_a_teacher_sees_large_images_at_its_own_size(folder: Path) -> None:
         task_of(folder, **{"linearize.teacher_size": 16})
 
 
+def test_a_teacher_learns_from_itself_at_another_size_only(folder: Path) -> None:
+    softmax = {"linearize.attention": "softmax", "linearize.tokens": 0, "linearize.hidden": 0}
+    task = task_of(folder, **{"data.size": 32, "linearize.teacher_size": 16, **softmax})
+    assert task.loss(task.model, next(task.batches(0, 0))).item() > 0
+    with pytest.raises(InputError, match="what the teacher has"):
+        task_of(folder, **{"data.size": 16, "linearize.teacher_size": 16, **softmax})
+
+
 def test_resumes_with_the_same_bits(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def weights(out: Path) -> dict[str, Tensor]:
         return load_file(next((out / "checkpoints").glob("*/model.safetensors")))

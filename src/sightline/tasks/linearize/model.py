@@ -48,7 +48,8 @@ def build(config: Config) -> tuple[VisionModel, VisionModel, list[int], ModelCar
         for i, pair in enumerate(zip(attention_modules(student), attention_modules(teacher), strict=True))
         if len({str(module.mechanism) for module in pair}) == 2
     ]
-    if not replaced:
+    other_size = config.linearize.stage == 2 and config.linearize.teacher_size not in (None, config.data.size)
+    if not replaced and not other_size:
         if keep in (0, ()):
             raise InputError("linearize.attention: softmax is what the teacher has; give another mechanism")
         raise InputError("linearize.keep: all blocks keep softmax, so that there is nothing to learn; keep fewer")
