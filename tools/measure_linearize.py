@@ -245,7 +245,7 @@ def resolution(options: argparse.Namespace, device: torch.device) -> Iterator[Ro
         if _key(plain) not in known:
             rate = _rate(sightline.load(path).model, size, options, device)
             yield {**plain, **scores(path, size), f"images_per_second_{size}": rate}
-        if _key(trained) in known:
+        if _key(trained) in known or (name, size) == ("teacher", own):
             continue
         values = {
             **_common(options), "data.size": size, "schedule.epochs": max(1, options.epochs // 4), "optim.lr": 2e-4,
