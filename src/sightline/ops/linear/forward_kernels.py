@@ -59,14 +59,14 @@ def sum_keys(
     moment = tl.zeros((W, W), tl.float32)
     sum_k = tl.zeros((W, 16), tl.float32)
     sum_v = tl.zeros((16, W), tl.float32)
-    sum_x = tl.zeros((16 if DOT == "bf16" else T if MADE else 1, W), tl.float32)
+    sum_x = tl.zeros((1 if not MADE else 16 if DOT == "bf16" else T, W), tl.float32)
     top = tl.full((READERS if READERS else 1,), float("-inf"), tl.float32)
     total = tl.zeros((READERS if READERS else 1,), tl.float32)
     gathered = tl.zeros((READERS if READERS else 1, W), tl.float32)
     count = 0.0
     row = tl.arange(0, T)
     ones = operand(tl.full((16, T), 1.0, tl.float32), DOT)
-    beside = operand(tl.full((T, 16), 1.0, tl.float32), DOT)
+    tall_ones = operand(tl.full((T, 16), 1.0, tl.float32), DOT)
     for t0 in range(first, last, T):
         ok = t0 + row < last
         if MASKED:
@@ -92,7 +92,7 @@ def sum_keys(
             vt = tl.where(cell, vt - shift_v[None, :], 0.0)
         kt, vt = operand(kt, DOT), operand(vt, DOT)
         moment += dot(tl.trans(kt), vt, DOT)
-        sum_k += dot(tl.trans(kt), beside, DOT)  # a product with ones is a cheap sum over the rows
+        sum_k += dot(tl.trans(kt), tall_ones, DOT)  # a product with ones is a cheap sum over the rows
         sum_v += dot(ones, vt, DOT)
     if not MASKED:
         count = tl.cast(tl.maximum(last - first, 0), tl.float32)
