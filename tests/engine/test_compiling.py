@@ -63,6 +63,10 @@ def run(images: Path, tmp_path: Path) -> Callable[..., Path]:
         ("blocks", None, "cuda", {}, "default"),
         ("blocks", "reduce-overhead", "cuda", {"processes": 2}, "default"),
         ("blocks", None, "cuda", {"shapes": "any"}, None),
+        ("graphs", None, "cpu", {}, None),
+        ("graphs", None, "cuda", {}, None),
+        ("graphs", None, "cuda", {"processes": 2}, "default"),
+        ("graphs", None, "cuda", {"shapes": "lengths"}, "default"),
         (True, None, "cuda", {}, "reduce-overhead"),
         (True, None, "cuda", {"shapes": "any"}, "default"),
         (True, None, "cuda", {"sharded": True, "processes": 2}, "default"),
@@ -77,14 +81,16 @@ def test_what_is_chosen(asked: Any, mode: Any, device: str, options: dict[str, A
     assert choice.blocks == (asked == "blocks" and result is not None)
     assert choice.graphs == (result in ("reduce-overhead", "max-autotune"))
     assert "\n" not in choice.line
-    assert ("model.compile=false" in choice.line) == (result is not None)
+    assert choice.recorded == (asked in ("blocks", "graphs") and device == "cuda" and not options)
+    assert ("model.compile=false" in choice.line) == (result is not None or choice.recorded)
 
 
 def test_auto_is_the_default() -> None:
     assert configure({}).model.compile == "auto"
     assert configure(load_recipe("imagenette_deit")).model.compile == "auto"
     assert configure({"model": {"compile": True}}).model.compile is True
-    with pytest.raises(InputError, match=r"model\.compile: expected 'auto', 'blocks', True or False; got 'maybe'"):
+    expected = r"model\.compile: expected 'auto', 'blocks', 'graphs', True or False; got 'maybe'"
+    with pytest.raises(InputError, match=expected):
         configure({"model": {"compile": "maybe"}})
 
 

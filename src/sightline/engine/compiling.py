@@ -38,6 +38,8 @@ class Choice(NamedTuple):
     @property
     def line(self) -> str:
         """What to print when a run starts."""
+        if self.mode is None and self.recorded:
+            return f"the model runs in eager mode, with CUDA graphs {self.why}; {OFF}"
         if self.mode is None:
             return f"the model runs in eager mode: {self.why}"
         how = f"torch.compile with{'' if self.graphs or self.recorded else 'out'} CUDA graphs"
@@ -57,7 +59,8 @@ def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int =
     | model.compile | device | processes | shapes | result |
     |---|---|---|---|---|
     | false | all | all | all | eager |
-    | auto, blocks | not CUDA | all | all | eager |
+    | auto, blocks, graphs | not CUDA | all | all | eager |
+    | graphs | CUDA | one | fixed | eager, updates recorded; else as auto |
     | blocks | CUDA | all | fixed | torch.compile of each kind of block, updates of one process recorded; else as auto |
     | auto | CUDA | all | any (detection) | eager: new sizes would be compiled again and again |
     | auto | CUDA | sharded (FSDP) | all | eager |
@@ -69,12 +72,14 @@ def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int =
     asked, mode = model.compile, model.compile_mode
     if asked is False:
         return Choice(None, "as requested")
-    if asked in ("auto", "blocks") and device != "cuda":
+    if asked is not True and device != "cuda":
         return Choice(None, f"compiling does not pay on {device}")
-    if asked in ("auto", "blocks") and shapes == "any":
+    if asked is not True and shapes == "any":
         return Choice(None, "images of many sizes would be compiled again and again")
-    if asked in ("auto", "blocks") and sharded:
+    if asked is not True and sharded:
         return Choice(None, "it is sharded over processes")
+    if asked == "graphs" and shapes == "fixed" and processes == 1:
+        return Choice(None, "since all batches have one shape", recorded=True)
     if asked == "blocks" and shapes == "fixed" and not sharded:
         mode = "default" if mode in (None, *GRAPHS) else mode
         return Choice(mode, "one block for all of its kind", True, recorded=device == "cuda" and processes == 1)
@@ -103,6 +108,7 @@ class CompiledModel:
     ) -> None:
         self.model, self.parts, self.choice, self.line = model, parts, choice, line
         self.active = choice.mode is not None
+        self.failed = False
         self._updates = 0
         self._buffers = list(model.buffers())  # of batch norm: a forward pass changes them
         if self.active:
@@ -122,9 +128,9 @@ class CompiledModel:
 
         The second attempt finds the buffers and gradients of the model as the first did; `work` seeds what is random.
         """
+        self._updates += 1
         if not self.active:
             return work()
-        self._updates += 1
         before = [buffer.clone() for buffer in self._buffers]
         depth = _autocast_depth()
         try:
@@ -143,7 +149,7 @@ class CompiledModel:
 
     def warming(self, steps: int) -> bool:
         """Whether the last update took the time to compile or record; never in epochs of few `steps`."""
-        return self.active and self._updates <= WARM < steps
+        return (self.active or self.choice.recorded) and self._updates <= WARM < steps
 
     def eager(self) -> AbstractContextManager[object]:
         """A context in which the model runs in eager mode."""
@@ -158,6 +164,7 @@ class CompiledModel:
             torch.compiler.reset()
 
     def _give_up(self, reason: str) -> None:
+        self.failed = True
         self.close()
         self.line(f"compiling failed ({reason}); continuing in eager mode from the same update; {OFF}")
 

@@ -1,11 +1,13 @@
-"""The forward and backward pass of an update as one CUDA graph, for models that are compiled block by block.
+"""The forward and backward pass of an update as one CUDA graph, for models that are compiled block by block or not.
 
-Their blocks are fast, but the host launches every kernel of every update. A recorded update is one launch.
+The host launches every kernel of every update; a recorded update is one launch. Batches are tensors or tuples of
+tensors; each of a few kinds of them (sizes, mixed labels or not) has a graph of its own.
 """
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,15 @@ from sightline.util.text import one_line
 
 WARM = 3  # updates before one is recorded: they compile, and choose the algorithms of matrix products
 ATTEMPTS = 3  # to record an update: what disturbs one of them need not disturb the next
-Pass = Callable[[Tensor], Tensor]  # a batch -> its loss; leaves the gradients in the parameters
-Replay = Callable[[Tensor], tuple[Tensor, list[Tensor | None]]]  # a batch -> its loss and the gradients
+KINDS = 4  # of batches that are recorded: every graph has memory of its own
+Batch = Any  # Tensor | tuple[Tensor, ...], named or not
+Pass = Callable[[Batch], Tensor]  # a batch -> its loss; leaves the gradients in the parameters
+Replay = Callable[[Batch], tuple[Tensor, list[Tensor | None]]]  # a batch -> its loss and the gradients
+
+
+def recordable(batch: object) -> bool:
+    """Whether a batch is a tensor or a tuple of tensors."""
+    return isinstance(batch, Tensor) or (isinstance(batch, tuple) and all(isinstance(part, Tensor) for part in batch))
 
 
 class Recorder:
@@ -24,6 +33,7 @@ class Recorder:
     Args:
         parameters: get the gradients.
         line: prints a line.
+        buffers: what a forward pass changes, such as the statistics of batch norm.
         record: makes a function that replays a pass for batches like one batch.
     """
 
@@ -31,33 +41,32 @@ class Recorder:
         self,
         parameters: Sequence[nn.Parameter],
         line: Callable[[str], None],
-        record: Callable[[Pass, Tensor, Sequence[nn.Parameter]], Replay] | None = None,
+        buffers: Sequence[Tensor] = (),
+        record: Callable[[Pass, Batch, Sequence[nn.Parameter], Sequence[Tensor]], Replay] | None = None,
     ) -> None:
-        self.parameters, self.line = parameters, line
+        self.parameters, self.line, self.buffers = parameters, line, buffers
         self.record = record or record_graph
-        self.replay: Replay | None = None
-        self.kind: object = None  # of the batches that the graph is for
-        self.passes = 0
+        self.replays: dict[object, Replay] = {}  # of kinds of batches
+        self.passes: dict[object, int] = {}
         self.failures = 0
 
-    def __call__(self, work: Pass, batch: Tensor) -> Tensor:
+    def __call__(self, work: Pass, batch: Batch) -> Tensor:
         """`work(batch)`; gradients must be None before it."""
-        self.passes += 1
-        if self.failures == ATTEMPTS or self.passes <= WARM:
-            return work(batch)
-        kind = (batch.shape, batch.stride(), batch.dtype, batch.device)
-        if self.replay is None:
+        kind = tuple((part.shape, part.stride(), part.dtype, part.device) for part in _parts(batch))
+        self.passes[kind] = self.passes.get(kind, 0) + 1
+        if kind not in self.replays:
+            if self.failures == ATTEMPTS or self.passes[kind] <= WARM or len(self.replays) == KINDS:
+                return work(batch)
             try:
-                self.replay, self.kind = self.record(work, batch, self.parameters), kind
+                self.replays[kind] = self.record(work, batch, self.parameters, self.buffers)
             # torch's error of an operation that waits for the device, or of memory. A model's own mistakes are others.
             except RuntimeError as error:
                 self.failures += 1
                 if self.failures == ATTEMPTS:
                     self.line(f"no CUDA graph of an update ({one_line(first_cause(error), 160)}); continuing without")
                 self._forget()
-        if self.replay is None or kind != self.kind:
-            return work(batch)
-        loss, gradients = self.replay(batch)
+                return work(batch)
+        loss, gradients = self.replays[kind](batch)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         return loss
@@ -87,9 +96,13 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def record_graph(work: Pass, batch: Tensor, parameters: Sequence[nn.Parameter]) -> Replay:
+def record_graph(
+    work: Pass, batch: Batch, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor] = ()
+) -> Replay:
     """A CUDA graph of `work`; its gradients are overwritten by the next replay."""
-    fixed = batch.clone(memory_format=torch.preserve_format)
+    parts = [part.clone(memory_format=torch.preserve_format) for part in _parts(batch)]
+    fixed = parts[0] if isinstance(batch, Tensor) else _like(batch, parts)
+    before = [buffer.clone() for buffer in buffers]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -97,15 +110,29 @@ def record_graph(work: Pass, batch: Tensor, parameters: Sequence[nn.Parameter]) 
     torch.cuda.current_stream().wait_stream(side)
     for parameter in parameters:
         parameter.grad = None
+    with torch.no_grad():  # that pass is none of the training
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
     graph = torch.cuda.CUDAGraph()
     # Loaders pin memory meanwhile, in threads of their own.
     with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         loss = work(fixed)
     gradients = [parameter.grad for parameter in parameters]
 
-    def replay(given: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        fixed.copy_(given)
+    def replay(given: Batch) -> tuple[Tensor, list[Tensor | None]]:
+        for part, value in zip(parts, _parts(given), strict=True):
+            part.copy_(value)
         graph.replay()
         return loss.clone(), gradients
 
     return replay
+
+
+def _parts(batch: Batch) -> tuple[Tensor, ...]:
+    return (batch,) if isinstance(batch, Tensor) else tuple(batch)
+
+
+def _like(batch: tuple[Tensor, ...], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A tuple of the same type as `batch`."""
+    named = hasattr(batch, "_fields")
+    return type(batch)(*parts) if named else type(batch)(parts)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sightline.engine.compiling import CompiledModel
 from sightline.engine.distributed import total
-from sightline.engine.recording import Recorder
+from sightline.engine.recording import Recorder, recordable
 from sightline.tasks.base import Task
 from sightline.tasks.config import Optim
 
@@ -80,7 +80,7 @@ class Stepper:
         """Add up the gradients of the micro-batches; returns the loss."""
         _seed(seed, self.accelerator.device)
         first = micro_batches[0]
-        if self.recorder and self.compiled.active and len(micro_batches) == 1 and isinstance(first, Tensor):
+        if self.recorder and not self.compiled.failed and len(micro_batches) == 1 and recordable(first):
             return self.recorder(self._pass, first)
         losses = []
         for number, batch in enumerate(micro_batches, 1):

@@ -77,7 +77,9 @@ class Trainer:
         parts = task.repeated if choice.blocks else [task.compiled]
         self.compiled = CompiledModel(self.raw, parts, choice, task.shapes, self.printer.line)
         learned = [p for p in self.raw.parameters() if p.requires_grad]
-        recorder = Recorder(learned, self.printer.line) if choice.recorded and accelerator.scaler is None else None
+        recorder = None
+        if choice.recorded and accelerator.scaler is None:
+            recorder = Recorder(learned, self.printer.line, [*self.raw.buffers()])
         self.stepper = Stepper(
             accelerator, task, self.model, self.optimizer, config.optim, lag, self.compiled, recorder
         )

@@ -52,9 +52,9 @@ class Model:
     )  # fmt: skip
     drop_path: Dropout = entry(0.0, "stochastic depth of the last block")
     grad_checkpointing: bool = entry(False, "recompute blocks in the backward pass: less memory, more time")
-    compile: Literal["auto", "blocks", True, False] = entry(
+    compile: Literal["auto", "blocks", "graphs", True, False] = entry(
         "auto", "torch.compile the model to train it; auto: on a GPU, with CUDA graphs if all batches have one shape; "
-        "blocks: on a GPU, one block for all, which takes seconds; for short runs with large batches",
+        "blocks: on a GPU, one block for all, which takes seconds; graphs: only CUDA graphs, for short runs",
     )  # fmt: skip
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = entry(
         None, "mode of torch.compile; by default as model.compile chooses"
