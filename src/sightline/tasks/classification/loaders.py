@@ -136,7 +136,7 @@ class DeviceLoader(Loader):
         size = training_card(config, card).input_size[1:]
         self.augment = BatchAugment(config.augment, size, card.mean, placement.device)
         self.compiled: Callable[[Tensor, Tensor], Tensor] | None = None
-        if config.model.compile and placement.device.type == "cuda":
+        if config.model.compile not in (False, "graphs") and placement.device.type == "cuda":
             self.compiled = torch.compile(self.augment.__call__, dynamic=False)
         kept = replace(at_size(card, config.data.preload_size or card.input_size[1:]), crop_pct=1.0)
         self.train, self.val = (
