@@ -14,10 +14,9 @@
 students: one run of `sightline linearize` as a user starts it, and how long it takes; every call adds one. speed:
 compiled teacher and student, by plain calls. ladder: mechanisms and numbers of softmax blocks; the first stage is
 shared by the students of a mechanism, and students that the file has are not trained again. resolution: accuracy and
-speed at sizes that were not trained, for teacher and student, and accuracy of the student after a short training there,
-in which the teacher sees the images at its own size; what the file has is not repeated. finetune: the same
-recipe from the student, from random weights and from the teacher. `--runs` keeps the runs; what is complete is not
-repeated.
+speed of teacher and student at sizes that were not trained, and their accuracy after a short training there, in which
+they learn what the teacher says at its own size; what the file has is not repeated. finetune: the same recipe from the
+student, from random weights and from the teacher. `--runs` keeps the runs; what is complete is not repeated.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 A trial is a recipe with changes. Trials are trained on four fifths of the training images and scored on the fifth, so
 that nothing is chosen by the validation images; several run at a time on one GPU, with the images kept on it.
 
-    python tools/search_recipes.py imagenette128.zip --trials tools/trials/first.yaml --out search.jsonl
+    python tools/search_recipes.py imagenette128.zip --trials tools/trials/photos.yaml --out search.jsonl
     python tools/search_recipes.py imagenette128.zip --final photos photos_80 --seeds 3 --out final.jsonl \
         --results results/training/photos-nvidia_h200.json
 

@@ -47,7 +47,8 @@ def ladder_section(path: Path) -> str:
 
 def resolution_section(path: Path) -> str:
     """Accuracy and speed by size; empty if the file is missing."""
-    return _section(path, ("model", "px", "trained there", "top-1, %", "images/s"), _size, rates=False)
+    titles = ("model", "px", "trained there", "top-1, %", "images/s")
+    return _section(path, titles, _size, rates=False, order=_by_size)
 
 
 def finetune_section(path: Path) -> str:
@@ -67,6 +68,11 @@ def _section(
     sizes = sorted(found) if rates else []
     lines = [[*cells(row), *(_number(row.get(f"{RATE}{size}"), ",.0f") for size in sizes)] for row in rows]
     return f"{_head(path, made)}\n\n{table([*titles, *(f'images/s at {size}' for size in sizes)], lines)}"
+
+
+def _by_size(rows: list[Row]) -> list[Row]:
+    """Teacher and student of a size next to each other, untrained and trained there."""
+    return sorted(rows, key=lambda row: (row["size"], row["trained"], row["model"] != "teacher"))
 
 
 def _by_mechanism(rows: list[Row]) -> list[Row]:

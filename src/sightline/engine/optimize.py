@@ -5,13 +5,14 @@ from inspect import signature
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.optim import Muon, create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from sightline.engine.muon import BatchedMuon
 from sightline.tasks.config import RunConfig
 from sightline.util.errors import InputError, shown
 from sightline.util.files import reason
@@ -48,13 +49,14 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
         raise InputError(f"optim.args: {twice[0]} is a key of its own; give optim.{twice[0]}")
     try:
         _try_out(optim.name, options, next(model.parameters()).device)
-        return create_optimizer_v2(model, opt=optim.name, layer_decay=optim.layer_decay, **options)
+        made = create_optimizer_v2(model, opt=optim.name, layer_decay=optim.layer_decay, **options)
     except Exception as error:
         values = {"args": optim.args, "betas": optim.betas, "name": optim.name}
         key, value = next((key, value) for key, value in values.items() if value)
         raise InputError(
             f"optim.{key}: {optim.name} cannot work with {shown(value)} ({reason(error)}); change it or leave it out"
         ) from error
+    return BatchedMuon(made.param_groups, **made.defaults) if type(made) is Muon else made
 
 
 def _try_out(name: str, options: Mapping[str, Any], device: torch.device) -> None:
