@@ -1,8 +1,8 @@
 """timm's Muon with all matrices of one shape updated at once.
 
-Muon makes the momentum of every matrix orthogonal by some twenty small products. One matrix at a time, a model of 80
-matrices takes two thousand launches per update, longer than its forward and backward pass. Here the momenta of the
-matrices of a shape are one tensor, and on a GPU the products of all shapes are replayed as one CUDA graph.
+Muon makes the momentum of every matrix orthogonal by fifteen small products. One matrix at a time, a model of 80
+matrices takes some two thousand launches per update. Here the momenta of the matrices of a shape are one tensor, and on
+a GPU the products of all shapes are replayed as one CUDA graph.
 """
 
 from collections.abc import Callable
