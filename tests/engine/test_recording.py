@@ -143,7 +143,7 @@ def test_images_with_labels_and_batch_norm() -> None:
     """Labels of two kinds, and statistics that no pass but those of the training changes."""
     torch.manual_seed(0)
     models = [
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Linear(128, 4)).cuda()
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Linear(128, 4)).to("cuda")
         for _ in range(2)
     ]
     models[1].load_state_dict(models[0].state_dict())

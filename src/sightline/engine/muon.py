@@ -6,6 +6,7 @@ a GPU the products of all shapes are replayed as one CUDA graph.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from timm.optim.muon import _COEFFICIENTS, _is_suitable_for_muon, get_lr_scale, 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sightline.engine.recording import no_garbage_collection
+from sightline.engine.recording import capture
 
 Group = dict[str, Any]  # parameters and options, as torch.optim has them
 WARM = 3  # updates before the products are recorded
@@ -60,14 +61,15 @@ class BatchedMuon(Muon):
         super().load_state_dict(state_dict)
 
     def _orthogonalize(self, stacks: "list[Stack]") -> None:
+        def products() -> None:
+            for stack in stacks:
+                stack.orthogonalize()
+
         self._updates += 1
-        if self._products is not None:
-            self._products()
-            return
-        for stack in stacks:
-            stack.orthogonalize()
+        (self._products or products)()
         if self._updates == WARM and all(stack.momentum.is_cuda for stack in stacks):
-            self._products = _recorded(stacks)
+            with suppress(RuntimeError):  # it goes on without a graph
+                self._products = capture(products)[0].replay
 
 
 class Stack:
@@ -129,12 +131,3 @@ def _stacks(group: Group, state: dict[Any, Any]) -> list[Stack]:
         if p.requires_grad and not isinstance(p, DTensor) and group.get("use_muon", _is_suitable_for_muon(p)):
             shapes.setdefault((p.shape, p.dtype, p.device), []).append(p)
     return [Stack(group, parameters, state) for parameters in shapes.values()]
-
-
-def _recorded(stacks: list[Stack]) -> Callable[[], object]:
-    """A CUDA graph of all products."""
-    graph = torch.cuda.CUDAGraph()
-    with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for stack in stacks:
-            stack.orthogonalize()
-    return graph.replay

@@ -7,7 +7,7 @@ tensors; each of a few kinds of them (sizes, mixed labels or not) has a graph of
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from sightline.util.text import one_line
 WARM = 3  # updates before one is recorded: they compile, and choose the algorithms of matrix products
 ATTEMPTS = 3  # to record an update: what disturbs one of them need not disturb the next
 KINDS = 4  # of batches that are recorded: every graph has memory of its own
+T = TypeVar("T")
 Batch = Any  # Tensor | tuple[Tensor, ...], named or not
 Pass = Callable[[Batch], Tensor]  # a batch -> its loss; leaves the gradients in the parameters
 Replay = Callable[[Batch], tuple[Tensor, list[Tensor | None]]]  # a batch -> its loss and the gradients
@@ -83,6 +84,14 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
+def capture(work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A CUDA graph of `work`, which does not run now, and what `work` returns: a replay overwrites it."""
+    graph = torch.cuda.CUDAGraph()
+    # Loaders pin memory meanwhile, in threads of their own.
+    with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        return graph, work()
+
+
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Collect before the context, not within it: a finalizer may call what a recording does not permit."""
@@ -101,7 +110,7 @@ def record_graph(
 ) -> Replay:
     """A CUDA graph of `work`; its gradients are overwritten by the next replay."""
     parts = [part.clone(memory_format=torch.preserve_format) for part in _parts(batch)]
-    fixed = parts[0] if isinstance(batch, Tensor) else _like(batch, parts)
+    fixed = _like(batch, parts)
     before = [buffer.clone() for buffer in buffers]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -113,10 +122,7 @@ def record_graph(
     with torch.no_grad():  # that pass is none of the training
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
-    graph = torch.cuda.CUDAGraph()
-    # Loaders pin memory meanwhile, in threads of their own.
-    with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        loss = work(fixed)
+    graph, loss = capture(lambda: work(fixed))
     gradients = [parameter.grad for parameter in parameters]
 
     def replay(given: Batch) -> tuple[Tensor, list[Tensor | None]]:
@@ -132,7 +138,8 @@ def _parts(batch: Batch) -> tuple[Tensor, ...]:
     return (batch,) if isinstance(batch, Tensor) else tuple(batch)
 
 
-def _like(batch: tuple[Tensor, ...], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """A tuple of the same type as `batch`."""
-    named = hasattr(batch, "_fields")
-    return type(batch)(*parts) if named else type(batch)(parts)
+def _like(batch: Batch, parts: Sequence[Tensor]) -> Batch:
+    """A batch of the same type as `batch`."""
+    if isinstance(batch, Tensor):
+        return parts[0]
+    return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
