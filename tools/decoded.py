@@ -18,17 +18,17 @@ def share_decoded(cache: Path) -> None:
     loaders.preload = _shared(cache)
 
 
-def _shared(cache: Path) -> Callable[..., loaders.Batch]:
-    def preload(split: Any, card: Any, workers: int, placement: Any, broken: Any) -> loaders.Batch:
-        what = f"{split.title}-{len(split)}-{card.input_size}-{card.crop_pct}-{card.interpolation}"
+def _shared(cache: Path) -> Callable[..., loaders.Kept]:
+    def preload(split: Any, card: Any, whole: bool, workers: int, placement: Any, broken: Any) -> loaders.Kept:
+        what = f"{split.title}-{len(split)}-{card.input_size}-{card.crop_pct}-{card.interpolation}-{whole}"
         path = cache / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.pt"
         cache.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one process decodes, the others wait
             if not path.exists():
-                batch = decode(split, card, workers, placement, broken)
+                batch = decode(split, card, whole, workers, placement, broken)
                 torch.save([tensor.cpu() for tensor in batch], path.with_suffix(".part"))
                 path.with_suffix(".part").rename(path)
-        return loaders.Batch(*(tensor.to(placement.device) for tensor in torch.load(path, weights_only=True)))
+        return loaders.Kept(*(tensor.to(placement.device) for tensor in torch.load(path, weights_only=True)))
 
     return preload

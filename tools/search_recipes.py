@@ -139,6 +139,7 @@ def train_one(job: Job, folder: Path) -> Row:
     rates = [line["images_per_second"] for line in lines[1:] or lines]
     return {
         "top1": lines[-1]["top1"],
+        "val_loss": lines[-1]["val_loss"],
         "best": done.best,
         "curve": [[line["epoch"], line["top1"], line["train_loss"]] for line in lines if "top1" in line],
         "images_per_second": statistics.median(rates),
@@ -150,8 +151,10 @@ def show(rows: list[Row]) -> None:
     """The trials from the best on, averaged over their seeds."""
     for mean, spread, name, group in _means(rows):
         rate = statistics.median(row["images_per_second"] for row in group)
+        loss = statistics.mean(row["val_loss"] for row in group)
         seconds = statistics.median(row["seconds"] for row in group)
-        print(f"{mean:6.2f} +- {spread:.2f} ({len(group)})  {seconds:5.0f} s  {rate:7.0f} images/s  {name}")
+        cost = f"{seconds:5.0f} s  {rate:7.0f} images/s"
+        print(f"{mean:6.2f} +- {spread:.2f} ({len(group)})  loss {loss:.4f}  {cost}  {name}")
 
 
 def _means(rows: list[Row]) -> list[tuple[float, float, str, list[Row]]]:

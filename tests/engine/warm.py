@@ -45,8 +45,8 @@ class Warm:
         before: Callable[[], None] | None = None,
         environment: dict[str, str] = ENVIRONMENT,
     ) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="warm"))
-        self._files = (stdout or str(folder / "stdout"), str(folder / "stderr"))
+        self._folder = tempfile.TemporaryDirectory(prefix="warm")
+        self._files = (stdout or f"{self._folder.name}/stdout", f"{self._folder.name}/stderr")
         self._process = CONTEXT.Process(target=_command, args=(arguments, *self._files, before, environment))
         self._process.start()
         self.pid = self._process.pid

@@ -18,9 +18,10 @@ from sightline.tasks.classification import loaders
 def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def decode(*_: Any) -> loaders.Batch:
+    def decode(*_: Any) -> loaders.Kept:
         calls.append(1)
-        return loaders.Batch(torch.full((2, 3, 4, 4), len(calls), dtype=torch.uint8), torch.arange(2))
+        images = torch.full((2, 3, 4, 4), len(calls), dtype=torch.uint8)
+        return loaders.Kept(images, torch.arange(2), torch.ones(2, 2))
 
     monkeypatch.setattr(decoded, "decode", decode)
     monkeypatch.setattr(loaders, "preload", loaders.preload)  # puts it back afterwards
@@ -29,9 +30,10 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     placement: Any = SimpleNamespace(device=torch.device("cpu"))
     card: Any = SimpleNamespace(input_size=(3, 4, 4), crop_pct=1.0, interpolation="bicubic")
     broken: Any = None
-    first, again = (loaders.preload(split, card, 0, placement, broken) for _ in range(2))
+    first, again = (loaders.preload(split, card, False, 0, placement, broken) for _ in range(2))
     assert len(calls) == 1
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.targets, torch.arange(2))
+    assert loaders.preload(split, card, True, 0, placement, broken).images[0, 0, 0, 0] == 2
     card.input_size = (3, 8, 8)
-    assert loaders.preload(split, card, 0, placement, broken).images[0, 0, 0, 0] == 2
+    assert loaders.preload(split, card, False, 0, placement, broken).images[0, 0, 0, 0] == 3

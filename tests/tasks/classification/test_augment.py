@@ -25,7 +25,7 @@ def images(count: int = 6, side: int = 12) -> torch.Tensor:
 
 def augmented(pixels: torch.Tensor, uniform: torch.Tensor, **options: object) -> torch.Tensor:
     change = BatchAugment(Augment(**options), (12, 12), (0.5, 0.5, 0.5), CPU)  # type: ignore[arg-type]
-    return change(pixels, uniform)
+    return change(pixels, torch.ones(len(pixels), 2), uniform)
 
 
 def test_nothing_random_changes_nothing() -> None:
@@ -48,6 +48,16 @@ def test_resized_crop_is_a_part_of_the_image() -> None:
     out = augmented(ramp, torch.rand(4, COLUMNS), scale=(0.25, 0.25), ratio=(1.0, 1.0), hflip=0.0)
     spans = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) * 255
     assert ((spans > 60) & (spans < 130)).all()  # half of the width, of 220
+
+
+def test_crops_stay_in_images_that_are_smaller_than_the_tensor() -> None:
+    canvas = torch.zeros(64, 3, 30, 20, dtype=torch.uint8)
+    canvas[:, :, :15, :18] = 255
+    canvas[:, :, 15:] = canvas[:, :, :, 18:] = 128  # the fill
+    change = BatchAugment(Augment(scale=(0.1, 1.0)), (12, 12), (128 / 255,) * 3, CPU)
+    out = change(canvas, torch.tensor([15 / 30, 18 / 20]).expand(64, 2), torch.rand(64, COLUMNS))
+    inside = out[:, :, 1:-1, 1:-1]
+    torch.testing.assert_close(inside, torch.ones_like(inside))
 
 
 def test_uniform_numbers_decide_everything() -> None:

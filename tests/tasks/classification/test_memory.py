@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sightline.data.order import Placement
@@ -88,14 +89,47 @@ def test_a_smaller_image_is_the_same_image(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "loader"), [(1 << 30, feeds.DeviceLoader), (111 * 3 * 16 * 16 - 1, feeds.WorkerLoader)]
+    ("most", "loader"), [(1 << 30, feeds.DeviceLoader), (int(111 * 3 * 16 * 16 * 1.5**2) - 1, feeds.WorkerLoader)]
 )
 def test_few_images_are_preloaded(folder: Path, most: int, loader: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """96 to train on and 15 to evaluate, of 3 x 16 x 16 bytes."""
+    """96 to train on and 15 to evaluate, of 3 x 24 x 24 bytes at most."""
     monkeypatch.setattr("sightline.tasks.classification.task.MOST_PRELOADED", most)
     data = Data(path=str(folder), size=16, workers=0, preload="auto")
     made = Classification(replace(resolve(RECIPE), data=data), Placement(torch.device("cpu"), 8))
     assert isinstance(made.loader, loader)
+
+
+def photograph(path: Path, width: int, height: int) -> None:
+    """Red, with a green left and a blue right sixth, or top and bottom if it is upright."""
+    image = Image.new("RGB", (width, height), "red")
+    if width > height:
+        image.paste("lime", (0, 0, width // 6, height))
+        image.paste("blue", (width - width // 6, 0, width, height))
+    else:
+        image.paste("lime", (0, 0, width, height // 6))
+        image.paste("blue", (0, height - height // 6, width, height))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+@pytest.mark.parametrize(("whole", "seen"), [(True, {0, 1, 2}), (False, {0})])
+def test_crops_come_from_whole_images(tmp_path: Path, whole: bool, seen: set[int]) -> None:
+    for number, (width, height) in enumerate([(48, 32), (32, 48), (90, 60), (320, 10)]):
+        for split in ("train", "val"):
+            photograph(tmp_path / split / str(number) / "a.png", width, height)
+    data = Data(path=str(tmp_path), size=16, crop_pct=1.0, workers=0, preload=True, preload_whole=whole)
+    config = replace(resolve(RECIPE), data=data, augment=Augment(scale=(0.5, 1.0)))
+    loader = Classification(config, Placement(torch.device("cpu"), 4)).loader
+    assert isinstance(loader, feeds.DeviceLoader)
+    longest = 24 if whole else 16
+    assert loader.train.images.shape == (4, 3, longest, longest)
+    torch.testing.assert_close(loader.train.shares[0], torch.tensor([16 / longest, 1.0]))
+    assert loader.val.images.shape == (4, 3, 16, 16)
+    found: set[int] = set()
+    for epoch in range(4):
+        for batch in loader.micro_batches(epoch, 0):
+            found |= set(batch.images[:3].argmax(1).flatten().tolist())
+    assert found == seen
 
 
 @pytest.mark.parametrize(("recipe", "most"), [("imagenette", 80), ("imagenette_80", 140)])

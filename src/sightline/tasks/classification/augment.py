@@ -60,6 +60,8 @@ class RandAugment:
 class BatchAugment:
     """uint8 (B, C, H, W) -> float pixels from 0 to 1, (B, C, height, width).
 
+    Images may be smaller than (H, W): they lie in the upper left corner, with `fill` next to them.
+
     Args:
         augment: what to do; mixing and erasing come later.
         size: (height, width) that comes out.
@@ -72,10 +74,10 @@ class BatchAugment:
         self.fill = torch.tensor(fill, device=device).view(1, -1, 1, 1)
         self.rand = RandAugment.parse(augment.auto) if augment.auto else None
 
-    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
-        """`uniform`: (B, COLUMNS) numbers from 0 to 1."""
+    def __call__(self, images: Tensor, shares: Tensor, uniform: Tensor) -> Tensor:
+        """`shares`: (B, 2), of H and W that each image takes. `uniform`: (B, COLUMNS) numbers from 0 to 1."""
         place, tint, policy = uniform.split(PARTS, 1)
-        theta = self._crop(place, images.shape[-2], images.shape[-1])
+        theta = self._crop(place, shares, images.shape[-2], images.shape[-1])
         if self.rand is not None:
             operations, levels = self.rand.draw(policy)
             theta = torch.bmm(theta, geometry(operations, levels))
@@ -90,9 +92,10 @@ class BatchAugment:
             pixels = colour.jitter(pixels, tint, self.augment.color_jitter)
         return pixels
 
-    def _crop(self, uniform: Tensor, height: int, width: int) -> Tensor:
+    def _crop(self, uniform: Tensor, shares: Tensor, full_height: int, full_width: int) -> Tensor:
         """The affine map (B, 3, 3) from output to input coordinates, both from -1 to 1, of crop and flips."""
-        config = self.augment
+        config, (lower, right) = self.augment, shares.unbind(1)
+        height, width = full_height * lower, full_width * right
         area, ratio, down, across, mirror, turn = uniform.unbind(1)
         tall = wide = torch.ones_like(area)
         if config.crop == "resized":
@@ -105,7 +108,7 @@ class BatchAugment:
         )
         zero = torch.zeros_like(area)
         wide, tall = torch.where(mirror < config.hflip, -wide, wide), torch.where(turn < config.vflip, -tall, tall)
-        return _affine(wide, zero, across, zero, tall, down)
+        return _affine(wide * right, zero, (across + 1) * right - 1, zero, tall * lower, (down + 1) * lower - 1)
 
 
 def geometry(operations: Tensor, levels: Tensor) -> Tensor:

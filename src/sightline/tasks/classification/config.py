@@ -55,6 +55,7 @@ class Data(config.ImageData):
         False, "decode once, keep as uint8 in device memory, and augment whole batches there; auto: up to 4 GiB"
     )
     preload_size: Size | None = entry(None, "size of preloaded images in pixels; by default data.size")
+    preload_whole: bool = entry(True, "random resized crops of preloaded images up to 3:2 or 2:3, not of their middle")
     image_key: Name = entry("image", "name of the image in a Hugging Face dataset")
     label_key: Name = entry("label", "name of the label in a Hugging Face dataset")
 

@@ -21,7 +21,7 @@ from sightline.data.splits import Split
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.augment import COLUMNS, BatchAugment
 from sightline.tasks.classification.config import Config
-from sightline.tasks.classification.transforms import Transform, eval_transform, train_transform
+from sightline.tasks.classification.transforms import Transform, eval_transform, train_transform, whole_transform
 from sightline.tasks.metrics import NO_LABEL
 from sightline.tasks.preprocess import at_size
 from sightline.util.errors import FileError
@@ -37,6 +37,17 @@ class Batch(NamedTuple):
 
     images: Tensor
     targets: Tensor
+
+
+class Kept(NamedTuple):
+    """Images on the device as uint8 (N, C, H, W), classes (N,), and the shares of H and W that an image takes, (N, 2).
+
+    Smaller images lie in the upper left corner.
+    """
+
+    images: Tensor
+    targets: Tensor
+    shares: Tensor
 
 
 class Loader(Protocol):
@@ -135,19 +146,22 @@ class DeviceLoader(Loader):
         self.normalize = Normalize(card, placement.device)
         size = training_card(config, card).input_size[1:]
         self.augment = BatchAugment(config.augment, size, card.mean, placement.device)
-        self.compiled: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.compiled: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
         if config.model.compile not in (False, "graphs") and placement.device.type == "cuda":
             self.compiled = torch.compile(self.augment.__call__, dynamic=False)
         kept = replace(at_size(card, config.data.preload_size or card.input_size[1:]), crop_pct=1.0)
+        whole = keeps_whole(config)
         self.train, self.val = (
-            self.preload(split, seen, config.data.workers, placement, broken)
-            for split, seen in zip(splits, (kept, card), strict=True)
+            self.preload(split, *seen, config.data.workers, placement, broken)
+            for split, seen in zip(splits, ((kept, whole), (card, False)), strict=True)
         )
         self.order = placement.order(len(self.train.targets), config.augment.repeats)
 
-    def preload(self, split: Split, card: ModelCard, workers: int, placement: Placement, broken: BrokenImages) -> Batch:
-        """All readable images of a split as uint8 on the device."""
-        return preload(split, card, workers, placement, broken)
+    def preload(
+        self, split: Split, card: ModelCard, whole: bool, workers: int, placement: Placement, broken: BrokenImages
+    ) -> Kept:
+        """All readable images of a split."""
+        return preload(split, card, whole, workers, placement, broken)
 
     def micro_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         order, first = self.order, start * self.order.accumulate
@@ -169,36 +183,69 @@ class DeviceLoader(Loader):
         uniform = torch.from_numpy(np.concatenate(drawn))
         device = self.placement.device
         uniform = (uniform.pin_memory() if device.type == "cuda" else uniform).to(device, non_blocking=True)
-        pixels = self._change(self.train.images[indices], uniform)
+        pixels = self._change(self.train.images[indices], self.train.shares[indices], uniform)
         return Batch(self.normalize.pixels(pixels), self.train.targets[indices])
 
-    def _change(self, images: Tensor, uniform: Tensor) -> Tensor:
+    def _change(self, images: Tensor, shares: Tensor, uniform: Tensor) -> Tensor:
         if self.compiled is not None:
             try:
-                return self.compiled(images, uniform)
+                return self.compiled(images, shares, uniform)
             except Exception as error:
                 self.compiled = None
                 if self.placement.rank == 0:
                     say(f"compiling failed for augmentation ({type(error).__name__}); it runs in eager mode")
-        return self.augment(images, uniform)
+        return self.augment(images, shares, uniform)
 
     def evaluation(self) -> Iterator[Batch]:
         for local in self.placement.evaluation(len(self.val.targets)):
-            images, targets = (tensor[local.start : local.stop] for tensor in self.val)
+            images, targets, _ = (tensor[local.start : local.stop] for tensor in self.val)
             yield Batch(self.normalize(images), targets) if local else no_image(self.card, self.placement.device)
 
 
-def preload(split: Split, card: ModelCard, workers: int, placement: Placement, broken: BrokenImages) -> Batch:
-    """All readable images of a split as uint8 on the device."""
+def keeps_whole(config: Config) -> bool:
+    """Whether preloaded training images are whole: other crops than resized ones are taken from the middle."""
+    return config.data.preload_whole and config.augment.crop == "resized"
+
+
+def preload(
+    split: Split, card: ModelCard, whole: bool, workers: int, placement: Placement, broken: BrokenImages
+) -> Kept:
+    """All readable images of a split at the size of the card; `whole` with what is outside of its crop."""
+    fill = torch.tensor(card.mean).mul(255).round().to(torch.uint8).view(-1, 1, 1)
+    items = pixel_items(split, (whole_transform if whole else eval_transform)(card), card)
     parts: list[list[Tensor]] = []
-    with closing(ItemLoader(pixel_items(split, eval_transform(card), card), workers, broken.add, stack)) as loader:
+    with closing(ItemLoader(items, workers, broken.add, partial(pack, fill))) as loader:
         for batch in loader.batches(partial(chunks, len(split), CHUNK)):
-            parts += [[tensor.to(placement.device) for tensor in batch]] if batch else []
+            parts += [[tensor.clone() for tensor in batch]] if batch else []  # out of the memory that loaders share
     if not parts:
         raise FileError(f"{split.title}: none of its {len(split)} images can be read; give others")
     if placement.rank == 0:
         say(f"{split.title}: {len(split):,} images decoded")
-    return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+    images, targets, sizes = zip(*parts, strict=True)
+    size = torch.cat(sizes)
+    kept, start = _canvas(fill.to(placement.device), size), 0
+    for part in images:
+        kept[start : start + len(part), :, : part.shape[2], : part.shape[3]] = part.to(placement.device)
+        start += len(part)
+    shares = size / size.amax(0)
+    return Kept(kept, torch.cat(targets).to(placement.device), shares.to(placement.device))
+
+
+def pack(fill: Tensor, items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Images, their classes and their sizes (n, 2) as three tensors; None for no images."""
+    if not items:
+        return None
+    size = torch.tensor([image.shape[1:] for image, _ in items])
+    packed = _canvas(fill, size)
+    for place, (image, _) in zip(packed, items, strict=True):
+        place[:, : image.shape[1], : image.shape[2]] = image
+    return packed, torch.tensor([target for _, target in items]), size
+
+
+def _canvas(fill: Tensor, sizes: Tensor) -> Tensor:
+    """(n, C, H, W) of the color `fill`, large enough for each of the sizes (n, 2)."""
+    height, width = sizes.amax(0).tolist()
+    return fill.expand(len(sizes), -1, height, width).clone()
 
 
 class SyntheticLoader(Loader):

@@ -14,10 +14,18 @@ from sightline.tasks.base import Task
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Augment, Config
 from sightline.tasks.classification.data import open_split
-from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, SyntheticLoader, WorkerLoader
+from sightline.tasks.classification.loaders import (
+    Batch,
+    DeviceLoader,
+    Loader,
+    SyntheticLoader,
+    WorkerLoader,
+    keeps_whole,
+)
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.mix import check_mixing, erase, mix, mixes
 from sightline.tasks.classification.model import build, build_teacher
+from sightline.tasks.classification.transforms import LONGEST
 from sightline.tasks.evaluation import LabelBatch, LabelScorer
 
 SYNTHETIC_CLASSES = 10
@@ -118,4 +126,5 @@ def preloads(config: Config, card: ModelCard, images: int) -> bool:
     if config.data.preload != "auto":
         return config.data.preload
     height, width = to_pair(config.data.preload_size or card.input_size[1:])
-    return images * card.input_size[0] * height * width <= MOST_PRELOADED
+    room = LONGEST**2 if keeps_whole(config) else 1  # upright and lying images together
+    return images * card.input_size[0] * height * width * room <= MOST_PRELOADED

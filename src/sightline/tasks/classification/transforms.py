@@ -1,6 +1,7 @@
 """From a decoded image to uint8 pixels by timm's transforms: augmented for training, or cropped for evaluation."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -11,6 +12,7 @@ from sightline.tasks.classification.config import Augment
 from sightline.util.errors import InputError
 
 Transform = Callable[[Image.Image], np.ndarray]
+LONGEST = 1.5  # sides of a preloaded image to those of a square one
 
 
 def _keep_a_bit() -> None:
@@ -66,6 +68,23 @@ def eval_transform(card: ModelCard) -> Transform:
     from torchvision import transforms
 
     return transforms.Compose([*_geometry(card, card.crop_pct), ToNumpy()])
+
+
+def whole_transform(card: ModelCard) -> Transform:
+    """Resize to cover the size of the card, and keep up to LONGEST times its sides; returns uint8 of some size."""
+    from timm.data.transforms import ToNumpy
+    from torchvision import transforms
+
+    *resize, _ = _geometry(card, 1.0)
+    height, width = (int(LONGEST * side) for side in card.input_size[1:])
+    return transforms.Compose([*resize, partial(_middle, height, width), ToNumpy()])
+
+
+def _middle(height: int, width: int, image: Image.Image) -> Image.Image:
+    """What is at most `height` x `width` of an image."""
+    wide, tall = min(width, image.width), min(height, image.height)
+    left, top = (image.width - wide) // 2, (image.height - tall) // 2
+    return image.crop((left, top, left + wide, top + tall))
 
 
 def _geometry(card: ModelCard, crop_pct: float) -> list[Transform]:

@@ -25,6 +25,7 @@ class Data(classification.Data):
     )  # fmt: skip
     hold_out: Count = entry(1000, "images of data.images to evaluate on if data.path is not given; at most a tenth")
     preload: bool = entry(True, "decode once, keep as uint8 in device memory, and augment whole batches there")
+    preload_whole: bool = entry(False, "random resized crops of preloaded images up to 3:2 or 2:3, not of their middle")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sightline.models.attention_error import attention_modules
 from sightline.tasks.base import Task
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.data import data_section, open_split
-from sightline.tasks.classification.loaders import Batch, DeviceLoader, Loader, WorkerLoader
+from sightline.tasks.classification.loaders import DeviceLoader, Kept, Loader, WorkerLoader
 from sightline.tasks.classification.mix import check_mixing, mix, mixes
 from sightline.tasks.evaluation import LabelBatch
 from sightline.tasks.linearize.config import Config, Data
@@ -92,14 +92,16 @@ class Linearization(Task[Tensor, LabelBatch]):
 class SharedLoader(DeviceLoader):
     """Images on the device, which the stages of a linearization share."""
 
-    kept: ClassVar[dict[tuple[object, ...], Batch]] = {}
+    kept: ClassVar[dict[tuple[object, ...], Kept]] = {}
 
-    def preload(self, split: Split, card: ModelCard, workers: int, placement: Placement, broken: BrokenImages) -> Batch:
-        key = (split.title, len(split), card.input_size, card.crop_pct, card.interpolation, placement.device)
+    def preload(
+        self, split: Split, card: ModelCard, whole: bool, workers: int, placement: Placement, broken: BrokenImages
+    ) -> Kept:
+        key = (split.title, len(split), card.input_size, card.crop_pct, card.interpolation, whole, placement.device)
         if key not in self.kept:
             for old in [old for old in self.kept if old[0] == split.title]:
                 del self.kept[old]
-            self.kept[key] = super().preload(split, card, workers, placement, broken)
+            self.kept[key] = super().preload(split, card, whole, workers, placement, broken)
         return self.kept[key]
 
 
