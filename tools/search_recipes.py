@@ -34,7 +34,7 @@ from sightline.engine.train import train
 HELD_OUT = 5  # one of so many training images scores a trial
 QUIET = {
     "run.report": False, "run.tensorboard": False, "run.save_every": 10**6, "run.save_minutes": None,
-    "run.log_every": 10**6, "run.eval_every": 10, "data.workers": 4,
+    "run.log_every": 10**6, "run.eval_every": 10, "data.workers": 0,
 }  # fmt: skip
 SMALL = {
     "run.device": "cpu", "run.precision": "no", "run.max_steps": 2, "data.limit": 7, "data.workers": 0, "data.size": 64,

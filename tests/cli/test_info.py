@@ -23,7 +23,7 @@ def test_a_model_of_our_own(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(capsys, "inline_conv_small")
     assert set(found["published"].values()) == {224, None}
     assert [(stage["depth"], stage["attention"]) for stage in found["stages"]] == [
-        (3, "convolutions"), (3, "convolutions"), (8, "convolutions, inline"), (3, "inline"),
+        (3, "convolutions"), (4, "convolutions"), (8, "convolutions, inline"), (3, "convolutions, inline"),
     ]  # fmt: skip
     assert main(["info", "inline_conv_small"]) == 0
     assert "Published figures" not in capsys.readouterr().out

@@ -116,7 +116,7 @@ VARIANTS: dict[str, Variant] = {
     "inline_cswin_small": Variant(CSwin, 33.03, 6.8, 83.8, args={"depths": (3, 6, 29, 2)}),
     "inline_cswin_base": Variant(CSwin, 73.41, 14.9, 84.5, args=_CSWIN_BASE),
     "inline_cswin_base_384": Variant(CSwin, 73.41, 46.3, 85.7, 384, 1.0, {**_CSWIN_BASE, "stripes": (1, 2, 12, 12)}),
-    "inline_conv_small": Variant(Hybrid, 25.87, 4.6, None, own=True),
+    "inline_conv_small": Variant(Hybrid, 29.03, 5.2, None, own=True),
     "soft_tiny": Variant(Soft, 13.07, 1.9, 79.3),
     "soft_small": Variant(Soft, 24.1, 3.3, 82.2, args={"depths": (1, 3, 7, 4)}),
     "soft_medium": Variant(Soft, 45.81, 7.2, 82.9, args=_SOFT_MEDIUM),
