@@ -65,6 +65,8 @@ def run(images: Path, tmp_path: Path) -> Callable[..., Path]:
         ("blocks", None, "cuda", {"shapes": "any"}, None),
         ("graphs", None, "cpu", {}, None),
         ("graphs", None, "cuda", {}, None),
+        ("blocks", None, "cuda", {"recordable": False}, "default"),
+        ("graphs", None, "cuda", {"recordable": False}, None),
         ("graphs", None, "cuda", {"processes": 2}, "default"),
         ("graphs", None, "cuda", {"shapes": "lengths"}, "default"),
         (True, None, "cuda", {}, "reduce-overhead"),

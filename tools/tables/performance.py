@@ -61,12 +61,8 @@ def opening(rows: Sequence[Row]) -> list[str]:
         f"{_over(rows, soft[-1]):.0f} times at {soft[-1].tokens:,}.",
         "![Time of operators against tokens](images/operators.png)",
         f"A compiled `inline_deit_tiny` is {_over(rows, first):.1f} times as fast as timm's DeiT-Tiny at "
-        f"{first.height} px and {_over(rows, last):.1f} times at {last.height} px by CUDA-graph replay, "
-        f"{_over(rows, first, calls=True):.1f} and {_over(rows, last, calls=True):.1f} times by plain calls. Its "
-        f"training step is {_over(rows, train_first):.1f} and {_over(rows, train_last):.1f} times as fast by graph "
-        f"replay; by plain calls, launches limit it to {_over(rows, train_first, calls=True):.2f} and "
-        f"{_over(rows, train_last, calls=True):.2f} times, so train with "
-        '`torch.compile(mode="reduce-overhead")`.',
+        f"{first.height} px and {_over(rows, last):.1f} times at {last.height} px by CUDA-graph replay. Its "
+        f"training step is {_over(rows, train_first):.1f} and {_over(rows, train_last):.1f} times as fast.",
         "![Throughput of models against resolution](images/throughput.png)",
         "Memory grows linearly with the tokens for all of them, softmax included, because SDPA never stores its "
         "matrix; SOFT's kernels need about a third of the memory of its reference. Launch overhead depends on the "
@@ -79,11 +75,10 @@ def _is(row: Row, candidate: str, mode: str) -> bool:
     return row.candidate == candidate and row.mode == mode
 
 
-def _over(rows: Sequence[Row], row: Row, calls: bool = False) -> float:
+def _over(rows: Sequence[Row], row: Row) -> float:
     """How many times as fast as softmax."""
     other = pick(rows, row, lambda name: name == SDPA or name.startswith("timm "))
     assert other is not None
-    mine, theirs = (row.call_ms, other.call_ms) if calls else (row.ms, other.ms)
-    assert mine
-    assert theirs
-    return theirs / mine
+    assert row.ms
+    assert other.ms
+    return other.ms / row.ms

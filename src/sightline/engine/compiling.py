@@ -46,7 +46,10 @@ class Choice(NamedTuple):
         return f"the model is compiled in the first updates: {how}, {self.why}; {OFF}"
 
 
-def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int = 1, sharded: bool = False) -> Choice:
+def choose(
+    model: Model, device: str, shapes: Shapes = "fixed", processes: int = 1, sharded: bool = False,
+    recordable: bool = True,
+) -> Choice:  # fmt: skip
     """How the model of a run is compiled.
 
     Args:
@@ -55,12 +58,13 @@ def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int =
         shapes: of the training batches.
         processes: of the run.
         sharded: whether the model is sharded over them.
+        recordable: whether updates can be recorded: those of several micro-batches and those in fp16 cannot.
 
     | model.compile | device | processes | shapes | result |
     |---|---|---|---|---|
     | false | all | all | all | eager |
     | auto, blocks, graphs | not CUDA | all | all | eager |
-    | graphs | CUDA | one | fixed | eager, updates recorded; else as auto |
+    | graphs | CUDA | one | fixed | eager, updates recorded if they can be; else as auto |
     | blocks | CUDA | all | fixed | torch.compile of each kind of block, updates of one process recorded; else as auto |
     | auto | CUDA | all | any (detection) | eager: new sizes would be compiled again and again |
     | auto | CUDA | sharded (FSDP) | all | eager |
@@ -79,10 +83,13 @@ def choose(model: Model, device: str, shapes: Shapes = "fixed", processes: int =
     if asked is not True and sharded:
         return Choice(None, "it is sharded over processes")
     if asked == "graphs" and shapes == "fixed" and processes == 1:
+        if not recordable:
+            return Choice(None, "updates of several micro-batches or in fp16 cannot be recorded")
         return Choice(None, "since all batches have one shape", recorded=True)
     if asked == "blocks" and shapes == "fixed" and not sharded:
         mode = "default" if mode in (None, *GRAPHS) else mode
-        return Choice(mode, "one block for all of its kind", True, recorded=device == "cuda" and processes == 1)
+        recorded = device == "cuda" and processes == 1 and recordable
+        return Choice(mode, "one block for all of its kind", True, recorded)
     if mode is not None:
         return Choice(mode, f"mode {mode} as requested")
     if device == "cuda" and shapes == "fixed" and processes == 1 and not sharded:

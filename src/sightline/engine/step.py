@@ -38,7 +38,7 @@ class Stepper:
         optim: clipping.
         lag: copy flags from the device without blocking it; they are then those of the previous update.
         compiled: the same model, compiled or not.
-        recorder: replays updates of one micro-batch, where that pays.
+        recorder: replays updates, which then have one micro-batch.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Stepper:
         """Add up the gradients of the micro-batches; returns the loss."""
         _seed(seed, self.accelerator.device)
         first = micro_batches[0]
-        if self.recorder and not self.compiled.failed and len(micro_batches) == 1 and recordable(first):
+        if self.recorder and not self.compiled.failed and recordable(first):
             return self.recorder(self._pass, first)
         losses = []
         for number, batch in enumerate(micro_batches, 1):

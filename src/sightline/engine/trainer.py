@@ -73,12 +73,14 @@ class Trainer:
         main, every, steps = accelerator.is_main_process, config.run.log_every, task.order.steps
         updates = min(self.epochs * steps, config.run.max_steps or self.epochs * steps)
         self.printer = ProgressPrinter(main, self.epochs, steps, updates, config.batch.size, every, self.spec.unit)
-        choice = choose(config.model, accelerator.device.type, task.shapes, accelerator.num_processes, self.sharded)
+        one_pass = task.order.accumulate == 1 and accelerator.scaler is None
+        processes = accelerator.num_processes
+        choice = choose(config.model, accelerator.device.type, task.shapes, processes, self.sharded, one_pass)
         parts = task.repeated if choice.blocks else [task.compiled]
         self.compiled = CompiledModel(self.raw, parts, choice, task.shapes, self.printer.line)
         learned = [p for p in self.raw.parameters() if p.requires_grad]
         recorder = None
-        if choice.recorded and accelerator.scaler is None:
+        if choice.recorded:
             recorder = Recorder(learned, self.printer.line, [*self.raw.buffers()])
         self.stepper = Stepper(
             accelerator, task, self.model, self.optimizer, config.optim, lag, self.compiled, recorder
