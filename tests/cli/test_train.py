@@ -150,7 +150,7 @@ def test_a_teacher_that_cannot_be_downloaded(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["--run.precision", "bf16", "--data.workers", MANY], ["--model", "resnet10t"]])
+@pytest.mark.parametrize("more", [["--run.precision", "bf16", "--data.workers", MANY], ["--model", "test_resnet"]])
 def test_libraries_do_not_warn(tmp_path: Path, more: list[str]) -> None:
     """Neither while they are imported, in a fresh process, nor later."""
     images = make_images(tmp_path / "images")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from sightline.data.embedded import embedded
@@ -76,7 +77,13 @@ def images(data: str | None, section: Data | None) -> Split:
 def _open_embedded(name: str, classes: Classes) -> Split:
     if name not in ("train", "test"):
         raise FileError(f"the embedded data has no split {name!r}; expected train or test")
-    return Split(TarReader(embedded() / f"{name}.tar", classes), f"the embedded Fashion-MNIST ({name})")
+    return Split(_embedded_reader(embedded() / f"{name}.tar", classes), f"the embedded Fashion-MNIST ({name})")
+
+
+@cache
+def _embedded_reader(path: Path, classes: Classes) -> Reader:
+    """Indexed once: it takes most of a second."""
+    return TarReader(path, classes)
 
 
 def _open_path(source: str, root: Path, names: Sequence[str], classes: Classes) -> Split:

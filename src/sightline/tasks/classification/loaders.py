@@ -211,7 +211,7 @@ def preload(
     split: Split, card: ModelCard, whole: bool, workers: int, placement: Placement, broken: BrokenImages
 ) -> Kept:
     """All readable images of a split at the size of the card; `whole` with what is outside of its crop."""
-    fill = torch.tensor(card.mean).mul(255).round().to(torch.uint8).view(-1, 1, 1)
+    fill = torch.tensor(card.mean).mul(255).round().clamp(0, 255).to(torch.uint8).view(-1, 1, 1)
     items = pixel_items(split, (whole_transform if whole else eval_transform)(card), card)
     parts: list[list[Tensor]] = []
     with closing(ItemLoader(items, workers, broken.add, partial(pack, fill))) as loader:
