@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
-from timm.layers import DropPath, LayerScale, Mlp, register_notrace_function
+from timm.layers import LayerScale, Mlp, register_notrace_function
 from torch import Tensor, nn
 
 from sightline.layers.core import Grid, hooked
+from sightline.layers.drop_path import drop_path as make_drop_path
 from sightline.ops.activated import activated_linear
 
 register_notrace_function(activated_linear)  # it branches on the dtype of its tensors
@@ -46,11 +47,11 @@ class PreNormBlock(nn.Module):
         self.norm1 = norm(dim)
         self.attn = attn
         self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
-        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path1 = make_drop_path(drop_path)
         self.norm2 = norm(dim)
         self.mlp = mlp or Mlp(dim, int(dim * mlp_ratio), drop=drop)
         self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
-        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path2 = make_drop_path(drop_path)
         self.raw_context = raw_context
 
     def forward(self, x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None) -> Tensor:
@@ -81,10 +82,10 @@ class PostNormBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.attn = attn
-        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path1 = make_drop_path(drop_path)
         self.norm1 = nn.LayerNorm(dim)
         self.mlp = TanhMlp(dim, int(dim * mlp_ratio), act_layer=partial(nn.GELU, approximate="tanh"), drop=drop)
-        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path2 = make_drop_path(drop_path)
         self.norm2 = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, grid: Grid, prefix: int = 0) -> Tensor:

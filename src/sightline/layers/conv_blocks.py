@@ -1,11 +1,12 @@
 """Blocks with convolutions, on tokens as all blocks are: what a model learns from few images without attention."""
 
-from timm.layers import DropPath, Mlp, register_notrace_module
+from timm.layers import Mlp, register_notrace_module
 from torch import Tensor, nn
 
 from sightline.layers.blocks import PreNormBlock
 from sightline.layers.conv import ChannelConv
 from sightline.layers.core import Grid
+from sightline.layers.drop_path import drop_path as make_drop_path
 from sightline.layers.patch import to_map, to_tokens
 
 
@@ -25,7 +26,7 @@ class ConvBlock(nn.Module):
         self.act = nn.SiLU()
         self.conv2 = nn.Conv2d(dim, dim, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(dim)
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path = make_drop_path(drop_path)
         nn.init.zeros_(self.norm2.weight)
 
     def forward(self, x: Tensor, grid: Grid, prefix: int = 0) -> Tensor:
