@@ -245,6 +245,18 @@ def test_photographs_have_their_recipe(more: list[str], model: str, capsys: pyte
     assert yaml.safe_load(capsys.readouterr().out)["model"]["name"] == model
 
 
+@pytest.mark.parametrize(("images", "told"), [(2000, True), (30, False)])
+def test_few_photographs(
+    tmp_path: Path, images: int, told: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sightline.engine.train.FEW", images)
+    small = "{embed_dims: 8, num_heads: [1, 1, 1, 1], conv_depths: [1, 1, 1, 0], depths: [0, 0, 1, 1]}"
+    words = ["--data", str(make_images(tmp_path / "images")), "--out", str(tmp_path / "run"), "--model.args", small]
+    small_run = ["--run.max_steps", "1", "--batch.size", "8", "--data.size", "32", "--run.report", "false"]
+    assert main(["train", *words, *small_run, "--run.device", "cpu", "--data.workers", "0"]) == 0
+    assert ("--config finetune starts from a trained model" in capsys.readouterr().out) == told
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("1e-3", 1e-3), ("010", 10), ("[1, -2.5e1]", [1, -25.0]), ("1:30", "1:30")]
 )

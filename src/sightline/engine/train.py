@@ -14,7 +14,7 @@ from sightline.engine.distributed import leave, make_accelerator, peers, rank, t
 from sightline.engine.progress import clock
 from sightline.engine.records import Row
 from sightline.engine.run_folder import RunFolder, choose
-from sightline.engine.settings import EMBEDDED, configure, default_recipe, load_recipe, recipe_names, to_dict
+from sightline.engine.settings import EMBEDDED, PHOTOS, configure, default_recipe, load_recipe, recipe_names, to_dict
 from sightline.engine.signals import StopSignals
 from sightline.engine.state import Progress
 from sightline.engine.trainer import Trainer
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.utils.tensorboard import SummaryWriter
 
+FEW = 2000  # training images, for the recipe of photographs
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for now
 
 
@@ -104,7 +105,7 @@ def train(
     accelerator = make_accelerator(config.run)
     try:
         with StopSignals() as signals, peers():
-            return _run(config, path, resuming, accelerator, signals)
+            return _run(config, path, resuming, accelerator, signals, name)
     except torch.OutOfMemoryError as error:
         raise RunError(f"out of memory; lower batch.size or raise batch.accumulate ({_first_line(error)})") from error
     except OSError as error:
@@ -122,7 +123,9 @@ def train(
         leave()
 
 
-def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerator", signals: StopSignals) -> Run:
+def _run(
+    config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerator", signals: StopSignals, recipe: str
+) -> Run:
     torch.use_deterministic_algorithms(config.run.deterministic)
     folder = RunFolder(path) if accelerator.is_main_process else None
     task: Task | None = None
@@ -131,7 +134,7 @@ def _run(config: RunConfig, path: Path, resuming: bool, accelerator: "Accelerato
         with signals.at_once():
             task = TASKS[config.task].make(config, _placement(config, accelerator))
         trainer = Trainer(config, task, accelerator, folder, signals)
-        _introduce(trainer, path)
+        _introduce(trainer, path, recipe)
         checkpoints = Checkpoints(path / "checkpoints", trainer.printer.line)
         resumed = trainer.resume(checkpoints) if resuming else None
         if resuming and resumed is None and (checkpoints.exist() or config.run.resume == "must"):
@@ -199,7 +202,7 @@ def _device(accelerator: "Accelerator") -> str:
     return f"{accelerator.num_processes} x {device.type} ({name})"
 
 
-def _introduce(trainer: Trainer, path: Path) -> None:
+def _introduce(trainer: Trainer, path: Path, recipe: str) -> None:
     task, line = trainer.task, trainer.printer.line
     millions = sum(p.numel() for p in trainer.raw.parameters()) / 1e6
     size = "x".join(map(str, task.card.input_size))
@@ -212,6 +215,10 @@ def _introduce(trainer: Trainer, path: Path) -> None:
         line("in full precision: this CPU has no bfloat16")
     for note in task.notes:
         line(note)
+    model = trainer.config.model
+    trained = model.checkpoint or getattr(model, "pretrained", False)
+    if recipe == PHOTOS and task.order.images < FEW and not trained:
+        line("these are few images to learn from scratch; --config finetune starts from a trained model")
     compiled = trainer.compiled
     if compiled.active or (compiled.choice.mode is None and trainer.accelerator.device.type == "cuda"):
         line(compiled.choice.line)
