@@ -15,7 +15,7 @@ from tests.models.tiny import image, tiny
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_examples_are_left_out_and_the_others_scaled(dtype: torch.dtype) -> None:
     layer, x = SharedDropPath(0.25), torch.ones(4000, 3, 2, dtype=dtype)
-    assert layer.eval()(x) is x
+    assert layer.train(False)(x) is x
     y = layer.train()(x)
     assert y.dtype == dtype
     assert torch.equal(y, y[:, :1, :1].expand_as(y))  # whole examples

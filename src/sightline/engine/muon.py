@@ -68,7 +68,7 @@ class BatchedMuon(Muon):
         self._updates += 1
         (self._products or products)()
         if self._updates == WARM and all(stack.momentum.is_cuda for stack in stacks):
-            with suppress(RuntimeError):  # it goes on without a graph
+            with suppress(RuntimeError):  # without a graph, the products are launched one by one
                 self._products = capture(products)[0].replay
 
 
