@@ -4,7 +4,7 @@ A trial is a recipe with changes. Trials are trained on four fifths of the train
 that nothing is chosen by the validation images; several run at a time on one GPU, with the images kept on it.
 
     python tools/search_recipes.py imagenette128.zip --trials tools/trials/photos.yaml --out search.jsonl
-    python tools/search_recipes.py imagenette128.zip --final photos photos_80 --seeds 3 --out final.jsonl \
+    python tools/search_recipes.py imagenette128.zip --final photos_80 photos --seeds 3 --out final.jsonl \
         --results results/training/photos-nvidia_h200.json
 
 `--final` trains recipes on all training images and scores them on the validation images, averaged over seeds; `--whole`
@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.final:
         jobs = [
             {"name": f"{recipe}, seed {seed}", "recipe": recipe, "changes": {"run.seed": seed}, "data": str(data)}
-            for seed in range(options.seeds)
             for recipe in options.final
+            for seed in range(options.seeds)
         ]
     else:
         jobs = read_trials(
