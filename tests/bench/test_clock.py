@@ -102,8 +102,8 @@ def test_graph_and_plain_times_are_for_one_call(monkeypatch: pytest.MonkeyPatch)
 
 def test_plain_calls_have_all_rounds_and_several_calls_in_each() -> None:
     plans = {"slow": ((lambda: None), 1000.0), "fast": ((lambda: None), 0.1)}
-    samples = clock._in_turns(plans, lambda call, count: float(count), 70.0, clock.MAX_ROUNDS, clock.PLAIN_CALLS)
-    assert samples == {"slow": [5.0] * 7, "fast": [100.0] * 7}
+    samples = clock._in_turns(plans, lambda call, count: float(count), 210.0, clock.PLAIN_ROUNDS, clock.PLAIN_CALLS)
+    assert samples == {"slow": [5.0] * 21, "fast": [100.0] * 21}
 
 
 def test_the_host_makes_few_calls_in_a_round() -> None:

@@ -29,6 +29,7 @@ Clock = Callable[[Call, int], float]  # milliseconds per call, over some calls
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
 WARM_UP_MS = 50.0
 PLAIN_WARM_UP_MS = 1000.0  # where plain calls are compared: the host must be warm too
+PLAIN_ROUNDS = 21  # the time of the host differs by half from round to round on some machines
 PLAIN_CALLS = 5  # in a round, at least, so that the host can run ahead of the GPU as in a loop
 HOST_ROUNDS, HOST_CALLS = 15, 20  # few calls in a round: a full queue of the GPU would make the host wait
 GRAPH_MS = 2.0  # work in a graph, at least, so that the gap between replays does not count
@@ -102,7 +103,7 @@ def measure(
         works: the candidates.
         device: where they run. Call within `measuring`.
         budget_ms: spent on each candidate after warm-up, and again for graph replay on CUDA.
-        plain: plain calls are what is compared: a longer warm-up, more calls in a round and all rounds.
+        plain: plain calls are what is compared: a longer warm-up, more rounds and more calls in each.
         host: also measure the time that the host takes.
     """
     cuda = device.type == "cuda"
@@ -122,8 +123,10 @@ def measure(
                         _release()
         if cuda and not own_graphs:
             graphs = _time_graphs(works, plans, timings, device, budget_ms)
-    least = (MAX_ROUNDS, PLAIN_CALLS if cuda else 1) if plain else (MIN_ROUNDS, 1)
-    for name, times in _in_turns(plans, _wall_ms, budget_ms, *least, timings).items():
+    least, calls = MIN_ROUNDS, 1
+    if plain:
+        least, calls = (PLAIN_ROUNDS, PLAIN_CALLS) if cuda else (MAX_ROUNDS, 1)
+    for name, times in _in_turns(plans, _wall_ms, budget_ms, least, calls, timings).items():
         timing = timings[name]
         timing.call_ms = statistics.median(times)
         timing.spread = _spread(times) if plain or timing.spread is None else timing.spread
@@ -200,8 +203,8 @@ def _in_turns(
     `timings`.
     """
     samples: dict[str, list[float]] = {name: [] for name in plans}
-    rounds = {name: int(min(MAX_ROUNDS, max(least, budget_ms / max(ms, 1e-3)))) for name, (_, ms) in plans.items()}
-    for turn in range(MAX_ROUNDS):
+    rounds = {name: max(least, min(MAX_ROUNDS, int(budget_ms / max(ms, 1e-3)))) for name, (_, ms) in plans.items()}
+    for turn in range(max(rounds.values(), default=0)):
         for name, (call, ms) in list(plans.items()):
             if turn < rounds[name]:
                 count = max(calls, round(budget_ms / rounds[name] / max(ms, 1e-3)))
