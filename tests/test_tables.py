@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-import collect_dense
 import measure_sequences
+import run_dense
 from make_tables import with_block
 from measuring import Budget, kept, measure
 from tables.dense import cost_section, runs_section
 from tables.export import accuracy_section, checks_section, latency_section, packages_section
 from tables.photos import photos_section
 from tables.sequences import sequences_section
+
+from sightline.engine.settings import configure, load_recipe
 
 CPU = torch.device("cpu")
 VERSIONS = {"device": "1 x cuda (CARD)", "torch": "2.0", "timm": "1.0", "commit": "0123456789", "command": "a command"}
@@ -35,41 +36,34 @@ def cells(page: str, start: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run that was tested on one split, with its best validation in the first of two epochs."""
-    run = tmp_path / "runs" / "small"
-    write(run / "done.json", {"box_ap": 3.0, "epoch": 1, "step": 20, "seconds": 9.87})
-    write(run / "versions.json", {**VERSIONS, "command": "sightline train --config bccd --data d"})
-    config = {"model": {"head": "retinanet", "name": "inline_swin_tiny", "args": {"attention": "softmax"}},
-              "schedule": {"epochs": 2}, "run": {"seed": 0}}  # fmt: skip
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    lines = [{"epoch": 1, "step": 10, "lr": 0.1, "box_ap": 3.0}, {"epoch": 2, "step": 20, "lr": 0.1, "box_ap": 1.0}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write(run / "eval-train2017" / "eval.json", {"images": 5, "scores": {"box_ap": 80.0}})
-    write(tmp_path / "runs" / "unfinished" / "versions.json", VERSIONS)
-    return run
-
-
-def test_dense_runs_are_gathered_with_their_own_validation(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = run.parents[1] / "runs.json"
-    monkeypatch.setattr(sys, "argv", ["collect_dense.py", str(run.parent), "--out", str(out), "--note", "Mind this."])
-    collect_dense.main()
-    tested, trained = json.loads(out.read_text())["rows"]
-    assert (tested["split"], tested["from"], tested["images"], tested["box_ap"]) == (
-        "train2017",
-        "sightline eval",
-        5,
-        80,
-    )
-    assert (trained["split"], trained["from"], trained["box_ap"]) == ("val", "training", 3.0)
-    assert "lr" not in trained
-    assert (trained["recipe"], trained["epochs"], trained["recipe_epochs"], trained["steps"]) == ("bccd", 2, 150, 20)
-    page = runs_section(out)
+def test_dense_runs_are_averaged_over_their_seeds(tmp_path: Path) -> None:
+    facts = {**VERSIONS, "run": "small", "head": "retinanet", "backbone": "inline_swin_tiny", "attention": "softmax",
+             "epochs": 2, "recipe_epochs": 150, "steps": 20}  # fmt: skip
+    tested = [
+        {**facts, "seed": seed, "best_epoch": seed + 1, "split": "train2017", "from": "sightline eval", "box_ap": score}
+        for seed, score in enumerate((80.0, 82.0))
+    ]
+    trained = {**facts, "seed": 0, "best_epoch": 1, "split": "val", "from": "training", "box_ap": 3.0}
+    page = runs_section(write(tmp_path / "runs.json", {"note": "Mind this.", "rows": [*tested, trained]}))
     assert "CARD, torch 2.0, timm 1.0, commit 0123456" in page
     assert "Mind this." in page
-    shown = ["`small`", "retinanet", "inline_swin_tiny, softmax", "20", "2 of 150", "1", "80.00", "3.00\\*"]
-    assert cells(page, "`small`") == shown  # no column for a test split and for masks, which there are not
+    shown = ["`small`", "retinanet", "inline_swin_tiny, softmax", "2", "20", "2 of 150", "1 to 2"]
+    scores = ["81.00 ± 1.41", "3.00\\*"]
+    assert cells(page, "`small`") == [*shown, *scores]  # no column for a test split and for masks, which there are not
+
+
+def test_dense_runs_have_a_twin_and_the_packaged_model_its_weights() -> None:
+    jobs = run_dense.make_jobs(["camvid", "coco_mini"], list(run_dense.BACKBONES), 2, Path("data"), {"batch.size": 4})
+    names = [job["run"] for job in jobs if job["changes"]["run.seed"] == 1]
+    assert names == [
+        "camvid inline_swin_tiny", "camvid inline_swin_tiny, softmax", "camvid soft_norm_tiny",
+        "camvid soft_norm_tiny, softmax", "camvid inline_vit_tiny", "camvid inline_vit_tiny, softmax",
+        "camvid inline_vit_tiny, pretrained", "coco_mini inline_swin_tiny",
+    ]  # fmt: skip
+    for job in jobs:
+        config: Any = configure(load_recipe(job["recipe"]), {**run_dense.QUIET, **job["changes"]})
+        assert (config.batch.size, config.model.pretrained) == (4, "pretrained" in job["run"])
+        assert ("softmax" in job["run"]) == ("attention" in config.model.args)
 
 
 def test_cost_of_dense_models_tells_how_memory_grows(tmp_path: Path) -> None:

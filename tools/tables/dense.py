@@ -1,6 +1,7 @@
 """Results of segmentation and detection: scores of runs, time and memory by image size."""
 
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def runs_section(path: Path) -> str:
         runs.setdefault(row["run"], []).append(row)
     segmented = [_run(rows, ("miou",), ("val", "test")) for rows in runs.values() if "miou" in rows[0]]
     detected = [_run(rows, ("box_ap", "mask_ap"), SPLITS) for rows in runs.values() if "box_ap" in rows[0]]
-    titles = ("run", "head", "backbone", "updates", "epochs, of the recipe's", "best epoch")
+    titles = ("run", "head", "backbone", "seeds", "updates", "epochs, of the recipe's", "best epoch")
     parts = [head]
     if segmented:
         parts.append(_filled((*titles, "val mIoU", "test mIoU"), segmented))
@@ -48,17 +49,29 @@ def _filled(titles: Sequence[str], lines: list[list[str]]) -> str:
 def _run(rows: Rows, scores: tuple[str, ...], splits: tuple[str, ...]) -> list[str]:
     row = rows[0]
     twin = "" if row["attention"] == "own" else f", {row['attention']}"
-    facts = [f"{row['steps']:,}", f"{row['epochs']} of {row['recipe_epochs']}", str(row["best_epoch"])]
+    start = ", pretrained" if row.get("pretrained") else ""
+    best = " to ".join(str(epoch) for epoch in _ends([row["best_epoch"] for row in rows]))
+    facts = [f"{row['steps']:,}", f"{row['epochs']} of {row['recipe_epochs']}", best]
     cells = [_score(rows, score, split) for score in scores for split in splits]
-    return [f"`{row['run']}`", row["head"], f"{row['backbone']}{twin}", *facts, *cells]
+    seeds = str(len({row["seed"] for row in rows}))
+    return [f"`{row['run']}`", row["head"], f"{row['backbone']}{twin}{start}", seeds, *facts, *cells]
+
+
+def _ends(values: list[int]) -> list[int]:
+    """The lowest and the highest of some numbers, once if they are the same."""
+    return sorted({min(values), max(values)})
 
 
 def _score(rows: Rows, score: str, split: str) -> str:
-    """What `sightline eval` found or, with a mark, the validation during training."""
-    found = {row["from"]: row[score] for row in rows if row["split"].removesuffix("2017") == split and score in row}
-    if "sightline eval" in found:
-        return f"{found['sightline eval']:.2f}"
-    return f"{found['training']:.2f}\\*" if "training" in found else NONE
+    """What `sightline eval` found, with the deviation over seeds, or with a mark the validation during training."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["split"].removesuffix("2017") == split and score in row:
+            found.setdefault(row["from"], []).append(row[score])
+    if values := found.get("sightline eval"):
+        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        return f"{statistics.mean(values):.2f}{spread}"
+    return f"{found['training'][0]:.2f}\\*" if "training" in found else NONE
 
 
 def cost_section(path: Path) -> str:

@@ -13,8 +13,8 @@ METHOD = """## How the numbers are measured
 
 - All candidates in a table row ran in the same process and took turns. *graph* and *GPU* are the time by CUDA-graph
   replay, which leaves out launch overhead, *calls* by plain calls until the GPU is done. A time is the median of
-  several rounds; where plain calls are compared, of seven after a second of warm-up. *host* is the time until the host
-  can go on, over 20 calls that begin with an empty queue.
+  several rounds; where plain calls are compared, of at least seven after a second of warm-up. *host* is the time until
+  the host can go on, over 20 calls that begin with an empty queue.
 - *floor* is the time to move the operator's tensors once (4 forward, 11 forward and backward, and the weights of the
   residual; 3 and 8 for SOFT, whose queries are its keys) at the copy speed measured in the same run.
 - *sdpa* is torch's scaled_dot_product_attention. *move* is plain torch code that moves as many
