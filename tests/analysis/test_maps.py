@@ -166,6 +166,11 @@ def test_a_query_that_is_text() -> None:
         attention_maps(tiny("deit"), image(64, batch=1)[0], "class")
 
 
+def test_a_model_without_attention() -> None:
+    with pytest.raises(InputError, match=r"model: Flatten has no attention blocks of sightline"):
+        attention_maps(torch.nn.Flatten(), image(64, batch=1)[0])
+
+
 @torch.no_grad()
 def test_no_class_token_no_maps() -> None:
     assert attention_maps(tiny("pvt"), image(64, batch=1)[0], None) == []

@@ -175,6 +175,7 @@ def test_broken_images(tmp_path: Path, capsys: CAPTURE, weights: str) -> None:
         (["IMAGE", "--checkpoint", "MODEL", "--on-error", "skp"], "'skp'"),
         (["IMAGE", "--checkpoint", "MODEL", "--attention", "/proc/x"], "/proc/x"),
         (["IMAGE", "--checkpoint", "MODEL", "--attention", "/proc/x.png"], "/proc"),
+        (["IMAGE", "--checkpoint", "MODEL", "--attention", "map.jpg"], "--attention: map.jpg is not a folder"),
         (["EMPTY", "--checkpoint", "MODEL"], "no images"),
         (["EMPTY/*.png", "--checkpoint", "MODEL"], "*.png"),
         (["IMAGE", "--checkpoint", "MODEL", "--top", "0"], "--top"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -135,6 +136,9 @@ def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
     rejects("nowhere: no such folder", Data(path=str(tmp_path / "nowhere")))
     rejects("no split val or validation or test or eval; it holds train", _without(folder, "val"), "val")
     rejects("no split dev", Data(path=str(folder), train_split="dev"))
+    rejects(
+        "it needs the folders train and val, each with a folder of images per class", Data(path=str(folder / "train"))
+    )
     (tmp_path / "text.txt").write_text("x")
     rejects("text.txt: no such folder or tar file", Data(path=str(tmp_path / "text.txt")), "val")
     rejects("one file holds no splits", Data(path=str(as_tar(folder, tmp_path / "tars") / "train.tar")))
@@ -161,8 +165,14 @@ def test_empty_and_single_classes(folder: Path) -> None:
     for name in CLASSES[1:]:
         shutil.rmtree(folder / "train" / name)
     rejects("only one class, 'blue'", Data(path=str(folder)))
+    assert len(open_split(Data(path=str(folder), val_split="train"), "val")) > 0  # one is enough to evaluate
     shutil.rmtree(folder / "train/blue")
     rejects("no images in it", Data(path=str(folder)))
+
+
+def test_names_that_are_no_text(folder: Path) -> None:
+    os.rename(folder / "train/red", os.fsencode(folder / "train") + b"/r\xff")
+    rejects(r"the name of class 'r.udcff' is not UTF-8; rename it", Data(path=str(folder)))
 
 
 def test_class_map(folder: Path, tmp_path: Path) -> None:

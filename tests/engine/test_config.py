@@ -62,5 +62,23 @@ def test_what_does_not_fit_is_one_line(recipe: dict[str, object], message: str) 
     assert "\n" not in str(error.value)
 
 
+def test_arguments_belong_to_a_name() -> None:
+    recipe = {"model": {"name": "inline_deit_tiny", "args": {"depths": 2}, "drop_path": 0.1}}
+    for changes, args in (
+        ({}, {"depths": 2}),
+        ({"model.name": "inline_deit_tiny"}, {"depths": 2}),
+        ({"model.name": "inline_swin_tiny"}, {}),
+        ({"model.args": {"depths": 3}, "model.name": "inline_swin_tiny"}, {"depths": 3}),
+        ({"model": {"name": "inline_swin_tiny", "args": {"depths": 3}}}, {"depths": 3}),
+    ):
+        model = resolve(recipe, changes).model
+        assert (model.args, model.drop_path) == (args, 0.1)
+
+
+def test_a_recipe_with_another_model_than_its_base(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: photos\nmodel: {name: inline_swin_tiny}\n")
+    assert "args" not in load_recipe(str(tmp_path / "mine.yaml"))["model"]
+
+
 def test_keys_of_all_tasks_are_options() -> None:
     assert {"augment.mixup", "test.scales", "data.short", "augment.sizes", "loss.auxiliary"} <= set(all_keys())

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import sightline
@@ -62,6 +63,8 @@ def test_unreadable_images(run: Path) -> None:
         list(predict(loaded, "bad.png", device="cpu"))
     with pytest.raises(InputError, match=r"^on_error: "):
         predict(loaded, "bad.png", device="cpu", on_error="x")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^images: expected paths and PIL images; got tensor"):
+        list(predict(loaded, torch.zeros(3, 9, 9), device="cpu"))  # type: ignore[arg-type]
     bad, good = predict(loaded, ["bad.png", Image.new("RGB", (9, 9))], device="cpu", on_error="skip")
     assert bad.error is not None
     assert "bad.png" in bad.error

@@ -4,6 +4,7 @@ import doctest
 import errno
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import sightline
 from sightline.engine.checkpoint import SaveError
 from sightline.engine.optimize import make_optimizer
 from sightline.engine.run_folder import RunFolder
@@ -343,6 +345,52 @@ def test_no_checkpoint_can_be_read(images: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run\.folder: .* holds no checkpoint"):
         train(config)
     assert len(metrics(out)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut off", "removed"])
+def test_the_best_weights_are_written_again(
+    images: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    config = unfinished(images, out)
+    best = out / "checkpoints" / "best" / "model.safetensors"
+    if damage == "removed":
+        best.unlink()
+    else:
+        best.write_bytes(best.read_bytes()[:300])
+    shutil.copytree(out, tmp_path / "complete")
+    shutil.rmtree(out / "checkpoints" / "last")  # the one before is from the first epoch
+    train(config)
+    said = f"{best}: the best weights are damaged or missing; those of the next evaluation replace it"
+    assert said in capsys.readouterr().out
+    assert load_file(best)
+    train(configure(images, tmp_path / "complete"))
+    assert "missing; those of the end are in checkpoints/last" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "sized"), [("vit_tiny_patch16_224", True), ("resnet18", False)])
+def test_other_models_at_the_size_of_the_images(images: Path, tmp_path: Path, name: str, sized: bool) -> None:
+    data = {"path": str(images), "size": 32, "workers": 0}
+    changes: dict[str, Any] = {"data": data, "model": {"name": name}, "batch": {"size": 2}, "run.max_steps": 1}
+    folder = train(resolve(RECIPE, {**changes, "run.folder": str(tmp_path / "run")}))
+    arguments = sightline.load(folder).card.arguments
+    assert arguments == {"num_classes": 3, **({"img_size": 32} if sized else {})}
+    assert dict(sightline.evaluate(folder, limit=1, workers=0))["top1"] >= 0
+
+
+def test_what_is_not_evaluated_is_said(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(shutil.copytree(images, tmp_path / "data"))
+    for name in CLASSES[1:]:
+        shutil.rmtree(data / "val" / name)
+    (data / "val" / CLASSES[0] / "0.png").write_bytes(b"no image")
+    changes = {"data__on_error": "skip", "data__preload": True, "schedule__epochs": 1, "schedule__warmup_epochs": 0}
+    folder = train(configure(data, tmp_path / "run", run__report=True, **changes))
+    said = capsys.readouterr().out
+    assert f"{data}/val: no images of class green, red, which cannot be scored" in said
+    assert f"{data}/val: 4 images decoded" in said
+    assert "skipped: 0 batches, 1 unreadable image\n" in said
+    assert "not complete" not in said
+    assert len(sightline.evaluate(folder, workers=0, on_error="skip").per_class) == 3
 
 
 def test_other_data_are_rejected(images: Path, tmp_path: Path) -> None:

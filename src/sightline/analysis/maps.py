@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sightline.analysis.capture import BlockCall, capture, with_rows
+from sightline.analysis.capture import BlockCall, attention_blocks, capture, with_rows
 from sightline.data.images import load_image, resize_transform
 from sightline.layers.core import Factors, Grid
 from sightline.util.errors import InputError
@@ -83,6 +83,8 @@ def attention_maps(
         >>> last.block, last.grid, last.weights.mean(0).shape
         ('blocks.11.attn', (14, 14), torch.Size([14, 14]))
     """
+    if not attention_blocks(model):
+        raise InputError(f"model: {type(model).__name__} has no attention blocks of sightline")
     x = to_input(model, image)
     where = in_shares(query, model, x)
     if where is not None and not all(0 <= share <= 1 for share in where):

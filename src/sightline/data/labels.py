@@ -100,7 +100,8 @@ def _by_words(name: str, words: dict[str, list[int]], known: Sequence[str]) -> i
         both = " or ".join(known[i] for i in indices)
         raise FileError(f"labels: class {name!r} could be {both}; use one of these names")
     close = get_close_matches(_plain(name), list(words), 1, cutoff=0.6)
-    nearest = f"the nearest is {known[words[close[0]][0]]!r}" if close else f"it has {', '.join(known[:3])} and others"
+    more = " and others" if len(known) > 3 else ""
+    nearest = f"the nearest is {known[words[close[0]][0]]!r}" if close else f"it has {', '.join(known[:3])}{more}"
     raise FileError(
         f"labels: the model has no class {name!r}; {nearest}; rename the class, or evaluate with labels=order"
     )

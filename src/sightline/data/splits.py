@@ -19,11 +19,13 @@ class Reader(ABC):
         classes: names, in the order of the labels.
         targets: the label of every image.
         notes: what a user should know about them, one line each.
+        whole_names: whether `name` is the whole path, which needs no folder in front.
     """
 
     classes: tuple[str, ...]
     targets: list[int]
     notes: tuple[str, ...] = ()
+    whole_names = False
 
     @abstractmethod
     def source(self, index: int) -> Source:
@@ -54,7 +56,8 @@ class Split:
 
     def name(self, index: int) -> str:
         """The file name of an image, for messages."""
-        return f"{self.title}/{self.reader.name(self.indices[index])}"
+        name = self.reader.name(self.indices[index])
+        return name if self.reader.whole_names else f"{self.title}/{name}"
 
     def image(self, index: int, channels: int = 3) -> Image.Image:
         """The decoded image; raises `ImageError` with its name."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from sightline.analysis.capture import attention_blocks
 from sightline.analysis.figures import attention_figure, new_figure, telling_maps
 from sightline.analysis.maps import Patch, Query, in_shares
+from sightline.data.images import EXTENSIONS
 from sightline.engine.report.figures import write_figure
 from sightline.layers.core import Core
 from sightline.tasks.base import Loaded
@@ -40,7 +41,7 @@ def picture_files(target: str | None, images: Sequence[Path], option: str) -> di
         check_writable(path.parent, option)
         pictures = {images[0]: path}
     else:
-        if path.exists() and not path.is_dir():
+        if not path.is_dir() and (path.exists() or path.suffix.lower() in (*EXTENSIONS, ".pdf", ".svg")):
             raise InputError(f"{option}: {target} is not a folder; give a folder, or a file that ends in .png")
         check_writable(target, option)
         width, unique = len(str(len(images))), len({image.stem for image in images}) == len(images)

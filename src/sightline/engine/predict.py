@@ -80,6 +80,8 @@ def _predict_each(
             if isinstance(source, Image.Image):
                 file = str(getattr(source, "filename", "") or f"image {number}")
                 image = source.convert(MODES.get(channels))
+            elif not isinstance(source, str | Path):
+                raise InputError(f"images: expected paths and PIL images; got {shown(source)}")
             else:
                 image = load_image(source, channels=channels)
             with torch.inference_mode():

@@ -74,10 +74,11 @@ def configure(recipe: Mapping[str, object], overrides: Mapping[str, object] | No
     Raises:
         InputError: a key or value that does not fit; values that contradict each other.
     """
-    values = dict(recipe)
+    changes: Recipe = {}
     for key, value in (overrides or {}).items():
         section, dot, name = key.partition(".")
-        values = merge(values, {section: {name: value} if dot else value})
+        changes = merge(changes, {section: {name: value} if dot else value})
+    values = merge(recipe, changes)
     task = values.get(TASK, DEFAULT_TASK)
     if not isinstance(task, str) or task not in TASKS:
         raise InputError(f"task: no task {task!r}; {nearest(str(task), TASKS)}")
@@ -128,11 +129,19 @@ def _is_text(kind: object) -> bool:
 
 
 def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Recipe:
-    """`above` over `below`, section by section; a value, even a mapping of arguments, replaces the one below."""
+    """`above` over `below`, section by section; a value, even a mapping of arguments, replaces the one below.
+
+    `args` belong to a `name`: with another one, those below are left out.
+    """
     merged = dict(below)
     for section, values in above.items():
         old = merged.get(section)
-        merged[section] = {**old, **values} if isinstance(old, Mapping) and isinstance(values, Mapping) else values
+        if isinstance(old, Mapping) and isinstance(values, Mapping):
+            other = "name" in old and values.get("name", old["name"]) != old["name"]
+            kept = {key: value for key, value in old.items() if key != "args" or not other}
+            merged[section] = {**kept, **values}
+        else:
+            merged[section] = values
     return merged
 
 

@@ -238,7 +238,8 @@ def _conclude(trainer: Trainer, folder: RunFolder) -> list[Row]:
         {spec.best: progress.best, "epoch": progress.best_epoch, "step": progress.step, "seconds": progress.seconds}
     )
     if progress.skipped or trainer.task.broken:
-        say(f"skipped: {progress.skipped} batches, {len(trainer.task.broken)} unreadable images")
+        batches, images = progress.skipped, len(trainer.task.broken)
+        say(f"skipped: {batches} batch{'es' * (batches != 1)}, {images} unreadable image{'s' * (images != 1)}")
     metric = spec.shown[spec.best]
     reached = f"no {metric}, since nothing to evaluate could be scored: checkpoints/best has the last weights;"
     if progress.best is not None:

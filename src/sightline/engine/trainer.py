@@ -3,6 +3,7 @@
 import math
 import time
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from sightline.engine.run_folder import RunFolder
 from sightline.engine.signals import Stopped, StopSignals
 from sightline.engine.state import Progress, capture, full_weights, is_sharded, restore
 from sightline.engine.step import StepFlags, Stepper
-from sightline.models.weights.reader import WEIGHTS
+from sightline.models.weights.reader import WEIGHTS, read_weights
 from sightline.tasks.base import Scores, Task
 from sightline.tasks.config import RunConfig
 from sightline.tasks.registry import TASKS, TaskSpec
@@ -103,7 +104,21 @@ class Trainer:
             self.progress.logged = self.progress.epoch
         self.task.broken.update(dict.fromkeys(self.progress.broken))
         self.printer.line(f"resuming from {saved.path}: {where}, step {self.progress.step}")
+        self._check_best(checkpoints.folder / BEST / WEIGHTS)
         return saved
+
+    def _check_best(self, path: Path) -> None:
+        """Let the weights of the next evaluation be the best if those that were are damaged or gone."""
+        if self.progress.best is None:
+            return
+        try:
+            read_weights(path)
+        except FileError:
+            ended = self._complete()
+            instead = "those of the end are in checkpoints/last" if ended else "those of the next evaluation replace it"
+            self.printer.line(f"{path}: the best weights are damaged or missing; {instead}")
+            if not ended:
+                self.progress.best = None
 
     def _check_data(self, saved: Saved) -> None:
         """Reject images or classes other than those the run was started with."""

@@ -98,8 +98,8 @@ def _write(session: "Callable[[], Session]", out: Path) -> None:
     """Write a page without a server."""
     from sightline.explorer.page import check_tokens, page
 
-    if not out.name or out.is_dir() or not out.parent.is_dir():
-        raise InputError(f"out: expected a file in a folder that exists, e.g. page.html; got {str(out)!r}")
+    if out.suffix.lower() not in (".html", ".htm") or out.is_dir() or not out.parent.is_dir():
+        raise InputError(f"out: expected a file that ends in .html, in a folder that exists; got {str(out)!r}")
     found = session()
     for wanted in found.start:
         check_tokens(found.models.find(wanted.model, wanted.attention), wanted.size)

@@ -19,6 +19,7 @@ import sightline
 from sightline.cli.main import main
 from sightline.data.order import Placement
 from sightline.data.readers.images import ImagesReader
+from sightline.data.splits import Split
 from sightline.engine import linearize as engine
 from sightline.engine.settings import configure, load_recipe
 from sightline.engine.train import train
@@ -264,6 +265,7 @@ def test_images_of_folders_and_zip_files(folder: Path, tmp_path: Path) -> None:
     source = reader.source(0)
     assert isinstance(source, bytes)
     assert "inside" in reader.name(0)
+    assert Split(reader, "several places").name(40).startswith(str(folder / "images"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.zip").write_bytes(b"PK no zip")
     with ZipFile(tmp_path / "none.zip", "w") as file:

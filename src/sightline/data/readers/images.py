@@ -25,6 +25,7 @@ class ImagesReader(Reader):
     """
 
     classes = ("image",)
+    whole_names = True
 
     def __init__(self, given: Sequence[str]) -> None:
         if not given:

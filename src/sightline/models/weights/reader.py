@@ -34,6 +34,7 @@ BYTEARRAY = re.compile(rb"(?:builtins|__builtin__)\nbytearray\n")  # in a pickle
 UNSAFE = re.compile(r"\bGLOBAL (\S+)")  # a function or class, in torch's message, that is no part of a tensor
 SHOWN = 4  # names in a message before the count
 # The weights of a run folder, best first; a folder may also be one of these.
+EXPORTED = (".onnx", ".pt2")
 WEIGHTS = "model.safetensors"
 RUN_FOLDERS = (".", "checkpoints/best", "checkpoints/last", "checkpoints/previous")
 
@@ -70,6 +71,8 @@ def read_weights(path: str | Path) -> Weights:
         raise FileError(f"{path}: {what}; give a file, or a run folder with checkpoints/best/{WEIGHTS}")
     if not os.access(path, os.R_OK):
         raise FileError(f"{path}: permission denied; check the permissions of the file")
+    if path.suffix.lower() in EXPORTED:
+        raise FileError(f"{path}: an exported model; give the weights that it was made from")
     metadata: dict[str, str] = {}
     loaded: object
     if path.suffix == ".safetensors":

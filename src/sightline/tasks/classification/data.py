@@ -100,11 +100,11 @@ def _open_path(source: str, root: Path, names: Sequence[str], classes: Classes) 
             return Split(TarReader(tar, classes), str(tar))
         if source in ("auto", "wds") and shards:
             return Split(ShardReader(shards, classes), str(shards[0].parent))
-    found = ", ".join(sorted(item.name for item in root.iterdir())[:6]) or "nothing"
+    found = ", ".join(sorted(item.name for item in root.iterdir() if not item.name.startswith("."))[:6]) or "nothing"
     kind = "" if source == "auto" else f" of data.source={source}"
     raise FileError(
-        f"{root}: no split {' or '.join(names)}{kind}; it holds {found}; name the split by data.train_split and "
-        f"data.val_split, or by --split of an evaluation"
+        f"{root}: no split {' or '.join(names)}{kind}; it holds {found}; it needs the folders train and val, each "
+        f"with a folder of images per class, or other names as data.train_split and data.val_split"
     )
 
 
@@ -139,12 +139,33 @@ def _open_hub(data: Data, name: str, names: Sequence[str], classes: Classes) -> 
 def _check(split: Split, which: str) -> None:
     if not len(split):
         raise FileError(f"{split.title}: no images")
-    if len(split.classes) < 2:
+    for name in split.classes:
+        if not _is_text(name):  # no file of weights could hold it
+            raise FileError(f"{split.title}: the name of class {name!a} is not UTF-8; rename it")
+    if which == "train" and len(split.classes) < 2:
         raise FileError(f"{split.title}: only one class, {split.classes[0]!r}; classification needs at least two")
     missing = set(range(len(split.classes))) - set(split.targets)
     if which == "train" and missing:
         names = [split.classes[i] for i in sorted(missing)]
         raise FileError(f"{split.title}: no images of class {', '.join(names[:4])}; add some or remove the class")
+
+
+def absent(split: Split) -> tuple[str, ...]:
+    """A note on the classes that a split has no images of."""
+    missing = sorted(set(range(len(split.classes))) - set(split.targets))
+    if not missing:
+        return ()
+    names, more = ", ".join(split.classes[i] for i in missing[:4]), len(missing) - 4
+    return (f"{split.title}: no images of class {names}{f' and {more} more' * (more > 0)}, which cannot be scored",)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written; those of files may have bytes that cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_class_map(path: str | None) -> Classes:

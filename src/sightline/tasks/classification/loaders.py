@@ -219,10 +219,10 @@ def preload(
             parts += [[tensor.clone() for tensor in batch]] if batch else []  # out of the memory that loaders share
     if not parts:
         raise FileError(f"{split.title}: none of its {len(split)} images can be read; give others")
-    if placement.rank == 0:
-        say(f"{split.title}: {len(split):,} images decoded")
     images, targets, sizes = zip(*parts, strict=True)
     size = torch.cat(sizes)
+    if placement.rank == 0:
+        say(f"{split.title}: {len(size):,} images decoded")
     kept, start = _canvas(fill.to(placement.device), size), 0
     for part in images:
         kept[start : start + len(part), :, : part.shape[2], : part.shape[3]] = part.to(placement.device)

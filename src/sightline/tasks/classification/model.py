@@ -29,13 +29,7 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
         InputError, FileError: there is no such model or argument, or the weights do not fit.
     """
     check_arguments(config, data, len(classes))
-    kwargs: dict[str, Any] = dict(config.args)
-    if data.size is not None and config.name in VARIANTS:
-        kwargs["img_size"] = data.size
-    kwargs = {**kwargs, "num_classes": len(classes)}
-    drops = {key: value for key, value in (("drop_rate", config.drop), ("drop_path_rate", config.drop_path)) if value}
-    pretrained = config.pretrained and config.checkpoint is None
-    model = create(config.name, {**kwargs, **drops}, pretrained)
+    model, kwargs = _created(config, data.size, {**config.args, "num_classes": len(classes)})
     if config.checkpoint is not None:
         load_weights(model, config.checkpoint)
     if config.grad_checkpointing:
@@ -46,6 +40,19 @@ def build(config: Model, data: Data, classes: tuple[str, ...]) -> tuple[nn.Modul
     mean, std = _channels("mean", data.mean, card.mean), _channels("std", data.std, card.std)
     crop_pct = data.crop_pct or card.crop_pct
     return model, replace(card, mean=mean, std=std, interpolation=data.interpolation, crop_pct=crop_pct)
+
+
+def _created(config: Model, size: Any, kwargs: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, and its arguments: with the size of the images if it takes one, as most transformers do."""
+    drops = {key: value for key, value in (("drop_rate", config.drop), ("drop_path_rate", config.drop_path)) if value}
+    pretrained = config.pretrained and config.checkpoint is None
+    sized = kwargs if size is None else {**kwargs, "img_size": size}
+    try:
+        return create(config.name, {**sized, **drops}, pretrained), sized
+    except InputError as error:
+        if config.name in VARIANTS or not isinstance(error.__cause__, TypeError):
+            raise
+    return create(config.name, {**kwargs, **drops}, pretrained), kwargs
 
 
 def check_arguments(config: Model, data: Data, classes: int) -> None:

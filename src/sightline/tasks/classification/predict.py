@@ -1,7 +1,7 @@
 """The likeliest classes of images, also of a few examples for the report of a run."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sightline.data.images import ImageError
 from sightline.data.labels import in_words
 from sightline.data.splits import Split
 from sightline.tasks.base import Loaded, Prediction, PredictOptions, Predictor, Row
@@ -73,18 +74,27 @@ def examples(loaded: Loaded, section: Data) -> Iterator[tuple[str, Tensor, Image
         raise FileError("synthetic data has no test images")
     card = cast(ModelCard, loaded.card)
     split, transform = open_split(section, "val", card.classes), make_transform(card)
-    for index in _spread(split):
-        image = transform(split.image(index, card.input_size[0]))
+    for indices in _spread(split):
+        index, picture = _first_readable(split, indices, card.input_size[0])
+        image = transform(picture)
         with torch.no_grad():
             predicted = int(loaded.model(image.unsqueeze(0)).argmax())
         title = f"{card.classes[split.targets[index]]}, predicted {card.classes[predicted]}"
         yield title, image, shown(image, card)
 
 
-def _spread(split: Split) -> list[int]:
-    """The first image of each of a few classes, spread over all classes."""
-    first: dict[int, int] = {}
+def _spread(split: Split) -> list[list[int]]:
+    """The images of each of a few classes, spread over all classes."""
+    of_class: dict[int, list[int]] = {}
     for index, label in enumerate(split.targets):
-        first.setdefault(label, index)
-    found = list(first.values())
+        of_class.setdefault(label, []).append(index)
+    found = list(of_class.values())
     return found[:: max(1, len(found) // EXAMPLES)][:EXAMPLES]
+
+
+def _first_readable(split: Split, indices: list[int], channels: int) -> tuple[int, Image.Image]:
+    """The first of some images that can be read; raises what the last one does if none can."""
+    for index in indices[:-1]:
+        with suppress(ImageError):
+            return index, split.image(index, channels)
+    return indices[-1], split.image(indices[-1], channels)

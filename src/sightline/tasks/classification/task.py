@@ -13,7 +13,7 @@ from sightline.models.base import to_pair
 from sightline.tasks.base import Task
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.config import Augment, Config
-from sightline.tasks.classification.data import open_split
+from sightline.tasks.classification.data import absent, open_split
 from sightline.tasks.classification.loaders import (
     Batch,
     DeviceLoader,
@@ -61,6 +61,8 @@ class Classification(Task[Batch, LabelBatch]):
         broken = BrokenImages(data.on_error)
         self.broken = broken.messages
         self.notes = tuple(note for split in splits or () for note in split.notes)
+        if splits is not None:
+            self.notes += absent(splits[1])
         self.loader: Loader
         if splits is None:
             self.loader = SyntheticLoader(self.card, placement)
