@@ -288,7 +288,7 @@ def test_images_of_folders_and_zip_files(folder: Path, tmp_path: Path) -> None:
         (["--data", "empty"], "empty"),
         (["--checkpoint", "other.safetensors"], "other.safetensors"),
         (["--checkpoint", "headless.safetensors", "--eval", "{}/dev"], "classifier"),
-        (["--eval", "one"], "one"),
+        (["--eval", "one"], "violet"),
         (["--search", "9"], "search"),
         (["--set", "linearize.keep=3"], "--keep"),
         (["--attention", "inlined"], "inlined"),
@@ -303,8 +303,8 @@ def test_one_line_for_bad_input(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "one" / "class 0").mkdir(parents=True)
-    Image.new("RGB", (20, 20)).save(tmp_path / "one" / "class 0" / "0.png")
+    (tmp_path / "one" / "violet").mkdir(parents=True)
+    Image.new("RGB", (20, 20)).save(tmp_path / "one" / "violet" / "0.png")
     state = load_file(folder / "teacher.safetensors")
     save_file({key: value for key, value in state.items() if "head" not in key}, "headless.safetensors")
     save_file({"layer.weight": torch.zeros(3)}, "other.safetensors")
