@@ -191,6 +191,25 @@ def test_wrong_columns(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     rejects("no dataset or no split dev", Data(path=path, train_split="dev"))
 
 
+@pytest.mark.parametrize("empty", [None, {"bytes": None, "path": None}])
+def test_rows_without_an_image_or_a_label(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: object
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    good = {"bytes": (folder / "train/red/0.png").read_bytes(), "path": None}
+    for name, rows in (
+        ("image", {"image": [good, good, empty], "label": [0, 1, 1]}),
+        ("label", {"image": [good, good, good], "label": [0, 1, None]}),
+    ):
+        (tmp_path / name).mkdir()
+        datasets.Dataset.from_dict(rows).to_parquet(tmp_path / name / "train-0.parquet")
+    rejects("row 2 has the label None; expected a number or a name", Data(path=f"hfds/{tmp_path / 'label'}"))
+    split = open_split(Data(path=f"hfds/{tmp_path / 'image'}"), "train")
+    assert split.image(0).size == (24, 20)
+    with pytest.raises(ImageError, match="2: there is no image in this row"):
+        split.image(2)
+
+
 def test_wrong_shards(folder: Path, tmp_path: Path) -> None:
     for name, data, message in (
         ("a.cls", b"\xff\xfe", "not a label"),

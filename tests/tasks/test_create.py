@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,3 +68,26 @@ def test_a_signal_during_a_download_is_no_error_of_the_model(monkeypatch: pytest
     monkeypatch.setattr("timm.create_model", stopped)
     with pytest.raises(RunError, match=r"^stopped by SIGTERM$"):
         create("vit_tiny_patch16_224", {}, pretrained=True)
+
+
+def test_windows_of_timm_are_for_any_size() -> None:
+    """Its Swin is made for images of one size, and its maps have their channels last."""
+    backbone = Backbone(DenseModel(name="swin_tiny_patch4_window7_224", args={"depths": [1, 1, 1, 1]}))
+    assert [tuple(x.shape) for x in backbone(torch.zeros(1, 3, 64, 96))] == [
+        (1, channels, 64 // stride, 96 // stride)
+        for channels, stride in zip((96, 192, 384, 768), (4, 8, 16, 32), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("maxvit_rmlp_pico_rw_256", {}, r"model\.name: maxvit.* does not take images of any size \(.*window"),
+        ("densenet121", {"drop_path": 0.1}, r"model\.drop_path: densenet121 has no stochastic depth; give 0"),
+        ("resnet18", {"args": {"attention": "softmax"}}, r"model\.args: resnet18 has no argument 'attention'"),
+        ("resnet18", {"args": {"foo": 1}}, r"model\.args: .*foo"),
+    ],
+)
+def test_backbones_of_timm_that_cannot_be_used(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Backbone(DenseModel(name=name, **changes))

@@ -50,6 +50,8 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
     try:
         _try_out(optim.name, options, next(model.parameters()).device)
         made = create_optimizer_v2(model, opt=optim.name, layer_decay=optim.layer_decay, **options)
+    except InputError:
+        raise
     except Exception as error:
         values = {"args": optim.args, "betas": optim.betas, "name": optim.name}
         key, value = next((key, value) for key, value in values.items() if value)

@@ -26,7 +26,7 @@ from sightline.tasks.card import CardError, ModelCard
 from sightline.tasks.preprocess import at_size
 from sightline.tasks.registry import TASKS
 from sightline.util.device import choose_device
-from sightline.util.errors import FileError, InputError, RunError
+from sightline.util.errors import FileError, InputError, RunError, shown
 from sightline.util.files import check_writable, reason, remove_stale, write_json
 from sightline.util.names import format_size
 from sightline.util.provenance import VERSION, machine_name, package_version, source_commit
@@ -121,6 +121,8 @@ def export(
         >>> sightline.export(model, "model.onnx", dynamic=("batch",)).inputs
         ('batch', 3, 32, 32)
     """
+    if source is not None and not isinstance(source, str | Path | nn.Module | Loaded):
+        raise InputError(f"source: expected a run folder, a file of weights or a model; got {shown(source)}")
     path = _check_target(Path(target), force)
     axes = None if dynamic is None else check_dynamic(dynamic)
     sides = both_sides("img_size", img_size)
@@ -225,8 +227,8 @@ def _describe(
         usual = resolve_model_data_config(inner)
         size = (inner.in_chans, *inner.img_size) if isinstance(inner, VisionModel) else tuple(usual["input_size"])
         size = (size[0], *(sides or size[1:]))
-        shown = {key: usual[key] for key in ("mean", "std", "interpolation", "crop_pct")}
-        metadata = {"input": json.dumps(shown | {"input_size": size})}
+        inputs = {key: usual[key] for key in ("mean", "std", "interpolation", "crop_pct")}
+        metadata = {"input": json.dumps(inputs | {"input_size": size})}
     else:
         size, metadata = tuple(source.card.input_size), source.card.to_metadata()
     if features:

@@ -5,9 +5,9 @@ from typing import Any
 
 import datasets
 
-from sightline.data.images import Source
+from sightline.data.images import ImageError, Source
 from sightline.data.splits import Reader
-from sightline.util.errors import FileError
+from sightline.util.errors import FileError, shown
 
 
 class HubReader(Reader):
@@ -31,6 +31,9 @@ class HubReader(Reader):
         self.rows = loaded.cast_column(image_key, datasets.Image(decode=False))
         self.image_key = image_key
         labels, names = loaded[label_key], getattr(loaded.features[label_key], "names", None)
+        for row, label in enumerate(labels):
+            if not isinstance(label, int | float | str):
+                raise FileError(f"{name}: row {row} has the label {shown(label)}; expected a number or a name")
         if names is None:
             names = classes or sorted({str(label) for label in labels})
             numbers = {name: i for i, name in enumerate(names)}
@@ -41,8 +44,10 @@ class HubReader(Reader):
         self.targets = [int(label) for label in labels]
 
     def source(self, index: int) -> Source:
-        image = self.rows[index][self.image_key]
+        image = self.rows[index][self.image_key] or {}
+        if not image.get("bytes") and not image.get("path"):
+            raise ImageError(f"{self.name(index)}: there is no image in this row")
         return image.get("bytes") or Path(image["path"])
 
     def name(self, index: int) -> str:
-        return str(self.rows[index][self.image_key].get("path") or index)
+        return str((self.rows[index][self.image_key] or {}).get("path") or index)

@@ -8,7 +8,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers import LayerNorm2d
+from timm.layers import Format, LayerNorm2d
 from torch import Tensor, nn
 
 from sightline.models.base import FeatureNet
@@ -23,6 +23,8 @@ from sightline.util.errors import FileError, InputError
 from sightline.util.text import say
 
 STRIDES = (4, 8, 16, 32)
+TRIED = (64, 96)  # sides of an image that a model of timm is tried with
+UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")
 # The prefix of a backbone in the weights of a segmenter or detector.
 INSIDE = re.compile(r"^(?:\w+\.)*backbone\.body\.(?:model\.)?")
 
@@ -58,6 +60,8 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> list[Tensor]:
         maps = self.body(x)
         maps = [maps[i] for i in self.indices]
+        if getattr(self.body, "output_fmt", None) == Format.NHWC:  # of timm's Swin
+            maps = [x.permute(0, 3, 1, 2).contiguous() for x in maps]
         if self.plain:
             maps = [level(maps[0]) for level in self.levels]
         return [norm(x) for norm, x in zip(self.norms, maps, strict=True)]
@@ -77,17 +81,51 @@ def _features(config: DenseModel) -> tuple[Any, list[int]]:
             raise InputError(f"model.args: {config.name} gives maps at strides {strides}, not at 4, 8, 16 and 32")
         return FeatureNet(model, model.default_features), list(range(len(STRIDES)))
     create(config.name, {})  # raises for an unknown name
-    check_recordable(config.args)
+    try:
+        check_recordable(config.args)
+    except InputError as error:
+        raise InputError(f"model.args: {error}") from error
     if config.checkpoint is not None:
         raise InputError(f"model.checkpoint: {config.name} is timm's; pass model.pretrained=true to take its weights")
-    try:
-        body = timm.create_model(config.name, pretrained=config.pretrained, features_only=True, **kwargs)
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise InputError(f"model.name: {config.name} gives no features ({_line(error)})") from error
+    body = _from_timm(config, kwargs)
     strides = body.feature_info.reduction()
     if not set(STRIDES) <= set(strides):
         raise InputError(f"model.name: {config.name} gives maps at strides {strides}, not at 4, 8, 16 and 32")
-    return body, [len(strides) - 1 - strides[::-1].index(stride) for stride in STRIDES]
+    channels: Any = config.args.get("in_chans", 3)
+    try:
+        with torch.no_grad():
+            body.eval()(torch.zeros(1, channels, *TRIED))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise InputError(f"model.name: {config.name} does not take images of any size ({_line(error)})") from error
+    return body.train(), [len(strides) - 1 - strides[::-1].index(stride) for stride in STRIDES]
+
+
+def _from_timm(config: DenseModel, kwargs: dict[str, object]) -> Any:
+    """A model of timm that gives maps; with windows, for images of other sizes than its own."""
+    for sizes in ({"strict_img_size": False}, {}):
+        try:
+            return timm.create_model(
+                config.name, pretrained=config.pretrained, features_only=True, **{**sizes, **kwargs}
+            )
+        except TypeError as error:
+            unknown = UNKNOWN.search(str(error))
+            if unknown is not None and unknown[1] in sizes:
+                continue
+            if unknown is not None and unknown[1] == "drop_path_rate":
+                raise InputError(f"model.drop_path: {config.name} has no stochastic depth; give 0") from error
+            if unknown is not None:
+                raise InputError(f"model.args: {config.name} has no argument {unknown[1]!r}; leave it out") from error
+            raise InputError(f"model.name: {config.name} gives no features ({_line(error)})") from error
+        except (RuntimeError, ValueError) as error:
+            raise InputError(f"model.name: {config.name} gives no features ({_line(error)})") from error
+        except OSError as error:
+            if not config.pretrained:
+                raise
+            raise InputError(
+                f"model.pretrained: the weights of {config.name} cannot be downloaded; check the connection, or leave "
+                "it out"
+            ) from error
+    raise AssertionError
 
 
 def _line(error: Exception) -> str:
