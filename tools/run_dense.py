@@ -1,7 +1,7 @@
 """The runs behind docs/dense.md, side by side on one GPU: `python tools/run_dense.py FOLDER --seeds 3 --out FILE`.
 
 FOLDER holds camvid and bccd, and coco_mini if it is asked for. Every recipe is trained with three backbones and with
-their softmax twins from random weights, and with the model of the package from its own weights; the weights of the
+their softmax twins from random weights, and with the model in the package from its own weights; the weights of the
 best validation epoch are scored. coco_mini is memorized by one backbone and scored with the last weights.
 
     python tools/run_dense.py data --tasks camvid --seeds 3 --out dense.jsonl --results results/dense/runs-x.json
@@ -49,7 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{row['run']}, seed {row['seed']}, {row['split']}: {scores} after {row['steps']} updates")
     if options.results and rows:
         Path(options.results).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.results).write_text(json.dumps({"note": options.note, "rows": rows}, indent=1) + "\n")
+        words = [Path(word).name for word in arguments or sys.argv[1:]]  # without the folders of the machine
+        command = " ".join(["python", "tools/run_dense.py", *words])
+        results = {"note": options.note, "command": command, "rows": rows}
+        Path(options.results).write_text(json.dumps(results, indent=1) + "\n")
     return 0 if len(found) == len(jobs) else 1
 
 

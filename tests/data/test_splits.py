@@ -203,7 +203,7 @@ def test_rows_without_an_image_or_a_label(
     ):
         (tmp_path / name).mkdir()
         datasets.Dataset.from_dict(rows).to_parquet(tmp_path / name / "train-0.parquet")
-    rejects("row 2 has the label None; expected a number or a name", Data(path=f"hfds/{tmp_path / 'label'}"))
+    rejects("row 2 has the label None; give it a number or a name", Data(path=f"hfds/{tmp_path / 'label'}"))
     split = open_split(Data(path=f"hfds/{tmp_path / 'image'}"), "train")
     assert split.image(0).size == (24, 20)
     with pytest.raises(ImageError, match="2: there is no image in this row"):

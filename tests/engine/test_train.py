@@ -28,6 +28,8 @@ from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
 from sightline.tasks.classification.task import Classification
 from sightline.tasks.create import create
+from sightline.tasks.dense.backbone import Backbone, WithBackbone
+from sightline.tasks.dense.config import DenseModel
 from sightline.util import device
 from sightline.util.errors import InputError, RunError
 from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, train, weights, write_recipe
@@ -217,6 +219,16 @@ def test_layers_decay_from_the_last_to_the_first(images: Path, tmp_path: Path) -
     first, second = (scale[f"blocks.{i}.mlp.fc1.weight"] for i in (0, 1))
     assert second == pytest.approx(2 * first)
     assert scale["patch_embed.proj.weight"] < first < second < last == 1.0
+
+
+def test_layers_of_a_model_that_has_none(images: Path, tmp_path: Path) -> None:
+    class Whole(WithBackbone):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = Backbone(DenseModel(name="resnet18"))
+
+    with pytest.raises(InputError, match=r"^optim\.layer_decay: not for backbones of timm; leave it out$"):
+        make_optimizer(Whole(), configure(images, tmp_path, optim__layer_decay=0.5))
 
 
 def test_distillation_follows_the_teacher(images: Path, tmp_path: Path) -> None:

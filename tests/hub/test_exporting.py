@@ -389,7 +389,7 @@ def test_windows_for_any_batch_and_size(tmp_path: Path) -> None:
     assert max(check.difference for check in done.checks) <= 1e-4
 
 
-def test_a_source_that_is_none() -> None:
+def test_a_source_that_is_no_model() -> None:
     with pytest.raises(InputError, match=r"source: expected a run folder, a file of weights or a model; got 3"):
         sightline.export(3, "model.onnx")  # type: ignore[arg-type]
 

@@ -99,10 +99,10 @@ def study_locality(subjects: Sequence[Subject], size: int = 3, queries: int = 25
         "locality", f"{title} (InLine paper, Fig. 3)", {"size": size, "queries": queries, "subjects": titled(layers)},
         {"locality": layer_figure(title, "sum of the weights", layers, "mass", levels, with_residual)},
         ("model", "layer", "mechanism", "mass", "uniform", "times uniform", "residual adds"), rows,
-        ["Mean over queries that have their whole neighborhood inside the map, over all where none has, and over heads "
-         f"and images; the band is the range over images. Uniform attention over N keys has at most {size * size} / N "
-         "of its mass there. The residual of InLine adds "
-         "the sum of its 3x3 weights, mean over channels, to the neighborhood."],
+        ["Mean over the queries whose whole neighborhood lies inside the map, or over all if there are none, over "
+         "heads and over images; the band is the range over images. Uniform attention over N keys has at most "
+         f"{size * size} / N of its mass there. The residual of InLine adds the sum of its 3x3 weights, mean over "
+         "channels, to the neighborhood."],
     )  # fmt: skip
 
 

@@ -275,7 +275,9 @@ def listen(host: str, port: int) -> socket.socket:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((host, port))
     except socket.gaierror as error:
-        raise InputError(f"host: {host} is not the name or address of this machine ({error.strerror})") from error
+        raise InputError(
+            f"host: {host} is not a name or address of this machine ({error.strerror}); give one"
+        ) from error
     except (OSError, OverflowError) as error:
         why = (getattr(error, "strerror", None) or str(error)).lower()
         raise InputError(f"port: cannot listen on {host}:{port} ({why}); give another port, or 0") from error

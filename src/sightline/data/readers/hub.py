@@ -33,7 +33,7 @@ class HubReader(Reader):
         labels, names = loaded[label_key], getattr(loaded.features[label_key], "names", None)
         for row, label in enumerate(labels):
             if not isinstance(label, int | float | str):
-                raise FileError(f"{name}: row {row} has the label {shown(label)}; expected a number or a name")
+                raise FileError(f"{name}: row {row} has the label {shown(label)}; give it a number or a name")
         if names is None:
             names = classes or sorted({str(label) for label in labels})
             numbers = {name: i for i, name in enumerate(names)}

@@ -33,8 +33,8 @@ AVERAGE_COUNT = "n_averaged"  # a counter in the state of torch's AveragedModel
 BYTEARRAY = re.compile(rb"(?:builtins|__builtin__)\nbytearray\n")  # in a pickle
 UNSAFE = re.compile(r"\bGLOBAL (\S+)")  # a function or class, in torch's message, that is no part of a tensor
 SHOWN = 4  # names in a message before the count
+EXPORTED = (".onnx", ".pt2")  # files that `sightline.export` writes
 # The weights of a run folder, best first; a folder may also be one of these.
-EXPORTED = (".onnx", ".pt2")
 WEIGHTS = "model.safetensors"
 RUN_FOLDERS = (".", "checkpoints/best", "checkpoints/last", "checkpoints/previous")
 

@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -92,40 +93,42 @@ def _features(config: DenseModel) -> tuple[Any, list[int]]:
     if not set(STRIDES) <= set(strides):
         raise InputError(f"model.name: {config.name} gives maps at strides {strides}, not at 4, 8, 16 and 32")
     channels: Any = config.args.get("in_chans", 3)
+    body.train(False)
     try:
         with torch.no_grad():
-            body.eval()(torch.zeros(1, channels, *TRIED))
+            body(torch.zeros(1, channels, *TRIED))
     except (AssertionError, RuntimeError, ValueError) as error:
         raise InputError(f"model.name: {config.name} does not take images of any size ({_line(error)})") from error
     return body.train(), [len(strides) - 1 - strides[::-1].index(stride) for stride in STRIDES]
 
 
 def _from_timm(config: DenseModel, kwargs: dict[str, object]) -> Any:
-    """A model of timm that gives maps; with windows, for images of other sizes than its own."""
-    for sizes in ({"strict_img_size": False}, {}):
+    """A model of timm that gives maps; one with windows for images of other sizes than its own."""
+    make = partial(timm.create_model, config.name, pretrained=config.pretrained, features_only=True)
+    try:
         try:
-            return timm.create_model(
-                config.name, pretrained=config.pretrained, features_only=True, **{**sizes, **kwargs}
-            )
+            return make(**{"strict_img_size": False, **kwargs})
         except TypeError as error:
-            unknown = UNKNOWN.search(str(error))
-            if unknown is not None and unknown[1] in sizes:
-                continue
-            if unknown is not None and unknown[1] == "drop_path_rate":
-                raise InputError(f"model.drop_path: {config.name} has no stochastic depth; give 0") from error
-            if unknown is not None:
-                raise InputError(f"model.args: {config.name} has no argument {unknown[1]!r}; leave it out") from error
-            raise InputError(f"model.name: {config.name} gives no features ({_line(error)})") from error
-        except (RuntimeError, ValueError) as error:
-            raise InputError(f"model.name: {config.name} gives no features ({_line(error)})") from error
-        except OSError as error:
-            if not config.pretrained:
+            if "strict_img_size" not in str(error):  # which only some have
                 raise
-            raise InputError(
-                f"model.pretrained: the weights of {config.name} cannot be downloaded; check the connection, or leave "
-                "it out"
-            ) from error
-    raise AssertionError
+        return make(**kwargs)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise InputError(_blame(config.name, error)) from error
+    except OSError as error:
+        if not config.pretrained:
+            raise
+        remedy = "check the connection, or leave it out"
+        raise InputError(f"model.pretrained: the weights of {config.name} cannot be downloaded; {remedy}") from error
+
+
+def _blame(name: str, error: Exception) -> str:
+    """The key that keeps a model of timm from being built."""
+    unknown = UNKNOWN.search(str(error))
+    if unknown is None:
+        return f"model.name: {name} gives no features ({_line(error)})"
+    if unknown[1] == "drop_path_rate":
+        return f"model.drop_path: {name} has no stochastic depth; give 0"
+    return f"model.args: {name} has no argument {unknown[1]!r}; leave it out"
 
 
 def _line(error: Exception) -> str:
