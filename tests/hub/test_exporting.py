@@ -90,6 +90,7 @@ def test_predict_and_evaluate_take_the_file(made: tuple[Path, Exported], tmp_pat
     before, after = (sightline.load(folder / name) for name in ("model.safetensors", "model.onnx"))
     assert (after.classes, after.task, after.card) == (before.classes, before.task, before.card)
     assert after.parameters == before.parameters
+    assert torch.device(after.device) == before.device == torch.device("cpu")
     photo = Image.new("RGB", (50, 40), "red")
     (want,), (got,) = (list(sightline.predict(loaded, photo)) for loaded in (before, after))
     assert [row["class"] for row in got.found] == [row["class"] for row in want.found]

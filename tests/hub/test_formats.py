@@ -68,12 +68,13 @@ class Merges(nn.Module):
 @torch.no_grad()
 def test_patches_are_gathered_from_the_tokens_of_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "patch_kernel", lambda x: True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # the kernel runs on a GPU or is interpreted
     model, axes = Merges(), {0: Dim("b", min=2, max=9), 2: Dim("h", min=2, max=99), 3: Dim("w", min=2, max=99)}
-    program = export(model, (torch.randn(2, 8, 5, 7),), dynamic_shapes=(axes,), strict=False)
+    program = export(model, (torch.randn(2, 8, 5, 7, device=device),), dynamic_shapes=(axes,), strict=False)
     formats.skip_views(program)
     given = [node.args[0] for node in program.graph.nodes if "gather_patches" in str(node.target)]
     assert [x.target is torch.ops.aten.mul.Tensor for x in given] == [True, False]
-    images = torch.randn(3, 8, 4, 6)
+    images = torch.randn(3, 8, 4, 6, device=device)
     for found, wanted in zip(program.module()(images), model(images), strict=True):
         assert torch.equal(found, wanted)
 

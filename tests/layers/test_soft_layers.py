@@ -4,12 +4,13 @@ from functools import partial
 
 import pytest
 import torch
+from timm.layers import BlurPool2d
 from torch import nn
 
 from sightline.layers.blocks import TanhMlp
 from sightline.layers.core import Place
 from sightline.layers.mechanisms.landmarks import KINDS, Landmarks, scrambled
-from sightline.layers.patch import ConvBNEmbed
+from sightline.layers.patch import ConvBNEmbed, to_map
 from sightline.layers.spec import Spec
 from sightline.ops.activated import activated_linear
 
@@ -89,6 +90,16 @@ def test_norms_folded_into_the_stem() -> None:
     x = torch.randn(2, 3, 33, 40, dtype=torch.float64)
     torch.testing.assert_close(stem._folded(x), stem.proj(x))
     torch.testing.assert_close(stem._by_layers(x), stem.proj(x))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 10), (1, 1)])
+def test_blur_instead_of_a_stride(size: tuple[int, int]) -> None:
+    embed = ConvBNEmbed(3, [8, 6], [2, 2], blur=True).eval()
+    x = torch.randn(2, 3, *size)
+    tokens, grid = embed(x)
+    wanted = BlurPool2d(6, pad_mode="constant")(embed.proj(x))
+    assert grid == tuple(-(-side // 4) for side in size) == wanted.shape[2:]
+    torch.testing.assert_close(to_map(tokens, grid), wanted)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -42,7 +42,7 @@ def evaluate(
             ReaL labels) or a JSON file of label sets.
         limit: evaluate the first images of every class only, this many.
         batch_size, workers: images per batch, and processes that decode them.
-        device: auto, cpu, cuda, mps or cuda:1.
+        device: auto, cpu, cuda, mps or cuda:1; the model is moved there.
         precision: "no", "fp16" or "bf16".
         on_error: "stop" at an unreadable image, or "skip" it.
         slide, scales, flip: for segmentation: windows, several scales, mirror images.

@@ -38,7 +38,7 @@ def predict(
         top: classes per image (classification).
         img_size: height and width; by default those of training (classification).
         score: least score of a detection.
-        device: auto, cpu, cuda, mps or cuda:1.
+        device: auto, cpu, cuda, mps or cuda:1; the model is moved there.
         on_error: "stop" at an unreadable image, or "skip" it with its `error`.
 
     Yields:

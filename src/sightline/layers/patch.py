@@ -98,20 +98,30 @@ class PatchEmbed(nn.Module):
 
 @register_notrace_module
 class ConvBNEmbed(nn.Module):
-    """A chain of 3x3 convolutions with batch norm and ReLU (SOFT's stem and merges)."""
+    """A chain of 3x3 convolutions with batch norm and ReLU (SOFT's stem and merges).
 
-    def __init__(self, in_chans: int, dims: list[int], strides: list[int]) -> None:
+    Args:
+        in_chans: channels of the map.
+        dims: output channels of the convolutions.
+        strides: of the convolutions.
+        blur: halve the map after the last convolution, by a blur of (1, 2, 1) / 4 each way, instead of its stride.
+    """
+
+    def __init__(self, in_chans: int, dims: list[int], strides: list[int], blur: bool = False) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for dim, stride in zip(dims, strides, strict=True):
+        for dim, stride in zip(dims, [*strides[:-1], 1] if blur else strides, strict=True):
             layers += [nn.Conv2d(in_chans, dim, 3, stride, 1), nn.BatchNorm2d(dim), nn.ReLU(inplace=True)]
             in_chans = dim
         self.proj = nn.Sequential(*layers)
+        self.blur = nn.Sequential(nn.AvgPool2d(2, stride=1, padding=1), nn.AvgPool2d(2)) if blur else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         if not backend.fused_stem(x) or not self._plain():
-            return to_tokens(self.proj(x))
-        return to_tokens(self._by_layers(x) if self.training or torch.is_grad_enabled() else self._folded(x))
+            x = self.proj(x)
+        else:
+            x = self._by_layers(x) if self.training or torch.is_grad_enabled() else self._folded(x)
+        return to_tokens(self.blur(x))
 
     def _plain(self) -> bool:
         """Whether all layers are as they were built, without hooks."""

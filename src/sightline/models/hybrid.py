@@ -26,6 +26,7 @@ class Hybrid(Pyramid):
         depths: blocks with attention per stage; a stage may have none.
         conv_depths: blocks of convolutions that a stage begins with; at least one in the first stage.
         stem_stride: pixels per token in the first stage, 4 or 2.
+        blur: maps are blurred before they are made smaller, which trains better and takes about a seventh more work.
         conv_mlp: a depthwise 3x3 convolution in the MLPs.
         init_values: of layer scale in the blocks with attention; None for none.
         common: arguments of `Pyramid`.
@@ -43,6 +44,7 @@ class Hybrid(Pyramid):
         conv_depths: Sequence[int] = (3, 4, 6, 1),
         mlp_ratio: float = 4.0,
         stem_stride: int = 4,
+        blur: bool = False,
         conv_mlp: bool = True,
         init_values: float | None = None,
         **common: Any,
@@ -54,13 +56,13 @@ class Hybrid(Pyramid):
             )
         if stem_stride not in (2, 4):
             raise InputError(f"stem_stride={stem_stride}: expected 4, or 2 for small images")
-        self.conv_mlp, self.init_values = conv_mlp, init_values
+        self.blur, self.conv_mlp, self.init_values = blur, conv_mlp, init_values
         self.stem_stride, self.final_stride = stem_stride, 8 * stem_stride
         super().__init__(attention, embed_dims, num_heads, depths, (mlp_ratio,) * 4, **common)
 
     def make_embed(self, stage: int, in_dim: int, dim: int) -> nn.Module:
         if stage:
-            return ConvBNEmbed(in_dim, [dim], [2])
+            return ConvBNEmbed(in_dim, [dim], [2], self.blur)
         half = dim // 2
         if self.stem_stride == 2:
             return ConvBNEmbed(in_dim, [half, dim], [2, 1])

@@ -127,7 +127,7 @@ class Loaded:
     """A model opened by `sightline.load`, in evaluation mode.
 
     Args:
-        model: with its weights, on the CPU.
+        model: with its weights.
         card: what the file records about it.
         transform: PIL image -> (channels, height, width); None for sequence models.
         classes: names in the order of the outputs, or () if unknown.
@@ -146,6 +146,12 @@ class Loaded:
     def parameters(self) -> int:
         known = getattr(self.model, "num_parameters", None)  # of an exported file
         return sum(p.numel() for p in self.model.parameters()) if known is None else int(known)
+
+    @property
+    def device(self) -> torch.device | Literal["cpu"]:
+        """Where the model takes its input: `sightline.evaluate` and `sightline.predict` move it to their device."""
+        weight = next(self.model.parameters(), None)  # an exported file has none, and takes images on any device
+        return "cpu" if weight is None else weight.device
 
 
 @dataclass(frozen=True)

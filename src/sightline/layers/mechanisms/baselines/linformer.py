@@ -95,7 +95,7 @@ def _resample(table: Tensor, grid: Grid) -> Tensor:
     """(m, side, side) -> (m, h * w), divided by the growth of the area."""
     side = table.shape[-1]
     down, across = (_interpolation(side, length, table) for length in grid)
-    return torch.einsum("rij,hi,wj->rhw", table, down, across).flatten(1)
+    return (down @ table @ across.mT).flatten(1)
 
 
 def _interpolation(source: int, target: int, like: Tensor) -> Tensor:
