@@ -29,6 +29,7 @@ from side_by_side import Job, Row, run_jobs
 
 from sightline.engine.records import read_rows as read_metrics
 from sightline.engine.run_folder import versions
+from sightline.engine.settings import load_recipe
 from sightline.engine.train import train
 
 HELD_OUT = 5  # one of so many training images scores a trial
@@ -58,6 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     for job in jobs:
         job["changes"] = {**QUIET, **job["changes"]} | (SMALL if options.rehearse else {})
+        job["settings"] = load_recipe(job["recipe"])  # a recipe that was changed since is another job
         job["cache"] = str(work / "decoded")
     limits = (options.processes, options.minutes * 60, options.job_minutes * 60)
     rows = run_jobs(jobs, train_one, Path(options.out), work / "runs", *limits)
@@ -143,6 +145,7 @@ def train_one(job: Job, folder: Path) -> Row:
         "best": done.best,
         "curve": [[line["epoch"], line["top1"], line["train_loss"]] for line in lines if "top1" in line],
         "images_per_second": statistics.median(rates),
+        "commit": versions("")["commit"],
         "memory_mib": torch.cuda.max_memory_allocated() >> 20 if torch.cuda.is_available() else None,
     }
 

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from queue import Empty
@@ -71,7 +71,7 @@ def run_jobs(
     for worker in workers:
         worker.start()
     left = len(waiting)
-    with out.open("a") as file:
+    with out.open("a") as file, _ending(workers, todo):
         while left and (not finished.empty() or any(worker.is_alive() for worker in workers)):
             try:
                 row = finished.get(timeout=POLL)
@@ -84,10 +84,30 @@ def run_jobs(
                 f"{row['name']}: {row.get('error') or row.get('top1')} in {row['seconds']:.0f} s; {left} left",
                 flush=True,
             )
-    for worker in workers:
-        worker.join()
     wanted = {key_of(job) for job in jobs}
     return [row for row in read_rows(out) if row["key"] in wanted and "error" not in row]
+
+
+@contextmanager
+def _ending(workers: Sequence[Any], todo: Any) -> Iterator[None]:
+    """Wait for the workers at the end; if this process is told to end, they save what they train and end too."""
+
+    def stop(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except BaseException:
+        while not todo.empty():
+            todo.get()
+        for worker in workers:
+            worker.terminate()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for worker in workers:
+            worker.join()
 
 
 def _serve(work: Work, todo: Any, finished: Any, folder: Path, number: int, end: float, job_seconds: float) -> None:

@@ -1,7 +1,11 @@
 """Jobs side by side: every one once, in spite of failures and interruptions; the split that chooses recipes."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,33 @@ def test_names_of_jobs() -> None:
 
 def test_nothing_starts_when_the_time_is_over(tmp_path: Path) -> None:
     assert run(JOBS[:2], tmp_path, seconds=0.0) == []
+
+
+def sleep(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    (folder / str(os.getpid())).touch()
+    time.sleep(60)
+    return {}
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_command(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path[:0] = {[str(TRIALS.parent), str(TRIALS.parents[1])]}\n"
+        "from pathlib import Path\nfrom tests.tools import test_side_by_side as tests\n"
+        f"if __name__ == '__main__':\n  folder = Path({str(tmp_path)!r})\n"
+        "  tests.side_by_side.run_jobs(tests.JOBS, tests.sleep, folder / 'out.jsonl', folder / 'runs', 1, 60, 60)"
+    )
+    (tmp_path / "script.py").write_text(code)
+    command = subprocess.Popen([sys.executable, str(tmp_path / "script.py")])
+    while not (found := list(tmp_path.glob("runs/*/*"))):
+        assert command.poll() is None
+        time.sleep(0.1)
+    command.terminate()
+    assert command.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found[0].name), 0)
+    assert len(list(tmp_path.glob("runs/*/*"))) == 1
 
 
 def test_a_fifth_of_the_training_images_is_held_out(tmp_path: Path) -> None:

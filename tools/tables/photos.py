@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tables.markdown import command_of, made_on, table
+from tables.markdown import commands_of, made_on, table
 
 LEADERBOARD = {20: 91.57, 80: 93.55}  # of Imagenette at 128 px, by epochs
 HEADER = ("recipe", "epochs", "top-1, mean", "lowest to highest", "seeds", "leaderboard")
@@ -24,7 +24,7 @@ def photos_section(path: Path) -> str:
         lines.append([f"`{recipe}`", str(epochs), mean, span, str(len(scores)), f"{LEADERBOARD.get(epochs, '-')}"])
     head = (
         "Imagenette at 128 px from scratch; validation images, last epoch, averaged weights, one view; "
-        f"{made_on(made['versions'])}. `{command_of(made['versions'])}`; curves and versions: "
+        f"{made_on(made['versions'], made['rows'])}. {commands_of(made)}; curves and versions: "
         f"[{path.name}](../results/training/{path.name})."
     )
     return "\n\n".join(["## Results of the recipe `photos`", head, table(HEADER, lines)])
