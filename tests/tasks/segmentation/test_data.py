@@ -105,6 +105,14 @@ def test_a_damaged_mask(tmp_path: Path) -> None:
     assert message_of(tmp_path).startswith(f"{path}: cannot be read")
 
 
+def test_masks_as_jpeg(tmp_path: Path) -> None:
+    mask = make_data(tmp_path) / "masks/train/0.png"
+    Image.open(mask).save(mask.with_suffix(".jpg"))
+    mask.unlink()
+    with pytest.raises(ValueError, match=r"masks/train/0\.jpg: JPEG .* save masks as PNG$"):
+        open_split(Data(path=str(tmp_path)), "train")
+
+
 @pytest.mark.parametrize("kind", ["images", "masks"])
 def test_what_stands_alone(tmp_path: Path, kind: str) -> None:
     make_data(tmp_path)

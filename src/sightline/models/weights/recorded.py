@@ -69,7 +69,7 @@ NAMES: dict[Any, str] = {
     Flag | None: (
         "qkv_bias qkv_fused proj_bias conv_bias mlp_bias qk_norm class_token no_embed_class pre_norm fc_norm "
         "final_norm dynamic_img_size dynamic_img_pad strict_img_size always_partition fix_init zero_init_last avg_down "
-        "preact conv_mlp use_grn swiglu_mlp scale_mlp scale_attn_inner use_abs_pos_emb use_rel_pos_bias "
+        "preact blur conv_mlp use_grn swiglu_mlp scale_mlp scale_attn_inner use_abs_pos_emb use_rel_pos_bias "
         "use_shared_rel_pos_bias use_rot_pos_emb use_pos_embed use_post_norm patch_norm distilled head_norm_first "
         "replace_stem_pool masked pool_include_prefix attn_only_layer_scale"
     ),
