@@ -31,6 +31,7 @@ from sightline.engine.records import read_rows as read_metrics
 from sightline.engine.run_folder import versions
 from sightline.engine.settings import load_recipe
 from sightline.engine.train import train
+from sightline.util.provenance import source_commit
 
 HELD_OUT = 5  # one of so many training images scores a trial
 QUIET = {
@@ -145,7 +146,7 @@ def train_one(job: Job, folder: Path) -> Row:
         "best": done.best,
         "curve": [[line["epoch"], line["top1"], line["train_loss"]] for line in lines if "top1" in line],
         "images_per_second": statistics.median(rates),
-        "commit": versions("")["commit"],
+        "commit": source_commit()[0],
         "memory_mib": torch.cuda.max_memory_allocated() >> 20 if torch.cuda.is_available() else None,
     }
 

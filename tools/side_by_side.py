@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -90,7 +90,7 @@ def run_jobs(
 
 @contextmanager
 def _ending(workers: Sequence[Any], todo: Any) -> Iterator[None]:
-    """Wait for the workers at the end; if this process is told to end, they save what they train and end too."""
+    """Wait for the workers at the end; if this process is told to end, they save their training and end too."""
 
     def stop(*_: object) -> None:
         raise SystemExit(128 + signal.SIGTERM)
@@ -99,8 +99,9 @@ def _ending(workers: Sequence[Any], todo: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        while not todo.empty():
-            todo.get()
+        with suppress(Empty):
+            while True:
+                todo.get_nowait()
         for worker in workers:
             worker.terminate()
         raise

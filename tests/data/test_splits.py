@@ -189,7 +189,7 @@ def test_wrong_columns(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = f"hfds/{as_parquet(folder, tmp_path / 'rows')}"
     rejects("no column 'img' among image, label; give data.image_key", Data(path=path, image_key="img"))
     rejects("no dataset or no split dev", Data(path=path, train_split="dev"))
-    rejects(f"parquet files .* give data.path={path}$", Data(path=path.removeprefix("hfds/")))
+    rejects(f"for parquet files, give data.path={path}$", Data(path=path.removeprefix("hfds/")))
 
 
 @pytest.mark.parametrize("empty", [None, {"bytes": None, "path": None}])

@@ -94,7 +94,7 @@ def test_norms_folded_into_the_stem() -> None:
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 10), (1, 1)])
 def test_blur_instead_of_a_stride(size: tuple[int, int]) -> None:
-    embed = ConvBNEmbed(3, [8, 6], [2, 2], blur=True).eval()
+    embed = ConvBNEmbed(3, [8, 6], [2, 2], blur=True)
     x = torch.randn(2, 3, *size)
     tokens, grid = embed(x)
     wanted = BlurPool2d(6, pad_mode="constant")(embed.proj(x))

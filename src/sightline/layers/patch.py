@@ -104,7 +104,7 @@ class ConvBNEmbed(nn.Module):
         in_chans: channels of the map.
         dims: output channels of the convolutions.
         strides: of the convolutions.
-        blur: halve the map after the last convolution, by a blur of (1, 2, 1) / 4 each way, instead of its stride.
+        blur: the last convolution has no stride; its output is blurred by (1, 2, 1) / 4 each way and halved.
     """
 
     def __init__(self, in_chans: int, dims: list[int], strides: list[int], blur: bool = False) -> None:

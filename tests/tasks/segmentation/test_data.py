@@ -107,10 +107,13 @@ def test_a_damaged_mask(tmp_path: Path) -> None:
 
 def test_masks_as_jpeg(tmp_path: Path) -> None:
     mask = make_data(tmp_path) / "masks/train/0.png"
-    Image.open(mask).save(mask.with_suffix(".jpg"))
+    Image.open(mask).save(mask.with_suffix(".JPG"))
+    assert not open_split(Data(path=str(tmp_path)), "train").notes  # its PNG is used
     mask.unlink()
-    with pytest.raises(ValueError, match=r"masks/train/0\.jpg: JPEG .* save masks as PNG$"):
+    with pytest.raises(ValueError, match=r"masks/train/0\.JPG: JPEG .* save it as PNG;"):
         open_split(Data(path=str(tmp_path)), "train")
+    (note,) = open_split(Data(path=str(tmp_path), on_error="skip"), "train").notes
+    assert "1 left out: with a mask as JPEG" in note
 
 
 @pytest.mark.parametrize("kind", ["images", "masks"])

@@ -101,7 +101,7 @@ def _open_path(source: str, root: Path, names: Sequence[str], classes: Classes) 
         if source in ("auto", "wds") and shards:
             return Split(ShardReader(shards, classes), str(shards[0].parent))
     if any(root.rglob("*.parquet")):
-        raise FileError(f"{root}: parquet files are read by the library datasets; give data.path={HF}{root}")
+        raise FileError(f"{root}: for parquet files, give data.path={HF}{root}")
     found = ", ".join(sorted(item.name for item in root.iterdir() if not item.name.startswith("."))[:6]) or "nothing"
     kind = "" if source == "auto" else f" of data.source={source}"
     raise FileError(

@@ -27,7 +27,7 @@ from sightline.util.errors import FileError
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
 IMAGES, MASKS = ("images", "imgs"), ("masks", "annotations", "labels", "labelTrainIds")
 MASK_EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".gif")
-LOSSY = (".jpg", ".jpeg", ".JPG", ".JPEG")
+LOSSY = (".jpg", ".jpeg")
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")  # of Pillow, with one number per pixel
 IGNORE = -1  # of ignored pixels, in masks as they are trained on
 ADE_CLASSES, ADE_NAMES, ADE_FOLDER = 150, "objectInfo150.txt", "ADEChallengeData2016"
@@ -113,13 +113,16 @@ def open_split(data: Data, which: str, labels: Labels | None = None, skip: str =
         FileError: the folder cannot be read, or a file has no partner.
     """
     root, images, masks = find_split(data, which, SPLITS[which], _folders, f"{IMAGES[0]}/*")
-    pictures, annotations = _files(images, EXTENSIONS), _files(masks, MASK_EXTENSIONS)
+    pictures, annotations, lossy = (
+        _files(folder, ends) for folder, ends in ((images, EXTENSIONS), (masks, MASK_EXTENSIONS), (masks, LOSSY))
+    )
     alone = LeftOut(images, data.on_error, skip)
     for key in sorted(pictures.keys() ^ annotations.keys()):
         path, other = (pictures[key], masks) if key in pictures else (annotations[key], images)
-        if lossy := next((found for end in LOSSY if (found := masks / f"{key}{end}").is_file()), None):
-            raise FileError(f"{lossy}: JPEG changes the numbers of a mask; save masks as PNG")
-        alone.reject("without a partner", f"{path}: it has no partner in {other}")
+        if key in lossy:
+            alone.reject("with a mask as JPEG", f"{lossy[key]}: JPEG changes the numbers of a mask; save it as PNG")
+        else:
+            alone.reject("without a partner", f"{path}: it has no partner in {other}")
     files = [(path, annotations[key]) for key, path in pictures.items() if key in annotations]
     if not files:
         raise FileError(f"{images}: no images with masks in {masks}")
