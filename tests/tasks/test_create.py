@@ -39,6 +39,15 @@ def test_no_weights_are_published(section: str, key: str) -> None:
         create("inline_swin_base_384", {}, pretrained=True, section=section)
 
 
+@pytest.mark.parametrize(
+    ("name", "args"), [("inline_conv_small", {"blur": 3}), ("inline_deit_tiny", {"qkv_bias": "yes"})]
+)
+def test_arguments_that_no_file_could_record_are_rejected(name: str, args: dict[str, Any]) -> None:
+    """A model is built with them, but its weights could not be opened after training."""
+    with pytest.raises(InputError, match=rf"^model\.args: {next(iter(args))}: .*cannot record it$"):
+        create(name, args)
+
+
 def test_weights_that_cannot_be_downloaded(site: Site) -> None:
     with pytest.raises(FileError, match="404") as caught:
         create(NAME, {}, pretrained=True)

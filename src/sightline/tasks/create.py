@@ -41,7 +41,7 @@ def create(name: str, kwargs: Mapping[str, Any], pretrained: bool = False, secti
                 where = "model.pretrained" if section == "model" else key
                 published_weights(name)
                 where = f"{section}.args"
-        elif section == "model":
+        if section == "model":
             check_recordable(kwargs)
         with _print_warnings(name):
             return timm.create_model(name, pretrained=pretrained, **{k: _tuple(v) for k, v in kwargs.items()})

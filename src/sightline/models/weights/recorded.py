@@ -112,7 +112,8 @@ def check_recordable(args: Mapping[str, object]) -> None:
 def _first(error: ValidationError) -> tuple[str, str]:
     """The argument that does not fit, and why."""
     first = error.errors(include_url=False, include_input=False)[0]
-    why = "no such argument" if first["type"] == "extra_forbidden" else printable(first["msg"], 200)
+    message = "no such argument" if first["type"] == "extra_forbidden" else first["msg"]
+    why = printable(message.replace("Input should be", "expected"), 200)
     return printable(first["loc"][0], 40) if first["loc"] else "", why
 
 
