@@ -87,7 +87,9 @@ def drawn(page: "Page") -> list[Any]:
 
 
 def ready(page: "Page", panels: int) -> None:
-    """Wait until so many panels show a map."""
+    """Wait until so many panels show the map of the query, and none of them waits for an answer."""
     page.wait_for_function(
-        "(count) => document.querySelectorAll('.panel:not(.busy) .head').length >= count", arg=2 * panels
+        """(count) => document.querySelectorAll(".panel:not(.busy) .head").length >= count
+        && !document.querySelector(".panel[aria-busy=true]")""",
+        arg=2 * panels,
     )
