@@ -176,7 +176,7 @@ def test_models_inherit(family: str) -> None:
 def test_fewer_hidden_units_are_units_of_zeros() -> None:
     small, whole = lively(build("inline(hidden=2)")), build("inline")
     with torch.no_grad():
-        for own, padded in zip(whole.residual.layers, small.residual.layers, strict=True):
+        for own, padded in zip(whole.residual.layers(), small.residual.layers(), strict=True):
             own.copy_(padded)
     q, k, v = (tokens(2, 12, HEADS, DIM // HEADS) for _ in range(3))
     place = Place(GRID, context=tokens(2, 12, 1, DIM).flatten(2))

@@ -346,7 +346,7 @@ def test_map_windows(mechanism: str) -> None:
     model = tiny("swin", attention=mechanism, map_window=3, depths=(2, 2, 1, 1))
     model(image(61, 96)).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    assert [block.attn.shift for block in model.stages[0].blocks] == [0, 1]
+    assert [block.attn.shift() for block in model.stages[0].blocks] == [0, 1]
 
 
 def test_residual_weights_of_masked_tokens_do_not_overflow() -> None:

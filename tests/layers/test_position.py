@@ -126,6 +126,6 @@ def test_bias_resampled(window: int) -> None:
     maps = F.interpolate(old.T.reshape(1, 2, 5, 5), (side, side), mode="bicubic", antialias=True)
     assert_close(resample_bias(old, window), maps.reshape(2, -1).T)
     module.set_window(window)
-    assert module.side == side
+    assert module.side() == side
     assert_close(module.table.detach(), maps.reshape(2, -1).T)
     assert module((window, window)).shape == (2, window**2, window**2)

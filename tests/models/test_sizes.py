@@ -155,11 +155,11 @@ def test_the_patch_is_fixed(family: str) -> None:
 def test_swin_windows_can_be_resized() -> None:
     model, x = tiny("swin", window_size=4), image(160)
     blocks = model.stages[3].blocks
-    assert [(block.attn.window, block.attn.shift) for block in blocks] == [(4, 0), (4, 2)]
+    assert [(block.attn.window, block.attn.shift()) for block in blocks] == [(4, 0), (4, 2)]
     old = blocks[0].attn.position_bias.table.detach().clone()
     before = model(x)
     model.set_input_size(160, window_size=3)
-    assert [(block.attn.window, block.attn.shift) for block in blocks] == [(3, 0), (3, 1)]
+    assert [(block.attn.window, block.attn.shift()) for block in blocks] == [(3, 0), (3, 1)]
     maps = old.T.reshape(1, -1, 7, 7)
     expected = F.interpolate(maps, (5, 5), mode="bicubic", antialias=True).reshape(-1, 25).T
     assert_close(blocks[0].attn.position_bias.table.detach(), expected)

@@ -140,9 +140,10 @@ def longer_twin(feature_map: FeatureMap, query: Tensor, head: int) -> Tensor:
 
 def _affine(feature_map: FeatureMap, query: Tensor, head: int) -> tuple[Tensor, Tensor]:
     """Matrix (D, D) and bias (D,) of a head before relu; identity and zero if there are none."""
-    if feature_map.affine is None:
+    affine = feature_map.affine()
+    if affine is None:
         return torch.eye(len(query), dtype=query.dtype, device=query.device), torch.zeros_like(query)
-    weight, bias = feature_map.affine
+    weight, bias = affine
     return weight[head].double(), bias[head].double()
 
 

@@ -48,7 +48,6 @@ class Adapt(nn.Module):
             q, k = self.query_map(q), self.key_map(k)
         return q, k
 
-    @property
     def scale(self) -> Tensor | None:
         """The factor of each head, (H, 1); None without a temperature."""
         return None if self.log_scale is None else self.log_scale.exp()[:, None]

@@ -19,19 +19,18 @@ class FeatureMap(nn.Module):
         if phi == AFFINE_MAP:
             self.weight = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))
             self.bias = nn.Parameter(torch.zeros(num_heads, head_dim))
-        check_feature_map(type(self).__name__, phi, self.affine, num_heads, head_dim)
+        check_feature_map(type(self).__name__, phi, self.affine(), num_heads, head_dim)
 
-    @property
     def affine(self) -> Affine | None:
         return None if self.weight is None or self.bias is None else (self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """phi(x) of (B, N, H, D)."""
-        return apply_feature_map(x, self.phi, self.affine)
+        return apply_feature_map(x, self.phi, self.affine())
 
     def keys(self, k: Tensor, hidden: Tensor) -> Tensor:
         """phi(k), zero where `hidden` (B, M, 1, 1)."""
-        return key_features(k, self.phi, self.affine, hidden)
+        return key_features(k, self.phi, self.affine(), hidden)
 
 
 def quotient(fq: Tensor, fk: Tensor, counts: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:

@@ -58,10 +58,10 @@ class WindowAttention(Attention):
         if self.position_bias is not None:
             return self._softmax(x, grid, self.position_bias)
         if not self.window or (not is_symbolic(*grid) and max(grid) <= self.window):
-            return super().forward(x, grid)
+            return Attention.forward(self, x, grid)  # of `super()` a compiled model checks more at every call
         size, shift = self._fit(grid)
         windows = Windows(grid, size, (shift[0] and size[0] - shift[0], shift[1] and size[1] - shift[1]))
-        out = super().forward(windows.cut(x), size, key_mask=windows.key_mask(x.shape[0], x.device))
+        out = Attention.forward(self, windows.cut(x), size, key_mask=windows.key_mask(x.shape[0], x.device))
         return windows.join(out)
 
     def set_window(self, window: int) -> None:
@@ -70,14 +70,13 @@ class WindowAttention(Attention):
             self.window = window
             self.position_bias.set_window(window)
 
-    @property
     def shift(self) -> int:
         """Tokens that the windows are shifted by."""
         return self.window // 2 if self.shifted else 0
 
     def _fit(self, grid: Grid) -> tuple[Grid, Grid]:
         """Window and shift along each side: a side shorter than the window is one window, not shifted."""
-        side, shift = self.window, self.shift
+        side, shift = self.window, self.shift()
         if is_symbolic(*grid):  # a window that is larger than the map is padded
             return (side, side), (shift * _above(grid[0], side), shift * _above(grid[1], side))
         size = (min(side, grid[0]), min(side, grid[1]))
@@ -114,7 +113,7 @@ class RelativePositionBias(nn.Module):
 
     def forward(self, size: Grid) -> Tensor:
         """(H, n, n) for the n tokens of a window of `size`, which may be smaller than the table's."""
-        side = self.side
+        side = self.side()
         y, x = (torch.arange(s, device=self.table.device) for s in size)
         dy = (y[:, None] - y[None, :] + (side - 1) // 2)[:, None, :, None]  # h 1 h 1
         dx = (x[:, None] - x[None, :] + (side - 1) // 2)[None, :, None, :]  # 1 w 1 w
@@ -122,7 +121,6 @@ class RelativePositionBias(nn.Module):
         count = size[0] * size[1]
         return self.table[index].reshape(count, count, -1).permute(2, 0, 1)
 
-    @property
     def side(self) -> int:
         """Offsets along one side, 2w - 1."""
         return math.isqrt(int(self.table.shape[0]))

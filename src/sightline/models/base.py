@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.position import PositionTable
-from sightline.models.casting import cast_weights
+from sightline.models.casting import cast_weights, castable
 from sightline.models.weights.description import update_arguments
 from sightline.models.weights.fit import adapt, prepare
 from sightline.models.weights.reader import State, unwrap
@@ -116,6 +116,11 @@ class VisionModel(nn.Module):
         """Images (batch, in_chans, height, width) of any size -> (batch, num_classes)."""
         with cast_weights(self, x):
             return self.forward_head(self.forward_features(x))
+
+    @torch.compiler.assume_constant_result
+    def castable(self) -> tuple[tuple[str, ...], ...]:
+        """See `casting.castable`. A compiled model would check every module that is looked at here at every call."""
+        return castable(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images -> normed features, (B, h, w, C), or (B, prefix + h * w, C) with a class token."""
@@ -221,8 +226,8 @@ class VisionModel(nn.Module):
             nn.init.zeros_(head.bias)
         self.head = head.train(self.training)
 
-    @property
-    def save_memory(self) -> bool:
+    def saves_memory(self) -> bool:
+        """Whether blocks are computed again in the backward pass."""
         return self.grad_checkpointing and not torch.jit.is_scripting()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -6,6 +6,7 @@ model. A compiled model casts those of its linear layers by the dozen.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,8 @@ def cast_weights(model: nn.Module, x: Tensor) -> AbstractContextManager[object]:
     return _reparametrize_module(model, _cast(model, torch.get_autocast_dtype(x.device.type)))
 
 
-def _cast(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights of linear layers in another dtype, by name."""
+def castable(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The names of the weights of linear layers, in groups that are cast together, the head last."""
     # Adapters, shards and quantized weights have classes of their own, and are left to autocast.
     weights = {
         f"{name}.{key}": value
@@ -38,12 +39,19 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
         for key, value in module.named_parameters(recurse=False)
         if type(value) is nn.Parameter and value.dtype == torch.float32
     }
-    cast: dict[str, Tensor] = {}
+    groups = []
     for trained in (True, False):  # a gradient of one would ask for those of all
-        names = [name for name, value in reversed(weights.items()) if value.requires_grad is trained]  # the head last
-        for start in range(0, len(names), TOGETHER):
-            some = names[start : start + TOGETHER]
-            cast |= dict(zip(some, _Cast.apply(dtype, *(weights[name] for name in some)), strict=True))
+        names = [name for name, value in reversed(weights.items()) if value.requires_grad is trained]
+        groups += [tuple(names[start : start + TOGETHER]) for start in range(0, len(names), TOGETHER)]
+    return tuple(groups)
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of linear layers in another dtype, by name."""
+    cast: dict[str, Tensor] = {}
+    for names in model.castable():  # type: ignore[operator]
+        weights = [reduce(getattr, name.split("."), model) for name in names]
+        cast |= dict(zip(names, _Cast.apply(dtype, *weights), strict=True))
     return cast
 
 

@@ -144,7 +144,7 @@ class DeiT(VisionModel):
         x, prefix = self.norm_pre(self.pos_drop(self._placed(x, grid))), self.num_prefix_tokens
         outputs: dict[int, Tokens] = {}
         for i in range(count):
-            x = checkpoint(self.blocks[i], x, grid, prefix) if self.save_memory else self.blocks[i](x, grid, prefix)
+            x = checkpoint(self.blocks[i], x, grid, prefix) if self.saves_memory() else self.blocks[i](x, grid, prefix)
             if i in take:
                 outputs[i] = (x, grid, prefix)
         return (x, grid, prefix), outputs
@@ -170,7 +170,7 @@ class DeiT(VisionModel):
         if self.global_pool == "token" and self.dist_token is not None:
             return x[:, :2].flatten(1)
         if self.global_pool in ("token", ""):
-            return super()._pool(x)
+            return x[:, 0] if self.global_pool else x
         patches = x if self.pool_include_prefix else x[:, self.num_prefix_tokens :]
         if self.attn_pool is not None:
             return self.attn_pool(patches)

@@ -171,7 +171,7 @@ class Pyramid(VisionModel):
     def run_layers(self, x: Tensor, count: int, take: Collection[int] = ()) -> tuple[Tokens, dict[int, Tokens]]:
         outputs: dict[int, Tokens] = {}
         for i in range(count):
-            output = self.stages[i](x, self.save_memory)
+            output = self.stages[i](x, self.saves_memory())
             if i in take:
                 outputs[i] = output
             if i + 1 < count:

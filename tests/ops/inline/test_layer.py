@@ -104,7 +104,7 @@ def test_both_ways_of_a_graph_for_any_size(limit: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(plan, "SHORT", limit)
     monkeypatch.setattr(plan, "CHUNK", {True: 8, False: 8})
     with torch.no_grad():
-        out = inline_from_packed(qkv, x, layer.layers, heads, grid, prefix, "identity")
+        out = inline_from_packed(qkv, x, layer.layers(), heads, grid, prefix, "identity")
         assert_close("output", out, _exact(layer, qkv, x, grid, prefix), TOLERANCE[torch.float32])
     few, many = ["forward_short"], ["forward_partial", "forward_finish", "forward_write"]
     assert ran == (few if limit == 100 else many)
@@ -121,9 +121,9 @@ def check(shape: tuple, dtype: torch.dtype) -> None:
     bias = torch.zeros(3 * channels, device=DEVICE, dtype=dtype, requires_grad=True)  # contained in qkv already
     wide = [t.detach().cpu().double().requires_grad_() for t in (qkv, x, bias)]
     want = _exact(exact, wide[0] + wide[2], wide[1], grid, prefix)
-    got = inline_from_packed(qkv, x, layer.layers, heads, grid, prefix, "identity", bias)
+    got = inline_from_packed(qkv, x, layer.layers(), heads, grid, prefix, "identity", bias)
     q, k, v = qkv.unflatten(2, (3, heads, dim)).unbind(2)
-    parts = inline_from_parts(q, k, v, x, layer.layers, grid, prefix, "identity")
+    parts = inline_from_parts(q, k, v, x, layer.layers(), grid, prefix, "identity")
     grad = torch.randn_like(want)
     wanted = torch.autograd.grad(want, (*wide, *exact.parameters()), grad)
     names = ("qkv", "tokens", "bias", *(name for name, _ in exact.named_parameters()))
@@ -147,16 +147,16 @@ def test_tokens_apart() -> None:
     room = torch.full((3, 12, 48), float("nan"), device=DEVICE)
     x = room[:, 1:11, 8:40]
     x.copy_(torch.randn(3, 10, 32, device=DEVICE))
-    outs = [inline_from_packed(qkv, t, layer.layers, 2, (2, 5), 0, "identity") for t in (x, x.contiguous())]
+    outs = [inline_from_packed(qkv, t, layer.layers(), 2, (2, 5), 0, "identity") for t in (x, x.contiguous())]
     assert torch.equal(*outs)
 
 
 def test_same_bits_in_any_batch() -> None:
     layer = _layer(2, 16)
     qkv, x = torch.randn(20, 10, 96, device=DEVICE), torch.randn(20, 10, 32, device=DEVICE)
-    whole = inline_from_packed(qkv, x, layer.layers, 2, (2, 5), 0, "identity")
+    whole = inline_from_packed(qkv, x, layer.layers(), 2, (2, 5), 0, "identity")
     for some in (slice(3, 4), slice(7, 19)):
-        part = inline_from_packed(qkv[some], x[some], layer.layers, 2, (2, 5), 0, "identity")
+        part = inline_from_packed(qkv[some], x[some], layer.layers(), 2, (2, 5), 0, "identity")
         assert torch.equal(part, whole[some])
 
 
@@ -166,7 +166,7 @@ def test_compile_without_graph_breaks() -> None:
     qkv, x = (torch.randn(3, 10, n * 32, device=DEVICE, requires_grad=True) for n in (3, 1))
 
     def run(qkv: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return inline_from_packed(qkv, x, layer.layers, 2, (2, 5), 0, "identity")
+        return inline_from_packed(qkv, x, layer.layers(), 2, (2, 5), 0, "identity")
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     want, got = run(qkv, x), compiled(qkv, x)
@@ -213,7 +213,7 @@ def test_with_projections(case: tuple, dtype: torch.dtype, monkeypatch: pytest.M
     spec = f"inline(phi={phi}, residual={str(residual).lower()})"
     layer = Attention(heads * dim, heads, spec, qkv_bias=dim != 24).to(DEVICE, dtype)
     x = torch.randn(2, grid[0] * grid[1] + prefix, heads * dim, device=DEVICE).to(dtype)
-    made = layer.core.residual.layers if residual else None
+    made = layer.core.residual.layers() if residual else None
     with torch.no_grad():
         got = inline_projected(x, layer.qkv, layer.proj, made, heads, grid, prefix, phi)
         monkeypatch.setenv(backend.VARIABLE, "torch")

@@ -136,14 +136,15 @@ class InlineCore(Core):
             if torch.compiler.is_compiling():  # the graph has the tokens in this type already
                 context = context.to(q.dtype)
             far = NO_FAR if readers is None or self.far is None else (self.far.offset, self.far.scale, self.gain)
-            layers = None if self.residual is None else self.residual.layers
+            layers = None if self.residual is None else self.residual.layers()
             return inline_from_parts(
                 q, k, v, context, layers, place.grid, place.prefix, self.phi, readers, self.agents, far, self.window[1]
             )  # fmt: skip
         # The operator adds the residual itself if the values lie on the grid of the queries.
         same = place.local is None
         out = inline_attention(
-            q, k, v, phi=self.phi, affine=self.feature_map.affine, residual=self.local_weights(place) if same else None,
+            q, k, v, phi=self.phi, affine=self.feature_map.affine(),
+            residual=self.local_weights(place) if same else None,
             grid=place.grid, prefix=place.prefix, key_mask=place.key_mask,
         )  # fmt: skip
         return out if same else self.add_local(out, v, place)
@@ -195,7 +196,7 @@ class InlineCore(Core):
         if self._by_kernels(x, place.context):
             if softmax:
                 return None  # `forward` has the queries and keys that softmax needs
-            layers = None if self.residual is None else self.residual.layers
+            layers = None if self.residual is None else self.residual.layers()
             whole = place.context is x
             x = x.to(backend.compute_dtype(x))  # once, for the projection and for the mean token
             packed, bias = project_packed(x, qkv, layers, self.phi)
@@ -216,7 +217,7 @@ class InlineCore(Core):
         plain &= self.adapt is None and not self.agents and not (self.softmax_prefix and place.prefix)
         if not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):
             return None
-        layers = None if self.residual is None else self.residual.layers
+        layers = None if self.residual is None else self.residual.layers()
         return inline_projected(x, qkv, proj, layers, self.num_heads, place.grid, place.prefix, self.phi)
 
     def _adapted(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
@@ -224,7 +225,7 @@ class InlineCore(Core):
         scales: list[Tensor | None] = [self.gain]
         if self.adapt is not None:
             q, k = self.adapt(q, k, place)
-            scales.append(self.adapt.scale)
+            scales.append(self.adapt.scale())
         for scale in scales:
             if scale is not None:
                 q = q * scale.to(q.dtype)
@@ -287,7 +288,6 @@ class ResidualWeights(nn.Module):
         x = self._per_head(self.fc2, x).permute(2, 0, 1).reshape(-1, self.dim, self.rows, 3)  # B C rows 3
         return x if self.rows == 3 else F.pad(x, (0, 0, 1, 1))
 
-    @property
     def layers(self) -> "ResidualLayers":
         """The parameters, as kernels take them: as many hidden units as channels, of which some may be zero."""
         fc1, fc2, missing = self.fc1, self.fc2, self.missing

@@ -64,12 +64,12 @@ class LinearCore(Core):
         phi = self.feature_map
         if self.adapt is not None:
             q, k = self.adapt(q, k, place)
-            if self.adapt.scale is not None:
+            if self.adapt.log_scale is not None:
                 wide = accumulate_dtype(q.dtype)
                 with full_precision(q.device):
                     fq, fk = self._features(q.to(wide), k.to(wide), place)
                 return linear_attention(fq.to(q.dtype), fk.to(q.dtype), v, phi="identity", key_mask=place.key_mask)
-        return linear_attention(q, k, v, phi=phi.phi, affine=phi.affine, key_mask=place.key_mask)
+        return linear_attention(q, k, v, phi=phi.phi, affine=phi.affine(), key_mask=place.key_mask)
 
     def factors(self, q: Tensor, k: Tensor, place: Place) -> Factors:
         own_q, own_k = (q, k) if self.adapt is None else self.adapt(q, k, place)
@@ -78,7 +78,7 @@ class LinearCore(Core):
 
     def _features(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """phi(q), to the power of the temperature, and phi(k), zero where hidden."""
-        phi, scale = self.feature_map, None if self.adapt is None else self.adapt.scale
+        phi, scale = self.feature_map, None if self.adapt is None else self.adapt.scale()
         fq = phi(q)
         return fq if scale is None else power(fq, scale.to(fq.dtype)), phi.keys(k, place.hidden(k))
 

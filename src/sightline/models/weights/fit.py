@@ -201,7 +201,7 @@ def _fit(state: State, model: Target) -> State:
             grid = (module.weight.shape[1], module.weight.shape[2])
             state[f"{name}.weight"] = resample_grid(state[f"{name}.weight"], grid, module.mode)
         if isinstance(module, RelativePositionBias) and _is_table(state, f"{name}.table", 2):
-            table, side = state[f"{name}.table"], module.side
+            table, side = state[f"{name}.table"], module.side()
             if table.shape[0] != side * side and math.isqrt(table.shape[0]) ** 2 == table.shape[0]:
                 state[f"{name}.table"] = resample_bias(table, (side + 1) // 2)
     conv = f"{model.first_conv}.weight"
