@@ -13,11 +13,16 @@ from tables.markdown import table
 from tables.plain_goals import DEIT, GRAPHS, TIMM, evaluate_plain
 
 TITLE = "Plain calls"
+Case = tuple[str, int, str, int]  # work, pixels, how and batch
 NAMES = {DEIT: "InLine", TIMM: "softmax (timm)", f"{DEIT} none": "no attention"}
 HOWS = {EAGER: "eager", COMPILED: "compiled", GRAPHS: GRAPHS}
 WORKS = {"train": "training step", "forward": "inference", "latency": "one image"}
 INTRO = """What a loop in Python gets: wall clock until the GPU is done, everything warm, all candidates in turns. *one
 image* waits for the result of every call. *no attention* is the same network with its attention removed."""
+LIMITS = """### What limits plain calls
+
+Milliseconds by plain calls / of them the GPU's, by graph replay. Where the first is much more, the host is the limit.
+*rounds* is how far the rounds of InLine lie apart, over their median."""
 PLOTS = """![Latency of one image](images/latency.png)
 
 ![Throughput by plain calls against resolution](images/plain_throughput.png)"""
@@ -40,13 +45,8 @@ def rows_of(reports: Sequence[Report]) -> list[Row]:
 
 def speed_table(rows: Sequence[Row]) -> str:
     """Images per second of DeiT-Tiny, one line per work, size and way to call it."""
-    cells: dict[tuple[str, int, str, int], dict[str, Row]] = {}
-    for row in rows:
-        if row.case.rpartition(" ")[0] == DEIT and row.mode in WORKS and row.candidate in NAMES and row.call_ms:
-            key = (row.mode, row.height or 0, row.how, row.batch)
-            cells.setdefault(key, {})[NAMES[row.candidate]] = row
     lines = []
-    for (mode, size, how, batch), found in sorted(cells.items(), key=_order):
+    for (mode, size, how, batch), found in _compared(rows):
         speeds = ["-" if name not in found else _speed(found[name]) for name in NAMES.values()]
         own = found.get("InLine")
         ratio = "-" if own is None else number(own.over_timm, 2)
@@ -56,7 +56,33 @@ def speed_table(rows: Sequence[Row]) -> str:
     return table(titles, lines, 3)
 
 
-def _order(item: tuple[tuple[str, int, str, int], object]) -> tuple[int, int, int]:
+def limit_table(rows: Sequence[Row]) -> str:
+    """Wall clock next to the GPU's time, of the rows of `speed_table` that have both."""
+    lines = []
+    for (mode, size, how, _), found in _compared(rows):
+        own = found.get("InLine")
+        if own is None or own.gpu_ms is None:
+            continue
+        times = [
+            "-" if name not in found else f"{number(found[name].call_ms, 2)} / {number(found[name].gpu_ms, 2)}"
+            for name in NAMES.values()
+        ]
+        spread = "-" if own.spread is None else f"{own.spread:.0%}"
+        lines.append([WORKS[mode], f"{size} px", HOWS[how], *times, spread])
+    return table(("work", "size", "how", *NAMES.values(), "rounds"), lines, 3)
+
+
+def _compared(rows: Sequence[Row]) -> list[tuple[Case, dict[str, Row]]]:
+    """The rows of DeiT-Tiny and what it is compared with, by name, for every work, size, way to call it and batch."""
+    cells: dict[Case, dict[str, Row]] = {}
+    for row in rows:
+        if row.case.rpartition(" ")[0] == DEIT and row.mode in WORKS and row.candidate in NAMES and row.call_ms:
+            key = (row.mode, row.height or 0, row.how, row.batch)
+            cells.setdefault(key, {})[NAMES[row.candidate]] = row
+    return sorted(cells.items(), key=_order)
+
+
+def _order(item: tuple[Case, object]) -> tuple[int, int, int]:
     (mode, size, how, _), _ = item
     return [*WORKS].index(mode), size, [*HOWS].index(how)
 
@@ -97,7 +123,7 @@ def plain_section(folder: Path) -> str:
     commands = dict.fromkeys(word for report in reports for word in report.about["command"].split("; "))
     made = f"{made_by(reports)}. Made by {', '.join(f'`{command}`' for command in commands)}."
     shown = goal_table(goals)
-    parts = [f"## {TITLE}", INTRO, made, speed_table(rows), PLOTS, "### Goals", met,
+    parts = [f"## {TITLE}", INTRO, made, speed_table(rows), PLOTS, LIMITS, limit_table(rows), "### Goals", met,
              table(shown.titles, shown.rows, 3).replace("| NO |", "| **no** |")]  # fmt: skip
     for title, _, found in plain_tables([row for row in rows if not _in_speed_table(row)]):
         parts += [f"### {title}", table(found.titles, found.rows, found.text)]
