@@ -186,6 +186,7 @@ NEEDED: dict[str, dict[torch.dtype, dict[int, int]]] = {
         torch.float32: {64: SMALL, 128: MEDIUM},
     },
     "headwise_conv": {dtype: {128: SMALL} for dtype in DTYPES},
+    "add_norm": {dtype: {2048: SMALL} for dtype in DTYPES},  # by channels
 }
 
 
@@ -250,6 +251,16 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """A linear layer with its activation as one product: inference in half precision on a GPU."""
     half = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype == bias.dtype
     return half and x.is_cuda and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
+
+
+@fast_path
+def fused_norm(x: Tensor) -> bool:
+    """The gradient of a sum and its layer norm by one kernel: compiled training on a GPU."""
+    if not torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
+        return False
+    if not x.is_cuda or not TRITON_INSTALLED or x.dtype not in DTYPES or compute_dtype(x) not in DTYPES:
+        return False
+    return x.shape[2] <= widest_head("add_norm", x.device.index, compute_dtype(x))
 
 
 @fast_path

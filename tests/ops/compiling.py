@@ -35,6 +35,8 @@ from sightline.ops.inline import layer_kernels, layer_operator
 from sightline.ops.linear import backward_kernels, forward_kernels, near_kernels, weights_kernels
 from sightline.ops.linear import launch as linear_launch
 from sightline.ops.linear import operator as linear
+from sightline.ops.norm import kernels as norm_kernels
+from sightline.ops.norm import operator as norm_operator
 from sightline.ops.patches import kernels as patches_kernels
 from sightline.ops.patches import operator as patches_operator
 from sightline.ops.soft import backward_kernels as soft_backward
@@ -45,7 +47,7 @@ from sightline.ops.soft import operator as soft
 
 MODULES = (
     common_kernels, conv_kernels, weights_kernels, forward_kernels, near_kernels, backward_kernels, soft_forward,
-    soft_backward, matrix_kernels, layer_kernels, patches_kernels,
+    soft_backward, matrix_kernels, layer_kernels, norm_kernels, patches_kernels,
 )  # fmt: skip
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -79,6 +81,7 @@ CASES: dict[str, list[tuple]] = {
     "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1")],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
     "convolution": [(BF16, "bf16", 32, 9), (FP32, "fp32", 64, 5)],
+    "norm": [(BF16, 192, "norm"), (BF16, 96, ""), (FP32, 64, "sum")],
     "patches": [(FP16, 64)],
 }
 # Cases with the kernels in them that need most shared memory.
@@ -99,10 +102,12 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
         ((FP32, "fp32", 4096, 196, 128, "plain"), {"newton_product", "backward_landmarks"}),
     ],
     "convolution": [((BF16, "bf16", 128, 9), {"conv"})],
+    "norm": [((FP32, 2048, "norm"), {"norm_back"})],
 }
 # In float32 it takes a small GPU to its limit, and a compiler three times as long as in half precision.
 LAYERS_BACK = {True: (FP32, "fp32", 14, 64, "layer"), False: (FP16, "tf32", 14, 64, "layer")}
 TYPED = [(BF16, "bf16"), (FP16, "tf32"), (FP32, "fp32")]
+VIEWS = ("", "norm", "sum")
 WIDTHS = [*((*typed, dim) for typed in TYPED for dim in (32, 64, 128)), (FP32, "tf32", 128)]
 ALL: dict[str, list[tuple]] = {
     "attention": [
@@ -126,6 +131,7 @@ ALL: dict[str, list[tuple]] = {
         *((t, dot, 4096, 49, 64, "plain") for t, dot in TYPED),
     ],
     "convolution": [(*wide, size) for wide in WIDTHS for size in ((5, 7) if wide[2] == 64 else (3, 9))],
+    "norm": [(t, channels, view) for t in (BF16, FP16, FP32) for channels in (32, 192, 768, 2048) for view in VIEWS],
     "patches": [(FP16, 64), (FP32, 96)],
 }
 
@@ -151,6 +157,7 @@ class Case(NamedTuple):
             "projected": ("whole_layer", 3),
             "soft_attention": ("soft_attention", 4),
             "convolution": ("headwise_conv", 2),
+            "norm": ("add_norm", 1),
             "patches": ("headwise_conv", 1),  # needs no shared memory at all
         }[function]
         return cls(operator, args[0], args[position], function, args)
@@ -283,6 +290,17 @@ def convolution(dtype: torch.dtype, dot: str, dim: int, size: int) -> None:
     filters = meta(2, 1, size, size, dtype=dtype)
     conv._convolve.function(x, filters, other, 28, 28, False, dot)
     conv._convolve_weight.function(x, other, filters, 28, 28, dot)
+
+
+def norm(dtype: torch.dtype, channels: int, view: str) -> None:
+    """Of a sum in float32, or with the dtype without a view; then with the bias in the update."""
+    kind = FP32 if view else dtype
+    total, extra = (meta(4, 196, channels, dtype=each) for each in (kind, kind if view == "sum" else dtype))
+    given = (*(meta(4, 196, 1, dtype=FP32) for _ in range(2)), meta(channels, dtype=FP32), total)
+    norm_operator.add_norm_backward.function(
+        total, *given, meta(4, 196, channels, dtype=dtype), extra if view else None, view == "sum", kind, dtype,
+        None if view else dtype,
+    )  # fmt: skip
 
 
 def patches(dtype: torch.dtype, channels: int) -> None:

@@ -33,6 +33,7 @@ TAKEN: dict[str, Any] = {
     "fused_readers": lambda: (on_gpu(2, 197, 3, 64), 50),
     "unprojected_tokens": lambda: (torch.zeros(1, 64, 32),),
     "activated_linear": lambda: (on_gpu(2, 196, 192), on_gpu(768, 192), on_gpu(768)),
+    "fused_norm": lambda: (on_gpu(2, 197, 192),),
     "patch_product": lambda: (on_gpu(2, 3, 224, 224),),
     "patch_kernel": lambda: (on_gpu(2, 64, 56, 56),),
     "fused_stem": lambda: (on_gpu(2, 3, 224, 224),),
@@ -49,12 +50,13 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_fast_path_is_known() -> None:
     assert set(backend.FAST_PATHS) == set(TAKEN)
-    assert len(backend.FAST_PATHS) == 10
+    assert len(backend.FAST_PATHS) == 11
     assert len(backend.TRITON_OPERATORS) == 4
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_variable_turns_a_fast_path_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: name == "fused_norm")
     decision = backend.FAST_PATHS[name]
     inference = ("activated_linear", "fused_readers", "patch_kernel", "whole_layer")
     grad = torch.no_grad() if name in inference else torch.enable_grad()
@@ -136,7 +138,21 @@ def test_too_small_a_gpu_takes_no_fast_path_with_kernels(
     limits: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _device(limits, monkeypatch)
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     assert not backend.inline_layer(*TAKEN["inline_layer"]())
+    assert not backend.fused_norm(*TAKEN["fused_norm"]())
+
+
+def test_norms_are_fused_in_compiled_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in eager mode, in inference, for more channels than the kernel takes, or in double precision."""
+    assert not backend.fused_norm(on_gpu(2, 197, 192))
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+    for dtype in backend.DTYPES:
+        assert backend.fused_norm(on_gpu(2, 197, 2048, dtype=dtype))
+    assert not backend.fused_norm(on_gpu(2, 197, 2049))
+    assert not backend.fused_norm(on_gpu(2, 197, 192, dtype=torch.float64))
+    with torch.no_grad():
+        assert not backend.fused_norm(on_gpu(2, 197, 192))
 
 
 def test_wide_heads_in_float32_need_more_shared_memory_than_a_gaming_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ class Attention(nn.Module):
         super().__init__()
         self.mechanism = Spec.parse(mechanism)
         self.core = self.mechanism.build(dim, num_heads, stride, length)
+        self.reads_context = self.core.reads_context
         self.qkv = nn.Linear(dim, self.mechanism.projections * dim, bias=qkv_bias)
         self.q_norm = None if qk_norm is None else qk_norm(dim // num_heads)
         self.k_norm = None if qk_norm is None or self.core.shared_qk else qk_norm(dim // num_heads)

@@ -41,6 +41,7 @@ class StripeAttention(nn.Module):
         width, heads = dim // count, num_heads // count
         branches = [Branch(width, heads, self.mechanism, stripe, bool(i), stride) for i in range(count)]
         self.branches = nn.ModuleList(branches)
+        self.reads_context = branches[0].core.reads_context
         self.num_heads = num_heads
         self.qkv = nn.Linear(dim, self.mechanism.projections * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)

@@ -42,6 +42,7 @@ class WindowAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, mechanism, stride=stride, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.window = window
+        self.reads_context &= not window
         self.shifted = shift
         self.position_bias = RelativePositionBias(window, num_heads) if self.mechanism.windowed else None
 
@@ -53,12 +54,13 @@ class WindowAttention(Attention):
         key_mask: Tensor | None = None,
         context: Tensor | None = None,
     ) -> Tensor:
-        if prefix or key_mask is not None or context is not None:
+        if prefix or key_mask is not None or (context is not None and self.window):
             raise InputError("window attention takes no prefix tokens, no key_mask and no context")
         if self.position_bias is not None:
             return self._softmax(x, grid, self.position_bias)
         if not self.window or (not is_symbolic(*grid) and max(grid) <= self.window):
-            return Attention.forward(self, x, grid)  # of `super()` a compiled model checks more at every call
+            # Of `super()` a compiled model checks more at every call.
+            return Attention.forward(self, x, grid, context=context)
         size, shift = self._fit(grid)
         windows = Windows(grid, size, (shift[0] and size[0] - shift[0], shift[1] and size[1] - shift[1]))
         out = Attention.forward(self, windows.cut(x), size, key_mask=windows.key_mask(x.shape[0], x.device))

@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 from timm.layers import AttentionPoolLatent, Mlp, RmsNorm, SwiGLUPacked, get_act_layer, trunc_normal_
-from timm.models import checkpoint
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
@@ -19,6 +18,7 @@ from sightline.layers.core import Grid
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
+from sightline.layers.run_blocks import run_blocks
 from sightline.models.base import LayerGroups, Size, Tokens, VisionModel, check_choice
 from sightline.models.pyramid import drop_path_rates, stage_grid, stage_values
 from sightline.ops.inline.product import mean_token
@@ -142,12 +142,9 @@ class DeiT(VisionModel):
     def run_layers(self, x: Tensor, count: int, take: Collection[int] = ()) -> tuple[Tokens, dict[int, Tokens]]:
         x, grid = self.patch_embed(x)
         x, prefix = self.norm_pre(self.pos_drop(self._placed(x, grid))), self.num_prefix_tokens
-        outputs: dict[int, Tokens] = {}
-        for i in range(count):
-            x = checkpoint(self.blocks[i], x, grid, prefix) if self.saves_memory() else self.blocks[i](x, grid, prefix)
-            if i in take:
-                outputs[i] = (x, grid, prefix)
-        return (x, grid, prefix), outputs
+        blocks = [self.blocks[i] for i in range(count)]
+        x, outputs = run_blocks(blocks, x, grid, prefix, save_memory=self.saves_memory(), take=take)
+        return (x, grid, prefix), {i: (tokens, grid, prefix) for i, tokens in outputs.items()}
 
     def _placed(self, x: Tensor, grid: Grid) -> Tensor:
         """Patch tokens (B, h * w, C) -> leading tokens and patches with their positions."""

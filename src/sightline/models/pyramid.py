@@ -5,7 +5,6 @@ from typing import Any, TypeVar
 
 import torch
 from timm.layers import trunc_normal_
-from timm.models import checkpoint
 from torch import Tensor, nn
 
 from sightline.layers.blocks import PreNormBlock
@@ -14,6 +13,7 @@ from sightline.layers.core import Grid
 from sightline.layers.patch import to_map
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
+from sightline.layers.run_blocks import run_blocks
 from sightline.layers.spec import Spec
 from sightline.models.base import LayerGroups, Size, Tokens, VisionModel, to_pair
 from sightline.util.errors import InputError
@@ -79,9 +79,7 @@ class Stage(nn.Module):
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
         if self.pos_embed is not None:
             x = x + self.pos_embed(grid)
-        x = self.pos_drop(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, grid, self.prefix) if save_memory else block(x, grid, self.prefix)
+        x, _ = run_blocks(self.blocks, self.pos_drop(x), grid, self.prefix, save_memory=save_memory)
         return x, grid, self.prefix
 
 

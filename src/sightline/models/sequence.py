@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from timm.layers import trunc_normal_
-from timm.models import checkpoint
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
 from sightline.layers.blocks import PreNormBlock
 from sightline.layers.pattern import Pattern, parse_pattern
+from sightline.layers.run_blocks import run_blocks
 from sightline.models.base import Arguments, LayerGroups, check_choice
 from sightline.models.pyramid import drop_path_rates
 from sightline.util.errors import InputError
@@ -124,12 +124,9 @@ class SequenceEncoder(nn.Module):
         if self.cls_token is not None:
             prefix, x = 1, torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
             mask = None if mask is None else nn.functional.pad(mask, (1, 0), value=True)
-        x = self.drop(x)
-        for block in self.blocks:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, (1, ids.shape[1]), prefix, mask)
-            else:
-                x = block(x, (1, ids.shape[1]), prefix, mask)
+        x, _ = run_blocks(
+            self.blocks, self.drop(x), (1, ids.shape[1]), prefix, mask, save_memory=self.grad_checkpointing
+        )  # fmt: skip
         return self._pool(self.norm(x), mask)
 
     def _pool(self, x: Tensor, mask: Tensor | None) -> Tensor:

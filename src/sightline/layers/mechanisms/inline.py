@@ -80,6 +80,7 @@ class InlineCore(Core):
             raise InputError(f"inline(hidden={hidden}): give 1 to {self.head_dim} units, with the residual")
         rows = 3 if length is None else 1
         self.residual = ResidualWeights(dim, num_heads, rows, hidden) if residual else None
+        self.reads_context = residual
         self.by_one_operator = phi != AFFINE_MAP and (length is None or not residual)
         self.adapt: Adapt | None = None
         if length is None and math.isqrt(agents) ** 2 != agents:

@@ -1,0 +1,112 @@
+"""The gradient of a sum and its layer norm by one kernel, against autograd in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sightline.ops.norm import add_norm
+from sightline.ops.norm import operator as norm_operator
+
+from ..cases import DEVICE
+
+EPS = 1e-6
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+SHAPES = [
+    (2, 5, 24),
+    (3, 7, 64),
+    (1, 1, 1),
+    (2, 3, 1030),
+]  # channels that are and are not a power of two, and wide ones
+
+
+def inputs(shape: tuple[int, int, int], dtype: torch.dtype, x: torch.dtype = torch.float32) -> list[Tensor]:
+    """x, the update and the bias in it, weight and shift."""
+    made = [torch.randn(shape).to(x), torch.randn(shape).to(dtype), torch.randn(shape[2]).to(dtype)]
+    made += [torch.randn(shape[2]) + 1, torch.randn(shape[2])]
+    return [t.to(DEVICE).requires_grad_() for t in made]
+
+
+def loss(outputs: tuple[Tensor, ...], view: str) -> Tensor:
+    """Different weights for every element of the outputs; the mean token of the view, as InLine attention takes it."""
+    generator = torch.Generator().manual_seed(1)
+    total = torch.zeros((), dtype=torch.float64, device=DEVICE)
+    for i, out in enumerate(outputs):
+        out = out.mean(1) if i == 2 else out
+        total = total + (out.double() * torch.randn(out.shape, generator=generator).to(DEVICE)).sum()
+    return total
+
+
+def gradients(
+    shape: tuple[int, int, int],
+    update: torch.dtype,
+    out: torch.dtype,
+    view: str,
+    bias: bool,
+    x: torch.dtype = torch.float32,
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Those of the kernel, and those of autograd in float64."""
+    given = inputs(shape, update, x)
+    tokens, branch, last, weight, shift = given
+    whole = branch + last.detach() if bias else branch
+    made = add_norm(tokens, whole, weight, shift, EPS, out, bias=last if bias else None, view=view)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    total = exact[0] + (exact[1] + exact[2] if bias else exact[1])
+    y = F.layer_norm(total, shape[2:], exact[3], exact[4], EPS)
+    expected = (total, y, y if view == "norm" else total) if view else (total, y)
+    if update == out == torch.float32:
+        for got, want in zip(made, expected, strict=True):
+            torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+    loss(made, view).backward()
+    loss(expected, view).backward()
+    return [t.grad for t in given], [t.grad for t in exact]
+
+
+@pytest.mark.parametrize("view", ["", "norm", "sum"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_in_float32(shape: tuple[int, int, int], bias: bool, view: str) -> None:
+    found, expected = gradients(shape, torch.float32, torch.float32, view, bias)
+    for got, want in zip(found, expected, strict=True):
+        if want is None:
+            assert got is None
+        else:
+            scale = want.abs().max().item()
+            torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 * max(scale, 1))
+
+
+@pytest.mark.parametrize("x", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_gradients_in_half_precision(dtype: torch.dtype, x: torch.dtype) -> None:
+    """Each in the dtype of what it belongs to, and no further off than half precision of y and of its gradient is."""
+    found, expected = gradients((2, 9, 48), dtype, dtype, "norm", True, x)
+    kinds = [x, dtype, dtype, torch.float32, torch.float32]
+    precision = max(torch.finfo(kind).eps for kind in (dtype, x))
+    for got, want, kind in zip(found, expected, kinds, strict=True):
+        assert got.dtype == kind
+        error = (got.double() - want).norm() / want.norm()
+        assert error < precision
+
+
+def test_rows_are_split_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several steps for each of several programs, the last of which has rows that do not exist."""
+    monkeypatch.setattr(norm_operator, "PROGRAMS", 3)
+    monkeypatch.setattr(norm_operator, "TILE", 64)
+    monkeypatch.setattr(norm_operator, "SUM_TILE", {"PARTS": 2, "BLOCK": 16})
+    found, expected = gradients((5, 7, 24), torch.float32, torch.float32, "norm", True)
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_that_are_not_contiguous() -> None:
+    x, update, _, weight, shift = inputs((2, 6, 16), torch.float32)
+    factors = torch.randn(2, 16, 6, device=DEVICE)
+
+    def loss(total: Tensor, y: Tensor) -> Tensor:
+        return (total.transpose(1, 2) * factors).sum() + (y.transpose(1, 2) * factors).sum()
+
+    given = (x, update, weight, shift)
+    found = torch.autograd.grad(loss(*add_norm(*given, EPS, torch.float32)), given)
+    expected = torch.autograd.grad(loss(x + update, F.layer_norm(x + update, (16,), weight, shift, EPS)), given)
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
