@@ -1,20 +1,30 @@
 """Blocks whose sums are one operator with the norms that follow compute what the blocks compute one by one."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from timm.layers import RmsNorm, SwiGLUPacked
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 from sightline import backend
+from sightline.layers.attention import Attention
+from sightline.layers.blocks import PreNormBlock
+from sightline.layers.conv_blocks import ConvMlp, ConvMlpBlock
+from sightline.layers.run_blocks import run_blocks
+from sightline.layers.stripe_attention import StripeAttention
+from sightline.layers.window_attention import WindowAttention
 from sightline.ops import norm as norm_ops
 from tests.models.tiny import image, tiny
+from tests.models.weights import enliven
 
 from ..ops.cases import DEVICE
 
+DIM, GRID = 16, (4, 4)
 Gradients = dict[str, Tensor | None]
 
 
@@ -61,17 +71,35 @@ def norms(monkeypatch: pytest.MonkeyPatch) -> Norms:
     return RUN
 
 
-def step(model: nn.Module, x: Tensor, compiled: bool) -> tuple[Tensor, Gradients]:
+class Run(nn.Module):
+    """Blocks on a grid of 4 x 4 tokens."""
+
+    def __init__(self, *blocks: nn.Module, prefix: int = 0, save_memory: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.prefix, self.save_memory = prefix, save_memory
+        for parameter in enliven(self).parameters():
+            parameter.requires_grad_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        take = {1} if len(self.blocks) > 2 else set()
+        x, outputs = run_blocks(self.blocks, x, GRID, self.prefix, save_memory=self.save_memory, take=take)
+        return torch.cat([x, *outputs.values()])
+
+
+def step(run: nn.Module, x: Tensor, compiled: bool) -> tuple[Tensor, Gradients]:
     torch._dynamo.reset()
-    model.zero_grad()
-    out = (torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)(x)
-    out.square().sum().backward()
-    return out.detach(), {name: value.grad for name, value in model.named_parameters()}
+    run.zero_grad()
+    x = x.clone().requires_grad_()
+    out = (torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run)(x)
+    (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+    return out.detach(), {"x": x.grad, **{name: value.grad for name, value in run.named_parameters()}}
 
 
-def compare(model: nn.Module, x: Tensor) -> None:
-    expected, plain = step(model, x, compiled=False)
-    out, fused = step(model, x, compiled=True)
+def compare(run: Run) -> None:
+    x = torch.randn(2, GRID[0] * GRID[1] + run.prefix, DIM)
+    expected, plain = step(run, x, compiled=False)
+    out, fused = step(run, x, compiled=True)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     for name, gradient in plain.items():
         assert gradient is not None, name
@@ -79,81 +107,104 @@ def compare(model: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(fused[name], gradient, rtol=1e-3, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
-# The model, its arguments, how many norms follow a sum, how many of these sums have a bias to give a gradient, and of
-# what the residual's weights are made: the tokens of the norm or of the sum, nothing in softmax and in windows.
-CASES: dict[str, tuple[str, dict[str, Any], int, int, set[str]]] = {
-    "deit": ("deit", {"depths": 2}, 3, 3, {"", "norm"}),
-    "layer_scale": ("deit", {"depths": 2, "init_values": 0.1}, 3, 0, {"", "norm"}),
-    "no_bias": ("deit", {"depths": 2, "proj_bias": False, "swiglu_mlp": True}, 3, 0, {"", "norm"}),
-    "softmax": ("deit", {"depths": 2, "attention": "softmax"}, 3, 3, {""}),
-    "pvt": ("pvt", {}, 4, 4, {""}),
-    "swin": ("swin", {"depths": (2, 1, 1, 2)}, 8, 8, {"", "norm"}),
-    "windows": ("swin", {"attention": "inline", "map_window": 4, "depths": (2, 1, 1, 1)}, 6, 6, {""}),
-    "cswin": ("cswin", {"depths": (2, 1, 1, 1)}, 6, 6, {"", "sum"}),
-    "hybrid": ("hybrid", {"depths": (0, 0, 2, 0), "conv_depths": (1, 1, 1, 1)}, 3, 3, {"", "norm"}),
+def plain(mechanism: str = "softmax", **options: Any) -> PreNormBlock:
+    return PreNormBlock(DIM, Attention(DIM, 2, mechanism), **options)
+
+
+def windows(mechanism: str, window: int) -> PreNormBlock:
+    return PreNormBlock(DIM, WindowAttention(DIM, 2, mechanism, window=window, shift=True))
+
+
+def stripes(mechanism: str) -> PreNormBlock:
+    return PreNormBlock(DIM, StripeAttention(DIM, 2, mechanism, stripe=2), raw_context=True)
+
+
+# Two blocks; whether the sums have a bias to give a gradient; and of what there is a view, from which InLine's residual
+# gets its weights: the norm, the sum, or nothing in softmax and in windows.
+CASES: dict[str, tuple[Callable[[], nn.Module], bool, str]] = {
+    "inline": (lambda: plain("inline"), True, "norm"),
+    "softmax": (plain, True, ""),
+    "layer scale": (lambda: plain(init_values=0.1), False, ""),
+    "gated mlp": (lambda: plain(mlp=SwiGLUPacked(DIM, 2 * DIM)), True, ""),
+    "convolution": (lambda: ConvMlpBlock(DIM, Attention(DIM, 2, "softmax"), mlp=ConvMlp(DIM, DIM)), True, ""),
+    "whole map": (lambda: windows("inline", 0), True, "norm"),
+    "windows": (lambda: windows("inline", 3), True, ""),
+    "softmax in windows": (lambda: windows("softmax", 3), True, ""),
+    "stripes": (lambda: stripes("inline"), True, "sum"),
+    "softmax in stripes": (lambda: stripes("softmax"), True, ""),
+    "reduced map": (lambda: PreNormBlock(DIM, Attention(DIM, 2, "softmax", sr_ratio=2)), True, ""),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_same_gradients(case: str, norms: Norms) -> None:
-    family, arguments, count, biases, views = CASES[case]
-    compare(tiny(family, **arguments), image())
-    assert (len(norms.biases), sum(norms.biases), set(norms.views)) == (count, biases, views)
+    make, bias, view = CASES[case]
+    compare(Run(make(), make()))
+    assert norms.views == ["", view, ""]  # from the last norm on; the first of all follows no sum
+    assert norms.biases == [bias] * 3
 
 
-def test_stochastic_depth(norms: Norms) -> None:
-    """A bias that some images drop is not left to the sum."""
-    model = tiny("deit", drop_path_rate=0.5).train()
-    step(model, image(), compiled=True)
-    assert norms.biases == [False, False, False, True, True]  # from the last on; the first block drops nothing
+def test_leading_tokens_and_tokens_on_the_way(norms: Norms) -> None:
+    """The tokens after the second of three blocks are made there, and the third begins with a norm alone."""
+    compare(Run(plain(), plain(), plain(), prefix=1))
+    assert norms.biases == [True] * 4
+
+
+def test_what_leaves_out_images_or_tokens_keeps_its_bias(norms: Norms) -> None:
+    step(Run(plain(), plain(drop_path=0.5)), torch.randn(2, 16, DIM), compiled=True)
+    assert norms.biases == [False, True, True]
+    norms.biases.clear()
+    step(
+        Run(PreNormBlock(DIM, Attention(DIM, 2, "softmax", proj_drop=0.5), drop=0.5), plain()),
+        torch.randn(2, 16, DIM),
+        True,
+    )
+    assert norms.biases == [True, False, False]
 
 
 def test_blocks_with_hooks_and_other_norms_are_called(norms: Norms) -> None:
-    model, called = tiny("deit"), []
-    model.blocks[1].register_forward_hook(lambda *_: called.append(1))  # type: ignore[union-attr, index]
-    compare(model, image())
-    assert len(called) >= 2
-    assert len(norms.biases) == 2  # the second norms of the other two blocks
-    norms.biases.clear()
-    compare(tiny("deit", depths=1, norm_layer="rmsnorm"), image())
+    run, called = Run(plain(), plain(), plain(norm=RmsNorm), plain()), []
+    run.blocks[1].register_forward_hook(lambda *_: called.append(1))
+    compare(run)
+    assert called
+    assert norms.biases == [True, True]  # the second norms of the first block and of the last
+
+
+def test_a_layer_with_a_hook_keeps_its_bias(norms: Norms) -> None:
+    run = Run(plain(), plain())
+    run.blocks[0].attn.register_forward_hook(lambda module, args, out: 2 * out)  # type: ignore[union-attr]
+    run.blocks[1].attn.proj.register_forward_hook(lambda module, args, out: 2 * out)  # type: ignore[union-attr]
+    compare(run)
+    assert norms.biases == [False, True, False]
+
+
+def test_checkpointing(norms: Norms) -> None:
+    compare(Run(plain(), plain(), save_memory=True))
     assert norms.biases == []
 
 
-def test_checkpointing_and_outputs_on_the_way(norms: Norms) -> None:
-    model, x = tiny("deit"), image()
-    model.set_grad_checkpointing(True)  # type: ignore[operator]
-    compare(model, x)
-    model.set_grad_checkpointing(False)  # type: ignore[operator]
-
-    def features(model: nn.Module, x: Tensor) -> Tensor:
-        return torch.cat([each.flatten(1) for each in model.forward_intermediates(x, intermediates_only=True)], 1)  # type: ignore[operator]
-
-    torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(features, backend="aot_eager")(model, x), features(model, x))
-
-
 def test_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiled step of autocast, as it runs on a GPU, which has the operator in its backward pass."""
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(backend, "fused_norm", lambda x: torch.compiler.is_dynamo_compiling())
-    seen: Counter[str] = Counter()
+    """A compiled step of autocast, as it runs on a GPU, next to one without the operator."""
+    monkeypatch.setattr(backend, "fused_norm", lambda x: torch.compiler.is_dynamo_compiling())
+    ran: Counter[str] = Counter()
 
     def count(graph: GraphModule, _: object) -> GraphModule:
-        seen.update(str(node.target) for node in graph.graph.nodes)
+        ran.update(str(node.target) for node in graph.graph.nodes)
         return graph
 
-    model, x = tiny("deit", depths=2).to(DEVICE), image().to(DEVICE)
+    model, x = tiny("deit", depths=1).to(DEVICE), image().to(DEVICE)
     found = {}
     for taken in (True, False):
         if not taken:
             monkeypatch.setattr(backend, "fused_norm", lambda x: False)
         torch._dynamo.reset()
+        ran.clear()
         model.zero_grad()
         compiler = aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=count)
         with torch.autocast(DEVICE, torch.bfloat16):
             out = torch.compile(model, backend=compiler, fullgraph=True)(x)
         out.float().square().sum().backward()
         found[taken] = {name: value.grad.clone() for name, value in model.named_parameters()}
+        assert taken == any("add_norm" in name or "triton_kernel" in name for name in ran)
     for name, gradient in found[False].items():
         assert (found[True][name] - gradient).norm() <= 0.05 * gradient.norm(), name
-    assert sum(number for name, number in seen.items() if "add_norm_backward" in name or "triton_kernel" in name) > 0

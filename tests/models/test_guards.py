@@ -7,11 +7,12 @@ It can skip what it knows of a module while no dictionary of it or below it has 
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch._C._dynamo.guards import DictGuardManager
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from tests.models.tiny import every_family, fresh, image
+from tests.models.tiny import fresh, image
 
 
 def managers(top: Any) -> Iterator[Any]:
@@ -24,7 +25,7 @@ def managers(top: Any) -> Iterator[Any]:
                 yield from managers(each)
 
 
-@every_family
+@pytest.mark.parametrize("family", ["deit", "pvt", "swin", "cswin", "soft"])  # with every kind of attention and block
 def test_no_module_is_checked_attribute_by_attribute(family: str) -> None:
     torch._dynamo.reset()
     model = fresh(family)

@@ -1,10 +1,11 @@
 """Parameters, multiply-adds and activations of a model at a given input size, without running it."""
 
 import copy
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,22 +48,50 @@ def _count(model: nn.Module, input_size: tuple[int, int, int], device: str) -> "
 
 
 class _Counter(TorchDispatchMode):
-    """Sums over the operations that are run, by torch's formulas."""
+    """Sums over the operations that are run, by torch's formulas.
+
+    On the meta device an operation on tensors like those of an earlier one is not run again: most blocks are alike.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = self.activations = 0
+        self._known: dict[Hashable, tuple[int, int, tuple]] = {}  # flops, activations, and the result's metadata
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        if formula := flop_registry.get(func.overloadpacket):
-            self.flops += formula(*args, **kwargs, out_val=out)
-        if func.overloadpacket in WITH_WEIGHTS:
-            self.activations += out.numel()
+        key = None if func._schema.is_mutable else _key(func, args, kwargs)
+        if key is None or key not in self._known:
+            out = func(*args, **kwargs)
+            formula = flop_registry.get(func.overloadpacket)
+            flops = formula(*args, **kwargs, out_val=out) if formula else 0
+            activations = out.numel() if func.overloadpacket in WITH_WEIGHTS else 0
+            if key is not None and type(out) is Tensor and out.is_meta:
+                self._known[key] = flops, activations, (out.shape, out.stride(), out.dtype)
+        else:
+            flops, activations, (shape, stride, dtype) = self._known[key]
+            out = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        self.flops += flops
+        self.activations += activations
         return out
+
+
+def _key(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
+    """What the result of an operation on meta tensors depends on; None if that is not known."""
+    key: list[object] = [func]
+    for arg in (*args, *kwargs.items()):
+        parts = arg if isinstance(arg, list | tuple) else (arg,)
+        for part in parts:
+            if type(part) in (Tensor, nn.Parameter) and part.is_meta:
+                key += (part.shape, part.stride(), part.dtype)
+            elif isinstance(part, Hashable) and not isinstance(part, Tensor):
+                key.append((type(part), part))
+            else:
+                return None
+        key.append(len(parts))
+    return tuple(key)
 
 
 def _without_data(model: nn.Module, device: str) -> nn.Module:
