@@ -260,7 +260,7 @@ def fused_norm(x: Tensor) -> bool:
         return False
     if not x.is_cuda or not TRITON_INSTALLED or x.dtype not in DTYPES or compute_dtype(x) not in DTYPES:
         return False
-    return x.shape[2] <= widest_head("add_norm", x.device.index, compute_dtype(x))
+    return x.numel() > 0 and x.shape[2] <= widest_head("add_norm", x.device.index, compute_dtype(x))
 
 
 @fast_path

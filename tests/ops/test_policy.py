@@ -144,12 +144,13 @@ def test_too_small_a_gpu_takes_no_fast_path_with_kernels(
 
 
 def test_norms_are_fused_in_compiled_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in eager mode, in inference, for more channels than the kernel takes, or in double precision."""
+    """Not in eager mode or inference, without tokens, for more channels than the kernel takes, or in float64."""
     assert not backend.fused_norm(on_gpu(2, 197, 192))
     monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     for dtype in backend.DTYPES:
         assert backend.fused_norm(on_gpu(2, 197, 2048, dtype=dtype))
     assert not backend.fused_norm(on_gpu(2, 197, 2049))
+    assert not backend.fused_norm(on_gpu(0, 197, 192))
     assert not backend.fused_norm(on_gpu(2, 197, 192, dtype=torch.float64))
     with torch.no_grad():
         assert not backend.fused_norm(on_gpu(2, 197, 192))
