@@ -255,8 +255,8 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
 @fast_path
 def fused_norm(x: Tensor) -> bool:
-    """The gradient of a sum and its layer norm by one kernel: compiled training on a GPU."""
-    if not torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
+    """The gradient of a sum and its layer norm by one operator: compiled training on a GPU."""
+    if not torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled() or transformed():
         return False
     if not x.is_cuda or not TRITON_INSTALLED or x.dtype not in DTYPES or compute_dtype(x) not in DTYPES:
         return False
@@ -292,6 +292,15 @@ def tall_products(a: Tensor, b: Tensor) -> bool:
 def shifted_products(height: int) -> bool:
     """The local residual of a single grid row, a sequence, as sums of shifted tokens instead of a convolution."""
     return isinstance(height, int) and height == 1
+
+
+@torch.compiler.assume_constant_result
+def transformed() -> bool:
+    """Whether torch.export or a transform such as vmap is tracing, for whose graphs functions of autograd are not made.
+
+    It is asked in Python: as part of the traced code, torch 2.11 takes torch.compile for torch.export.
+    """
+    return torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -5,11 +5,13 @@ import re
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from sightline import backend
+from sightline.bench import cost
 from sightline.bench.candidates import Candidate, Plan, compile_apart
 from sightline.bench.cases import Grid, ModelCase
 from sightline.bench.clock import Work
@@ -185,3 +187,11 @@ def test_what_was_compiled_ahead_is_not_compiled_again() -> None:
     assert counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"] > 0
     compile_ahead([plan], CPU, 1, Steps)
     assert len(done) == 1
+
+
+@pytest.mark.parametrize("name", ["inline_deit_tiny", "inline_swin_tiny", "soft_tiny", "vit_tiny_patch16_224"])
+def test_operations_that_are_not_run_again_are_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = timm.create_model(name)
+    remembered = measure_cost(model, (3, 224, 224))
+    monkeypatch.setattr(cost, "_key", lambda *args: None)
+    assert measure_cost(model, (3, 224, 224)) == remembered

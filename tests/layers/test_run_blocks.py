@@ -9,12 +9,14 @@ import torch
 from timm.layers import RmsNorm, SwiGLUPacked
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.func import functional_call, grad, vmap
 from torch.fx import GraphModule
 
 from sightline import backend
 from sightline.layers.attention import Attention
 from sightline.layers.blocks import PreNormBlock
 from sightline.layers.conv_blocks import ConvMlp, ConvMlpBlock
+from sightline.layers.core import Grid
 from sightline.layers.run_blocks import run_blocks
 from sightline.layers.stripe_attention import StripeAttention
 from sightline.layers.window_attention import WindowAttention
@@ -61,10 +63,14 @@ def _(total, mean, rstd, weight, d_total, dy, extra, raw, x, update, bias):  # t
     return *made, torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(weight, dtype=bias or x)
 
 
+def taken_on_a_gpu(x: Tensor) -> bool:
+    return torch.compiler.is_dynamo_compiling() and not backend.transformed()
+
+
 @pytest.fixture
 def norms(monkeypatch: pytest.MonkeyPatch) -> Norms:
     """The path that compiled models take on a GPU."""
-    monkeypatch.setattr(backend, "fused_norm", lambda x: torch.compiler.is_dynamo_compiling())
+    monkeypatch.setattr(backend, "fused_norm", taken_on_a_gpu)
     monkeypatch.setattr(norm_ops, "add_norm_backward", by_torch)
     RUN.biases.clear()
     RUN.views.clear()
@@ -170,12 +176,57 @@ def test_blocks_with_hooks_and_other_norms_are_called(norms: Norms) -> None:
     assert norms.biases == [True, True]  # the second norms of the first block and of the last
 
 
-def test_a_layer_with_a_hook_keeps_its_bias(norms: Norms) -> None:
-    run = Run(plain(), plain())
-    run.blocks[0].attn.register_forward_hook(lambda module, args, out: 2 * out)  # type: ignore[union-attr]
-    run.blocks[1].attn.proj.register_forward_hook(lambda module, args, out: 2 * out)  # type: ignore[union-attr]
+def doubled(module: nn.Module, args: object, out: Tensor) -> Tensor:
+    return 2 * out
+
+
+AFTER = ["attn", "attn.proj", "attn.proj_drop", "ls1", "drop_path1", "mlp", "mlp.fc2", "mlp.drop2", "ls2", "drop_path2"]
+
+
+def test_what_a_hook_changes_keeps_its_bias(norms: Norms) -> None:
+    """Each of ten blocks has a hook in one of its branches, and the last has none."""
+    run = Run(*(plain() for _ in AFTER), plain())
+    for block, name in zip(run.blocks, AFTER, strict=False):
+        block.get_submodule(name).register_forward_hook(doubled)
     compare(run)
-    assert norms.biases == [False, True, False]
+    attention, mlp = [name in AFTER[5:] for name in AFTER], [name in AFTER[:5] for name in AFTER]
+    expected = [kept for both in zip(attention, mlp, strict=True) for kept in both]
+    del expected[3]  # the tokens after the second block are made there
+    assert norms.biases[::-1] == [*expected, True]
+
+
+class Halved(PreNormBlock):
+    def forward(self, x: Tensor, grid: Grid, prefix: int = 0, key_mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, grid, prefix, key_mask) / 2
+
+
+def test_a_forward_of_its_own_is_called(norms: Norms) -> None:
+    """That of a subclass, or one that another library has put in the place of a block's or of a layer's."""
+    run = Run(Halved(DIM, Attention(DIM, 2, "softmax")), plain(), plain(), plain())
+    for module in (run.blocks[1], run.blocks[2].attn.proj):  # type: ignore[union-attr]
+        module.forward = (lambda forward: lambda *args, **more: 2 * forward(*args, **more))(module.forward)  # type: ignore[union-attr, operator]
+    compare(run)
+    assert norms.biases == [True, True, False]
+
+
+def test_transforms_and_exported_graphs(norms: Norms) -> None:
+    """Gradients per example, and those of a graph for training, which are right without the operator."""
+    run, x = Run(plain(), plain()), torch.randn(3, 16, DIM)
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(run, weights, (x[None],)).square().sum()
+
+    weights = {name: value.detach() for name, value in run.named_parameters()}
+    per_example = vmap(grad(loss), in_dims=(None, 0))
+    torch._dynamo.reset()
+    found, expected = torch.compile(per_example, backend="aot_eager")(weights, x), per_example(weights, x)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-4)
+    exported = torch.export.export(run, (x,), strict=True).module()
+    exported(x).square().sum().backward()
+    run(x).square().sum().backward()
+    for name, value in run.named_parameters():
+        torch.testing.assert_close(exported.get_parameter(name).grad, value.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_checkpointing(norms: Norms) -> None:
@@ -185,7 +236,7 @@ def test_checkpointing(norms: Norms) -> None:
 
 def test_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled step of autocast, as it runs on a GPU, next to one without the operator."""
-    monkeypatch.setattr(backend, "fused_norm", lambda x: torch.compiler.is_dynamo_compiling())
+    monkeypatch.setattr(backend, "fused_norm", taken_on_a_gpu)
     launches = Counter[bool]()
     taken = True
 

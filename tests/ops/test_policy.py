@@ -154,6 +154,8 @@ def test_norms_are_fused_in_compiled_training(monkeypatch: pytest.MonkeyPatch) -
     assert not backend.fused_norm(on_gpu(2, 197, 192, dtype=torch.float64))
     with torch.no_grad():
         assert not backend.fused_norm(on_gpu(2, 197, 192))
+    monkeypatch.setattr(backend, "transformed", lambda: True)
+    assert not backend.fused_norm(on_gpu(2, 197, 192))
 
 
 def test_wide_heads_in_float32_need_more_shared_memory_than_a_gaming_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:

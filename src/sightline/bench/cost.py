@@ -50,7 +50,8 @@ def _count(model: nn.Module, input_size: tuple[int, int, int], device: str) -> "
 class _Counter(TorchDispatchMode):
     """Sums over the operations that are run, by torch's formulas.
 
-    On the meta device an operation on tensors like those of an earlier one is not run again: most blocks are alike.
+    On the meta device an operation on tensors like those of an earlier one is not run again: most blocks are alike. Its
+    result is then a tensor of the same shape, strides and dtype, a view of nothing.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ def _key(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) 
         for part in parts:
             if type(part) in (Tensor, nn.Parameter) and part.is_meta:
                 key += (part.shape, part.stride(), part.dtype)
-            elif isinstance(part, Hashable) and not isinstance(part, Tensor):
+            elif isinstance(part, Hashable) and not isinstance(part, Tensor | tuple):
                 key.append((type(part), part))
             else:
                 return None

@@ -18,7 +18,8 @@ class PreNormBlock(nn.Module):
 
     Args:
         dim: channels.
-        attn: a module called as attn(tokens, grid, prefix, context=...).
+        attn: a module called as attn(tokens, grid, prefix, context=...). If it has layers `proj` and `proj_drop`, these
+            are its last, as `fc2` and `drop2` are those of the MLP.
         mlp_ratio: hidden width of the MLP over dim.
         eps: of the layer norms.
         drop: dropout in the MLP.

@@ -107,7 +107,7 @@ class Core(nn.Module):
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.feature_map: FeatureMap | None = None
-        self.reads_context = False  # makes weights from `Place.context`, other than those of the values
+        self.reads_context = False  # makes a local term from the mean of `Place.context`, with a gradient of its own
         self.neighbours: nn.Module | None = None  # a convolution of values (B, h * w, H, D) on their grid
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:

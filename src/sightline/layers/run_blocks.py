@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from timm.models import checkpoint
 from torch import Tensor, nn
@@ -39,13 +39,12 @@ def run_blocks(
     where = (grid, prefix) if key_mask is None else (grid, prefix, key_mask)  # only attention to all tokens has a mask
     blocks, outputs = list(blocks), {}
     fused = not save_memory and backend.fused_norm(x)
-    apart = [fused and _fuses(block) for block in blocks] + [False]
-    branch: Branch | None = None  # of the last block, if it is yet to be added
+    branch: Branch | None = None  # of the last block, if its sum is deferred
     for i, block in enumerate(blocks):
-        if apart[i]:
-            left = apart[i + 1] and i not in take
-            x, branch = _advance(block, x, branch, where, left)
-            if not left:
+        if fused and _fuses(block):
+            defer = i not in take and i + 1 < len(blocks) and _fuses(blocks[i + 1])
+            x, branch = _advance(block, x, branch, where, defer)
+            if not defer:
                 x, branch = x + branch.update, None
         else:
             x = checkpoint(block, x, *where) if save_memory else block(x, *where)
@@ -54,18 +53,24 @@ def run_blocks(
     return x, outputs
 
 
-def _fuses(block: nn.Module) -> bool:
+def _fuses(block: nn.Module) -> TypeGuard[PreNormBlock]:
     """Whether a block can be taken apart, for its norms to take the sums before them."""
-    if not isinstance(block, PreNormBlock) or hooked(block):
+    if not isinstance(block, PreNormBlock) or type(block).forward is not PreNormBlock.forward or _changed(block):
         return False
     norms = (block.norm1, block.norm2)
-    return all(type(norm) is nn.LayerNorm and norm.bias is not None and not hooked(norm) for norm in norms)
+    return all(type(norm) is nn.LayerNorm and norm.bias is not None and not _changed(norm) for norm in norms)
 
 
-def _advance(block: nn.Module, x: Tensor, branch: Branch | None, where: tuple, left: bool) -> tuple[Tensor, Branch]:
-    """`PreNormBlock.forward` of x plus a branch, all but the last sum; `left` is whether another norm follows it."""
-    assert isinstance(block, PreNormBlock)
-    attn, mlp, context = block.attn, block.mlp, None
+def _changed(module: nn.Module) -> bool:
+    """Whether a call does more than the `forward` of the class."""
+    return hooked(module) or "forward" in module.__dict__
+
+
+def _advance(
+    block: PreNormBlock, x: Tensor, branch: Branch | None, where: tuple[Any, ...], defer: bool
+) -> tuple[Tensor, Branch]:
+    """`PreNormBlock.forward` of x plus a branch, all but the last sum; `defer` leaves that to the norm of the next."""
+    attn, context = block.attn, None
     if branch is None:
         y = block.norm1(x)
     elif getattr(attn, "reads_context", False):
@@ -77,7 +82,7 @@ def _advance(block: nn.Module, x: Tensor, branch: Branch | None, where: tuple, l
     with _bias_apart(attn, "proj", "proj_drop", block.ls1, block.drop_path1) as bias:
         update = block.drop_path1(block.ls1(attn(y, *where, context=context)))
     x, y = _add_norm(x, Branch(update, bias), block.norm2)
-    with _bias_apart(mlp if left else None, "fc2", "drop2", block.ls2, block.drop_path2) as bias:
+    with _bias_apart(block.mlp if defer else None, "fc2", "drop2", block.ls2, block.drop_path2) as bias:
         update = block.drop_path2(block.ls2(block.feed_forward(y, where[0])))
     return x, Branch(update, bias)
 
@@ -90,11 +95,14 @@ def _add_norm(x: Tensor, branch: Branch, norm: nn.Module, view: str = "") -> tup
 
 @contextmanager
 def _bias_apart(module: nn.Module | None, layer: str, drop: str, *after: nn.Module) -> Iterator[Tensor | None]:
-    """The bias of a module's last layer, which gives it no gradient meanwhile; None if other layers come after it."""
+    """The bias of a module's last layer, which gives it no gradient meanwhile; None if anything comes after it."""
     last, dropout = getattr(module, layer, None), getattr(module, drop, None)
-    is_last = getattr(dropout, "p", 1) == 0 and all(isinstance(each, nn.Identity) for each in after)
-    plain = type(last) is nn.Linear and last.bias is not None and not hooked(last)
-    if module is None or last is None or not is_last or not plain or hooked(module):
+    known = type(last) is nn.Linear and last.bias is not None and type(dropout) is nn.Dropout and dropout.p == 0
+    if module is None or last is None or dropout is None or not known:
+        yield None
+        return
+    same = all(isinstance(each, nn.Identity) for each in after)
+    if not same or any(_changed(each) for each in (module, last, dropout, *after)):
         yield None
         return
     bias = last.bias

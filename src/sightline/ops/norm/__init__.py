@@ -1,4 +1,4 @@
-"""A sum and its layer norm, whose gradient a compiled training step takes by one kernel.
+"""A sum and its layer norm, whose gradient takes two launches in a compiled training step.
 
 torch's compiler fuses both with their neighbors in the forward pass. In the backward pass it takes eight launches: for
 the gradient of the sum and its copy in the dtype of the update, those of the scale and the shift, and that of the bias

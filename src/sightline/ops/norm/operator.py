@@ -31,7 +31,7 @@ def _backward(
     d_weight, d_shift = (empty(weight.shape, weight.dtype, device) for _ in range(2))
     d_bias = empty((0,) if bias is None else weight.shape, weight.dtype if bias is None else bias, device)
     count = 2 if bias is None else 3
-    parts = empty((count, programs, channels), torch.float32, device)
+    parts = empty((count * programs * channels,), torch.float32, device)
     launch(
         kernels.norm_back, (programs,),
         (total, mean, rstd, weight, d_total, dy, extra, 0 if extra is None else extra.stride(0),
