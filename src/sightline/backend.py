@@ -296,9 +296,9 @@ def shifted_products(height: int) -> bool:
 
 @torch.compiler.assume_constant_result
 def transformed() -> bool:
-    """Whether torch.export or a transform such as vmap is tracing, for whose graphs functions of autograd are not made.
+    """Whether torch.export or a transform such as vmap is tracing, which do not support our functions of autograd.
 
-    It is asked in Python: as part of the traced code, torch 2.11 takes torch.compile for torch.export.
+    This runs outside the traced code, where torch 2.11 would take torch.compile for torch.export.
     """
     return torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
 

@@ -51,7 +51,7 @@ class _Counter(TorchDispatchMode):
     """Sums over the operations that are run, by torch's formulas.
 
     On the meta device an operation on tensors like those of an earlier one is not run again: most blocks are alike. Its
-    result is then a tensor of the same shape, strides and dtype, a view of nothing.
+    result is then a new tensor of the same shape, strides and dtype, even if the operation makes a view.
     """
 
     def __init__(self) -> None:

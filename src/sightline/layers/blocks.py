@@ -14,7 +14,7 @@ register_notrace_function(activated_linear)  # it branches on the dtype of its t
 
 
 class PreNormBlock(nn.Module):
-    """x + attn(norm(x)), then x + mlp(norm(x)).
+    """x + attn(norm(x)), then x + mlp(norm(x)). In compiled training, `run_blocks` takes the same steps one by one.
 
     Args:
         dim: channels.
