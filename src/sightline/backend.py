@@ -35,6 +35,7 @@ WINDOW = 8  # tokens along the side of a window, at most, that are near there
 READER_ROWS = 128  # of them at most in one program, which takes the heads of 64 channels together
 WHOLE_LAYER_TOKENS = 8192  # of a batch, at most, that go through a layer by one operator
 WHOLE_LAYER_PREFIX = 16  # tokens without a position, at most, there
+FOLDED = 256  # channels, at most, of a layer whose output is projected by the kernel that mixes
 FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
 
 CAPABILITY = (8, 0)  # of a GPU, at least: tensor cores for bfloat16 and TF32
@@ -220,11 +221,24 @@ def inline_layer(x: Tensor, head_dim: int) -> bool:
 def whole_layer(x: Tensor, weight: Tensor, head_dim: int, prefix: int) -> bool:
     """InLine attention with both of its projections by one operator: inference on a GPU in half precision, for few
     tokens, where launches take longer than the kernels run."""
+    if torch.is_grad_enabled() or prefix > WHOLE_LAYER_PREFIX or x.numel() == 0:
+        return False
+    if not known(x.shape[0] * x.shape[1] <= WHOLE_LAYER_TOKENS):
+        return False
     dtype = compute_dtype(x)
-    few = prefix <= WHOLE_LAYER_PREFIX and known(x.shape[0] * x.shape[1] <= WHOLE_LAYER_TOKENS)
     half = dtype in (torch.bfloat16, torch.float16) and (dtype == weight.dtype or _autocast(x.device))
-    wanted = few and half and x.numel() > 0 and not torch.is_grad_enabled()
-    return wanted and _kernels("whole_layer", x.device, dtype, head_dim)
+    return half and _kernels("whole_layer", x.device, dtype, head_dim)
+
+
+@fast_path
+def whole_block(x: Tensor) -> bool:
+    """InLine attention with the norm before it and the sums around it by one operator, if `whole_layer` takes it."""
+    if torch.is_grad_enabled() or isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing():
+        return False
+    if not (x.is_cuda or requested() == "triton") or x.shape[2] > FOLDED:
+        return False
+    few = known(x.shape[0] * x.shape[1] <= WHOLE_LAYER_TOKENS)
+    return few and torch.promote_types(x.dtype, compute_dtype(x)) == x.dtype
 
 
 @fast_path

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch.func import functional_call, grad, vmap
 from torch.fx import GraphModule
 
 from sightline import backend
-from sightline.layers.attention import Attention
+from sightline.layers.attention import Attention, project
 from sightline.layers.blocks import PreNormBlock
 from sightline.layers.conv_blocks import ConvMlp, ConvMlpBlock
-from sightline.layers.core import Grid
+from sightline.layers.core import Core, Grid, Place
+from sightline.layers.mechanisms.inline import InlineCore
 from sightline.layers.run_blocks import run_blocks
 from sightline.layers.stripe_attention import StripeAttention
 from sightline.layers.window_attention import WindowAttention
@@ -227,6 +229,70 @@ def test_transforms_and_exported_graphs(norms: Norms) -> None:
     run(x).square().sum().backward()
     for name, value in run.named_parameters():
         torch.testing.assert_close(exported.get_parameter(name).grad, value.grad, rtol=1e-4, atol=1e-4)
+
+
+class Joined:
+    """Blocks whose attention was one operator with its norm and sums, and whether it took a sum before it."""
+
+    def __init__(self) -> None:
+        self.sums: list[bool] = []
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Joined:
+    """The path of inference on a GPU, by plain torch code in the place of the operator."""
+    calls = Joined()
+
+    def projected(
+        core: Core, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place, norm: Any = None, update: Any = None
+    ) -> Tensor | None:
+        if norm is None:
+            return None
+        calls.sums.append(update is not None)
+        x = x if update is None else x + update
+        y = norm(x)
+        return x + proj(core(*project(qkv, core.num_heads, y), replace(place, context=y)).flatten(2))
+
+    monkeypatch.setattr(InlineCore, "projected", projected)
+    monkeypatch.setattr(backend, "whole_block", lambda x: not torch.is_grad_enabled())
+    return calls
+
+
+def infer(run: Run, *, compiled: bool = False) -> None:
+    """Compare with the blocks called one by one."""
+    x = torch.randn(2, GRID[0] * GRID[1] + run.prefix, DIM)
+    run.eval()
+    expected = run(x)  # with a gradient, which the operator does not have
+    torch._dynamo.reset()
+    with torch.no_grad():
+        out = (torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run)(x)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_joins_its_norm_and_sums(compiled: bool, joined: Joined) -> None:
+    """The sum before is left to the next block, except where the tokens after a block are asked for."""
+    infer(Run(*(plain("inline", drop_path=0.5) for _ in range(4)), prefix=1), compiled=compiled)
+    assert joined.sums == [False, True, False, True]
+
+
+def test_attention_that_is_called(joined: Joined) -> None:
+    """Of other mechanisms and norms, with layer scale, dropout, hooks, or a call or a block of another kind."""
+    others = [plain("softmax"), plain("inline", norm=RmsNorm), plain("inline", init_values=0.1)]
+    changed = [plain("inline") for _ in range(5)]
+    changed[0].attn.qkv.register_forward_hook(lambda *_: None)
+    changed[1].register_forward_hook(doubled)
+    changed[2].norm1.register_forward_hook(doubled)
+    changed[3].attn.forward = (lambda forward: lambda *a, **more: 2 * forward(*a, **more))(changed[3].attn.forward)
+    changed[4].compile(backend="eager")
+    infer(Run(*others, plain("inline"), Halved(DIM, Attention(DIM, 2, "inline")), *changed, plain("inline")))
+    assert joined.sums == [False, False]
+    joined.sums.clear()
+    run = Run(plain("inline", drop_path=0.5), PreNormBlock(DIM, Attention(DIM, 2, "inline", proj_drop=0.5)))
+    with torch.no_grad():
+        run(torch.randn(2, 16, DIM))  # in training mode
+        run.eval()(torch.randn(2, 16, DIM))
+    assert joined.sums == [False, True]
 
 
 def test_checkpointing(norms: Norms) -> None:

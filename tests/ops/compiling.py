@@ -78,7 +78,7 @@ CASES: dict[str, list[tuple]] = {
         (BF16, "bf16", 64, 64, "near"),
         (BF16, "bf16", 14, 64, "windows"),
     ],
-    "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1")],
+    "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1", True)],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
     "convolution": [(BF16, "bf16", 32, 9), (FP32, "fp32", 64, 5)],
     "norm": [(BF16, 192, "norm"), (BF16, 96, ""), (FP32, 64, "sum")],
@@ -259,7 +259,7 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     )  # fmt: skip
 
 
-def projected(dtype: torch.dtype, dot: str, heads: int, dim: int, phi: str = "identity") -> None:
+def projected(dtype: torch.dtype, dot: str, heads: int, dim: int, phi: str = "identity", normed: bool = False) -> None:
     channels = heads * dim
     sizes = (
         (channels, dim, 1),
@@ -271,7 +271,8 @@ def projected(dtype: torch.dtype, dot: str, heads: int, dim: int, phi: str = "id
     )
     layers = [meta(*shape, dtype=dtype) for shape in sizes]
     x, w, b = (meta(*shape, dtype=dtype) for shape in ((2, 197, channels), (3 * channels, channels), (3 * channels,)))
-    layer_operator.inline_layer.function(x, w, b, *layers, heads, 14, 14, 1, 0.2, phi, dot, dtype)
+    norm = [x, *(meta(channels, dtype=dtype) for _ in range(2))] if normed else [None] * 3
+    layer_operator.inline_layer.function(x, *norm, w, b, *layers, heads, 14, 14, 1, 0.2, 1e-6, phi, dot, dtype)
 
 
 def soft_attention(dtype: torch.dtype, dot: str, tokens: int, landmarks: int, dim: int, kind: str) -> None:

@@ -30,6 +30,7 @@ def on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Any:
 TAKEN: dict[str, Any] = {
     "inline_layer": lambda: (on_gpu(2, 196, 192), 32),
     "whole_layer": lambda: (on_gpu(2, 196, 192), on_gpu(576, 192), 32, 1),
+    "whole_block": lambda: (on_gpu(2, 196, 192),),
     "fused_readers": lambda: (on_gpu(2, 197, 3, 64), 50),
     "unprojected_tokens": lambda: (torch.zeros(1, 64, 32),),
     "activated_linear": lambda: (on_gpu(2, 196, 192), on_gpu(768, 192), on_gpu(768)),
@@ -50,7 +51,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_fast_path_is_known() -> None:
     assert set(backend.FAST_PATHS) == set(TAKEN)
-    assert len(backend.FAST_PATHS) == 11
+    assert len(backend.FAST_PATHS) == 12
     assert len(backend.TRITON_OPERATORS) == 4
 
 
@@ -58,7 +59,7 @@ def test_every_fast_path_is_known() -> None:
 def test_variable_turns_a_fast_path_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: name == "fused_norm")
     decision = backend.FAST_PATHS[name]
-    inference = ("activated_linear", "fused_readers", "patch_kernel", "whole_layer")
+    inference = ("activated_linear", "fused_readers", "patch_kernel", "whole_block", "whole_layer")
     grad = torch.no_grad() if name in inference else torch.enable_grad()
     with grad:
         assert decision(*TAKEN[name]())

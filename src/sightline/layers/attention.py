@@ -5,7 +5,7 @@ from collections.abc import Callable
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from sightline.layers.core import Grid, Place, hooked
+from sightline.layers.core import Grid, Place, changed, hooked
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
 from sightline.layers.spec import Spec
 from sightline.util.errors import InputError
@@ -96,6 +96,23 @@ class Attention(nn.Module):
         if out is None:
             out = core(*self._project(x), place).flatten(2)
         return self.proj_drop(proj(out))
+
+    def joins(self) -> bool:
+        """Whether `added` may give a result: a call is the projections around the mechanism and nothing else."""
+        core = self.core
+        if not core.joins_norm or self.sr is not None or self.q_norm is not None or changed(self):
+            return False
+        return not (hooked(core) or hooked(self.qkv) or hooked(self.proj) or hooked(self.proj_drop))
+
+    def added(self, x: Tensor, update: Tensor | None, norm: nn.LayerNorm, grid: Grid, prefix: int) -> Tensor | None:
+        """x (B, N, C) plus `update`, and the attention of its norm added to that; None if no operator does all of it.
+
+        For attention that `joins`.
+        """
+        drop = self.proj_drop
+        if drop.p and drop.training:
+            return None
+        return self.core.projected(x, self.qkv, self.proj, Place(grid, x, prefix), norm, update)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v with the norms that the module has."""

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-from timm.layers import LayerScale, Mlp, register_notrace_function
+import torch
+from timm.layers import DropPath, LayerScale, Mlp, register_notrace_function
 from torch import Tensor, nn
 
-from sightline.layers.core import Grid, hooked
+from sightline.layers.attention import Attention
+from sightline.layers.core import Grid, changed, hooked
 from sightline.layers.drop_path import drop_path as make_drop_path
 from sightline.ops.activated import activated_linear
 
@@ -14,7 +16,7 @@ register_notrace_function(activated_linear)  # it branches on the dtype of its t
 
 
 class PreNormBlock(nn.Module):
-    """x + attn(norm(x)), then x + mlp(norm(x)). In compiled training, `run_blocks` takes the same steps one by one.
+    """x + attn(norm(x)), then x + mlp(norm(x)). Where operators take several of these steps, `run_blocks` calls them.
 
     Args:
         dim: channels.
@@ -59,11 +61,62 @@ class PreNormBlock(nn.Module):
         context = x if self.raw_context else None
         mask = {} if key_mask is None else {"key_mask": key_mask}  # attention in windows takes none
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), grid, prefix, context=context, **mask)))
-        return x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), grid)))
+        return x + self.mlp_update(x, grid)
+
+    def mlp_update(self, x: Tensor, grid: Grid) -> Tensor:
+        """What the second half of the block adds to the tokens."""
+        update: Tensor = self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), grid)))
+        return update
 
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         """The MLP of normed tokens."""
         return self.mlp(x)
+
+    def attention_added(self, x: Tensor, update: Tensor | None, grid: Grid, prefix: int) -> Tensor | None:
+        """x plus `update` after the sum of the attention; None if no operator takes these steps together."""
+        if not self.joins_attention() or self.drop_path1.training:
+            return None
+        attn, norm = self.attn, self.norm1
+        assert isinstance(attn, Attention)
+        assert isinstance(norm, nn.LayerNorm)
+        return attn.added(x, update, norm, grid, prefix)
+
+    # What `run_blocks` asks. In a compiled graph the answers are constants: it would else check every module that they
+    # depend on before every call.
+
+    @torch.compiler.assume_constant_result
+    def separable(self) -> bool:
+        """Whether the steps can be taken one by one: the norms are layer norms, and nothing changes a call."""
+        if type(self).forward is not PreNormBlock.forward or changed(self):
+            return False
+        norms = (self.norm1, self.norm2)
+        return all(type(norm) is nn.LayerNorm and norm.bias is not None and not changed(norm) for norm in norms)
+
+    @torch.compiler.assume_constant_result
+    def joins_attention(self) -> bool:
+        """Whether the steps of the attention can be one in inference: its norm, itself and the sum."""
+        attn, between = self.attn, (self.ls1, self.drop_path1)
+        if type(attn) is not Attention or self.raw_context or not attn.joins():
+            return False
+        return (
+            all(isinstance(each, nn.Identity | DropPath) and not changed(each) for each in between) and self.separable()
+        )
+
+    @torch.compiler.assume_constant_result
+    def ends_in_bias(self, branch: str) -> bool:
+        """Whether what "attn" or "mlp" adds to the tokens ends in the bias of a linear layer."""
+        layer, drop, after = ENDS[branch]
+        module = getattr(self, branch)
+        last, dropout = getattr(module, layer, None), getattr(module, drop, None)
+        if type(last) is not nn.Linear or last.bias is None or type(dropout) is not nn.Dropout or dropout.p:
+            return False
+        idle = [getattr(self, name) for name in after]
+        same = all(isinstance(each, nn.Identity) for each in idle)
+        return same and not any(changed(each) for each in (module, last, dropout, *idle))
+
+
+# The last layer of a branch of `PreNormBlock`, its dropout, and what the block does to its result.
+ENDS = {"attn": ("proj", "proj_drop", ("ls1", "drop_path1")), "mlp": ("fc2", "drop2", ("ls2", "drop_path2"))}
 
 
 class TanhMlp(Mlp):

@@ -17,7 +17,7 @@ from sightline.ops.checks import Grid
 from sightline.ops.feature_maps import hide
 from sightline.util.errors import InputError
 
-__all__ = ["Core", "Factors", "Grid", "Place", "convolve", "hooked", "products", "softmax_rows"]
+__all__ = ["Core", "Factors", "Grid", "Place", "changed", "convolve", "hooked", "products", "softmax_rows"]
 
 Factors = tuple[Tensor, Tensor]  # L (B, H, N, r) and R (B, H, M, r) of the weights L R^T
 
@@ -97,6 +97,7 @@ class Core(nn.Module):
     centred = False  # rows sum to one because the mean score is subtracted, not by division
     injective: bool | None = None  # whether keys of full rank tell any two queries apart; None if not known
     inverts = False  # has a `newton_matrix`
+    joins_norm = False  # `projected` takes the norm before the layer too
     has_rows = True  # is a matrix of weights that the values are mixed by
 
     def __init__(self, dim: int, num_heads: int, stride: int = 16, length: int | None = None) -> None:
@@ -182,8 +183,19 @@ class Core(nn.Module):
         """
         return None
 
-    def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
+    def projected(
+        self,
+        x: Tensor,
+        qkv: nn.Linear,
+        proj: nn.Linear,
+        place: Place,
+        norm: nn.LayerNorm | None = None,
+        update: Tensor | None = None,
+    ) -> Tensor | None:
         """`from_tokens` with the projection of the output as well, if one operator does all of it.
+
+        Args:
+            norm: goes before; what is normed is x plus the `update`, and the result is added to it.
 
         Returns:
             (B, N, C), or None if there is no such operator for these tokens.
@@ -200,6 +212,11 @@ def hooked(module: nn.Module) -> bool:
     """Whether a hook expects the module to be called."""
     before, after = module._forward_pre_hooks, module._forward_hooks
     return bool(before or after or module._backward_pre_hooks or module._backward_hooks)
+
+
+def changed(module: nn.Module) -> bool:
+    """Whether a call does anything else than the `forward` of the class."""
+    return hooked(module) or "forward" in module.__dict__ or module._compiled_call_impl is not None
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

@@ -1,4 +1,8 @@
-"""Blocks one after the other. In compiled training each of their sums is one operator with the norm that follows it."""
+"""Blocks one after the other.
+
+In compiled training each of their sums is one operator with the norm that follows it. In inference InLine attention of
+few tokens is one operator with the norm before it and the sums around it.
+"""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from sightline import backend
-from sightline.layers.blocks import PreNormBlock
-from sightline.layers.core import Grid, hooked
+from sightline.layers.blocks import ENDS, PreNormBlock
+from sightline.layers.core import Grid
 from sightline.ops.norm import add_norm
 
 
@@ -39,31 +43,39 @@ def run_blocks(
     where = (grid, prefix) if key_mask is None else (grid, prefix, key_mask)  # only attention to all tokens has a mask
     blocks, outputs = list(blocks), {}
     fused = not save_memory and backend.fused_norm(x)
+    whole = not save_memory and key_mask is None and backend.whole_block(x)
     branch: Branch | None = None  # of the last block, if its sum is deferred
     for i, block in enumerate(blocks):
-        if fused and _fuses(block):
-            defer = i not in take and i + 1 < len(blocks) and _fuses(blocks[i + 1])
+        if fused and _separable(block):
+            defer = i not in take and i + 1 < len(blocks) and _separable(blocks[i + 1])
             x, branch = _advance(block, x, branch, where, defer)
             if not defer:
                 x, branch = x + branch.update, None
+        elif whole and (added := _attention_added(block, x, branch, grid, prefix)) is not None:
+            assert isinstance(block, PreNormBlock)
+            x, branch = added, Branch(block.mlp_update(added, grid), None)
         else:
+            x, branch = _summed(x, branch), None
             x = checkpoint(block, x, *where) if save_memory else block(x, *where)
         if i in take:
+            x, branch = _summed(x, branch), None
             outputs[i] = x
-    return x, outputs
+    return _summed(x, branch), outputs
 
 
-def _fuses(block: nn.Module) -> TypeGuard[PreNormBlock]:
-    """Whether a block can be taken apart, for its norms to take the sums before them."""
-    if not isinstance(block, PreNormBlock) or type(block).forward is not PreNormBlock.forward or _changed(block):
-        return False
-    norms = (block.norm1, block.norm2)
-    return all(type(norm) is nn.LayerNorm and norm.bias is not None and not _changed(norm) for norm in norms)
+def _summed(x: Tensor, branch: Branch | None) -> Tensor:
+    return x if branch is None else x + branch.update
 
 
-def _changed(module: nn.Module) -> bool:
-    """Whether a call does more than the `forward` of the class."""
-    return hooked(module) or "forward" in module.__dict__
+def _attention_added(block: nn.Module, x: Tensor, branch: Branch | None, grid: Grid, prefix: int) -> Tensor | None:
+    """The tokens in the middle of a block, after the sum of its attention; None if no operator gives them."""
+    if not isinstance(block, PreNormBlock):
+        return None
+    return block.attention_added(x, None if branch is None else branch.update, grid, prefix)
+
+
+def _separable(block: nn.Module) -> TypeGuard[PreNormBlock]:
+    return isinstance(block, PreNormBlock) and block.separable()
 
 
 def _advance(
@@ -79,10 +91,10 @@ def _advance(
         x, y = _add_norm(x, branch, block.norm1)
     if block.raw_context and context is None:
         context = x
-    with _bias_apart(attn, "proj", "proj_drop", block.ls1, block.drop_path1) as bias:
+    with _bias_apart(block, "attn") as bias:
         update = block.drop_path1(block.ls1(attn(y, *where, context=context)))
     x, y = _add_norm(x, Branch(update, bias), block.norm2)
-    with _bias_apart(block.mlp if defer else None, "fc2", "drop2", block.ls2, block.drop_path2) as bias:
+    with _bias_apart(block, "mlp" if defer else "") as bias:
         update = block.drop_path2(block.ls2(block.feed_forward(y, where[0])))
     return x, Branch(update, bias)
 
@@ -94,17 +106,12 @@ def _add_norm(x: Tensor, branch: Branch, norm: nn.Module, view: str = "") -> tup
 
 
 @contextmanager
-def _bias_apart(module: nn.Module | None, layer: str, drop: str, *after: nn.Module) -> Iterator[Tensor | None]:
-    """The bias of a module's last layer, which gives it no gradient meanwhile; None if anything comes after it."""
-    last, dropout = getattr(module, layer, None), getattr(module, drop, None)
-    known = type(last) is nn.Linear and last.bias is not None and type(dropout) is nn.Dropout and dropout.p == 0
-    if module is None or last is None or dropout is None or not known:
+def _bias_apart(block: PreNormBlock, branch: str) -> Iterator[Tensor | None]:
+    """The bias that a branch ends in, which gives it no gradient meanwhile; None if there is none, or no branch."""
+    if not branch or not block.ends_in_bias(branch):
         yield None
         return
-    same = all(isinstance(each, nn.Identity) for each in after)
-    if not same or any(_changed(each) for each in (module, last, dropout, *after)):
-        yield None
-        return
-    bias = last.bias
-    with _reparametrize_module(last, {"bias": bias.detach()}):
+    layer = getattr(getattr(block, branch), ENDS[branch][0])
+    bias = layer.bias
+    with _reparametrize_module(layer, {"bias": bias.detach()}):
         yield bias

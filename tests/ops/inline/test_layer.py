@@ -222,6 +222,50 @@ def test_with_projections(case: tuple, dtype: torch.dtype, monkeypatch: pytest.M
     assert_close("output", got.cpu(), want, TOLERANCE[dtype])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "dtype", "stream"),
+    [
+        (c, t, s)
+        for c in PROJECTED
+        if c[2] * c[3] <= backend.FOLDED
+        for t, s in (
+            (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16), (torch.bfloat16, torch.float32)
+        )  # Triton's interpreter does not round to bfloat16 but cuts off
+        if GPU or t == s == torch.float16 or (c == PROJECTED[0] and s == torch.float32)
+    ],
+)  # fmt: skip
+def test_with_norm_and_sums(
+    case: tuple, dtype: torch.dtype, stream: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens plus an update, and the layer of their norm added to that; tokens in float32 are those of autocast."""
+    grid, prefix, heads, dim, phi, residual = case
+    torch.manual_seed(0)
+    spec = f"inline(phi={phi}, residual={str(residual).lower()})"
+    norm = torch.nn.LayerNorm(heads * dim, eps=1e-2).to(DEVICE, stream)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    layer = Attention(heads * dim, heads, spec, qkv_bias=dim != 24).to(DEVICE, stream)
+    with torch.no_grad():
+        layer.proj.weight *= 8  # more is added than there is, whose rounding errors would hide those of the layer
+    x, update = torch.randn(2, 2, grid[0] * grid[1] + prefix, heads * dim, device=DEVICE)
+    x, update = x.to(stream), update.to(dtype).mT.contiguous().mT  # which is not contiguous itself
+    made = layer.core.residual.layers() if residual else None
+    for added in (None, update):
+        monkeypatch.setenv(backend.VARIABLE, "triton")
+        with torch.no_grad(), torch.autocast(DEVICE, dtype, enabled=stream != dtype):
+            got = inline_projected(x, layer.qkv, layer.proj, made, heads, grid, prefix, phi, norm, added)
+        monkeypatch.setenv(backend.VARIABLE, "torch")
+        total = x if added is None else x + added
+        with torch.no_grad():
+            normed = norm.double()(total.double()).to(dtype)  # as linear layers take it
+            want = layer.cpu().double()(normed.cpu().double(), grid, prefix)
+        norm, layer = norm.to(DEVICE, stream), layer.to(DEVICE, stream)
+        made = layer.core.residual.layers() if residual else None
+        assert got.dtype == stream
+        assert_close("what is added", got.cpu().double() - total.cpu().double(), want, TOLERANCE[dtype])
+
+
 def test_projections_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters stay in float32, and the output is that of linear layers under autocast."""
     monkeypatch.setenv(backend.VARIABLE, "triton")

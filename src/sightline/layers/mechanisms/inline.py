@@ -54,6 +54,7 @@ class InlineCore(Core):
     feature_map: FeatureMap
     centred = True
     injective: bool | None = True
+    joins_norm = True
 
     def __init__(
         self,
@@ -213,13 +214,23 @@ class InlineCore(Core):
             return torch.cat([prefix.from_tokens(x, *given, place.prefix), out[:, place.prefix :]], 1)
         return None
 
-    def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
+    def projected(
+        self,
+        x: Tensor,
+        qkv: nn.Linear,
+        proj: nn.Linear,
+        place: Place,
+        norm: nn.LayerNorm | None = None,
+        update: Tensor | None = None,
+    ) -> Tensor | None:
         plain = type(qkv) is nn.Linear and type(proj) is nn.Linear and place.context is x and self.by_one_operator
         plain &= self.adapt is None and not self.agents and not (self.softmax_prefix and place.prefix)
         if not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):
             return None
         layers = None if self.residual is None else self.residual.layers()
-        return inline_projected(x, qkv, proj, layers, self.num_heads, place.grid, place.prefix, self.phi)
+        return inline_projected(
+            x, qkv, proj, layers, self.num_heads, place.grid, place.prefix, self.phi, norm, update
+        )  # fmt: skip
 
     def _adapted(self, q: Tensor, k: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """Queries and keys as the operator takes them."""

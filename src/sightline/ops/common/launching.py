@@ -193,9 +193,10 @@ class Program:
     launches: list[Launch]
     results: list[Result | Tensor]  # tensors without elements are always the same
 
-    def __call__(self, inputs: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    def __call__(self, inputs: list[int], device: torch.device) -> list[Tensor]:
+        """With the addresses of the inputs."""
         made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.shapes]
-        addresses = [t.data_ptr() for t in (*inputs, *made)]
+        addresses = inputs + [t.data_ptr() for t in made]
         if self.scratch:
             shared = torch.empty(self.scratch, dtype=torch.uint8, device=device)
             addresses.append(shared.data_ptr())
@@ -224,14 +225,17 @@ def replay(function: Callable[..., tuple[Tensor, ...]], args: Sequence[object]) 
     if INTERPRETED or not _direct:
         return function(*args)
     key: list[Hashable] = [function]
-    inputs: list[Tensor] = []
+    inputs: list[int] = []
+    device = None
     for arg in args:
         if isinstance(arg, Tensor):
-            key += (arg.shape, arg.stride(), arg.dtype, arg.data_ptr() % 16)
-            inputs.append(arg)
+            address = arg.data_ptr()
+            key += (arg.shape, arg.stride(), arg.dtype, address & 15)
+            inputs.append(address)
+            device = device or arg.device
         else:
             key.append(arg)
-    device = inputs[0].device
+    assert device is not None
     key.append(device.index)
     signature = tuple(key)
     program = _programs.get(signature)

@@ -9,7 +9,7 @@ from sightline import backend as backends
 from sightline.ops.checks import Grid
 from sightline.ops.common.arguments import contiguous_heads, dot_precision
 from sightline.ops.common.operator import needs_gradient
-from sightline.ops.inline.layer_operator import FOLDED, inline_layer
+from sightline.ops.inline.layer_operator import inline_layer
 from sightline.ops.linear.operator import attend
 
 NO_FAR: tuple[Tensor | None, ...] = (None, None, None)
@@ -77,14 +77,22 @@ def _attend(
 
 def inline_projected(
     x: Tensor, qkv: nn.Linear, proj: nn.Linear, layers: ResidualLayers | None, heads: int, grid: Grid, prefix: int,
-    phi: str,
+    phi: str, norm: nn.LayerNorm | None = None, update: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Tokens x (B, N, C) -> (B, N, C), projected, mixed and projected again; without a gradient."""
+    """Tokens x (B, N, C) -> (B, N, C), projected, mixed and projected again; without a gradient.
+
+    With a `norm`, for at most `backend.FOLDED` channels, x plus an `update` is normed before and added to the result.
+    """
     dtype = backends.compute_dtype(x)
-    x = x if x.stride(2) == 1 else x.contiguous()
+    shift, eps = None, 0.0
+    if norm is None:
+        x = x if x.stride(2) == 1 else x.contiguous()
+    else:
+        x, shift, eps = x.contiguous(), norm.bias, norm.eps
+        update = None if update is None else update.contiguous()
     made: tuple[Tensor | None, ...] = (None,) * 4 if layers is None else layers
     out = inline_layer(
-        x, qkv.weight, qkv.bias, *made, proj.weight, proj.bias, heads, *grid, prefix, (x.shape[2] // heads) ** -0.5,
-        phi, dot_precision(dtype), dtype,
+        x, update, None if norm is None else norm.weight, shift, qkv.weight, qkv.bias, *made, proj.weight, proj.bias,
+        heads, *grid, prefix, (x.shape[2] // heads) ** -0.5, eps, phi, dot_precision(dtype), dtype,
     )[0]  # fmt: skip
-    return out if x.shape[2] <= FOLDED else F.linear(out, proj.weight, proj.bias)
+    return out if x.shape[2] <= backends.FOLDED else F.linear(out, proj.weight, proj.bias)

@@ -1,5 +1,8 @@
 """InLine attention of a layer with its projections, for inference: three kernels from tokens to projected tokens.
 
+With the norm before the layer, the tokens are x plus an update; their norm goes through the layer, whose output is
+added to them.
+
 With S, m and the residual of `linear.forward_kernels`, and the packed projection W = (Wq, Wk, Wv):
 
     layer_sums     v = x Wv^T + bv, and sums over chunks of tokens; k stays in registers
@@ -33,19 +36,62 @@ def _columns(w, stride, first, live, c0, C, K: tl.constexpr, W: tl.constexpr):
     return tl.load(w + row[None, :] * stride + c[:, None], mask=(c < C)[:, None] & live, other=0)
 
 
+@triton.jit
+def _sums_of_inputs(sums, rows, C, D: tl.constexpr):
+    """Where sums over the inputs of the layer, C for each chunk, follow those of `store_sums`."""
+    return sums + tl.cast(rows, tl.int64) * (C * (D + 4) + 4)
+
+
+@triton.jit
+def _added(x, update, at, ok):
+    """x plus the update if there is one, in the dtype of x and then in float32."""
+    total = tl.load(x + at, mask=ok, other=0)
+    if update is not None:
+        total = (total.to(tl.float32) + tl.load(update + at, mask=ok, other=0).to(tl.float32)).to(total.dtype)
+    return total.to(tl.float32)
+
+
+@triton.jit
+def _normed(x, update, weight, shift, eps, y, token, ok, C, P: tl.constexpr):
+    """The norm of all channels, P or fewer, of the tokens `token` where `ok`, which is written to y."""
+    c = tl.arange(0, P)[None, :]
+    cell = ok[:, None] & (c < C)
+    at = token[:, None] * C + c
+    total = _added(x, update, at, cell)
+    centred = tl.where(cell, total - tl.sum(total, 1)[:, None] / C, 0.0)
+    scale = 1 / tl.sqrt(tl.sum(centred * centred, 1)[:, None] / C + eps)
+    normed = centred * scale * tl.load(weight + c, mask=c < C, other=0).to(tl.float32)
+    normed += tl.load(shift + c, mask=c < C, other=0).to(tl.float32)
+    tl.store(y + at, normed.to(y.dtype.element_ty), mask=cell)
+
+
 @triton.jit(do_not_specialize=["H", "tokens", "chunk"])
 def layer_sums(
-    x, x_batch, x_token, w, b, v, sums, sums_x, H, tokens, chunk, D: tl.constexpr, GROUP: tl.constexpr,
-    W: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PHI: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr,
+    x, x_batch, x_token, update, norm, shift, eps, y, w, b, v, sums, H, tokens, chunk, D: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, K: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
+    PHI: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr,
 ):
-    """The values of one chunk of tokens, for a group of heads, and the sums over it."""
+    """The values of one chunk of tokens, for a group of heads, and the sums over it.
+
+    With the weight `norm` and the `shift` of a norm, R tokens are normed at a time, in all channels, P or fewer, and
+    written to y, by the programs of every group.
+    """
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     live = live_of(D, GROUP, W)
     channel, C = group * GROUP * D, H * D
+    first, last = part * chunk, tl.minimum(part * chunk + chunk, tokens)
     x += tl.cast(image, tl.int64) * x_batch
+    if norm is not None:
+        y += tl.cast(image, tl.int64) * tokens * C
+        if update is not None:
+            update += tl.cast(image, tl.int64) * tokens * C
+        for t0 in range(first, last, R):
+            token = t0 + tl.arange(0, R)
+            _normed(x, update, norm, shift, eps, y, token, token < last, C, P)
+        tl.debug_barrier()  # what is read from here on has been written by other threads
+        x, x_token = y, C
     v += tl.cast(image, tl.int64) * tokens * C
     col = tl.arange(0, W)
-    first, last = part * chunk, tl.minimum(part * chunk + chunk, tokens)
     moment = tl.zeros((W, W), tl.float32)
     sum_k, sum_v = tl.zeros((16, W), tl.float32), tl.zeros((16, W), tl.float32)
     sum_x = tl.zeros((W,), tl.float32)
@@ -81,18 +127,19 @@ def layer_sums(
     sum_k, sum_v = tl.sum(sum_k, 0) / 16, tl.sum(sum_v, 0) / 16
     store_sums(sums, row, moment, sum_k, sum_v, nothing, nothing, count, group, H, D, GROUP, W)
     if RESIDUAL:
+        sums_x = _sums_of_inputs(sums, tl.num_programs(2) * tl.num_programs(1), C, D)
         offset = tl.cast(row, tl.int64) * C + channel + col[None, :]
         tl.store(sums_x + offset, sum_x[None, :], mask=live)
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "parts"])
 def layer_matrix(
-    sums, sums_x, w, b, w1, b1, w2, b2, matrix, row, weights, H, tokens, parts, scale, D: tl.constexpr,
+    sums, w, b, w1, b1, w2, b2, matrix, weights, H, tokens, parts, scale, D: tl.constexpr,
     W: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr, PHI: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr,
 ):
-    """One head of an image: its columns of M, (C, C) or (D, C), of c, (C,), and of the weights, (9, C).
+    """One head of an image: its columns of M, (C, C) or (D, C), and of the weights with c after them, (10, C).
 
-    The grid has a third axis of ten: the taps are made by one program each, M by the last.
+    The grid has a third axis of ten: the taps are made by one program each, M and c by the last.
     """
     head, image, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     images = tl.num_programs(1)
@@ -102,16 +149,17 @@ def layer_matrix(
     dim = tl.arange(0, W)
     ok, pair = pairs_of(D, 1, W)
     none = tl.zeros((W,), tl.int32)
+    weights += (tl.cast(image, tl.int64) * 10 + piece) * C + channel
     if piece < 9:
         if RESIDUAL:
+            sums_x = _sums_of_inputs(sums, parts * images, C, D)
             total = tl.zeros((W,), tl.float32)
             for first in range(0, parts, PARTS):
                 part = first + tl.arange(0, PARTS)
                 at = sums_x + (part * images + image).to(tl.int64)[:, None] * C + channel + dim[None, :]
                 total += tl.sum(tl.load(at, mask=(part < parts)[:, None] & live, other=0), 0)
             hidden = hidden_of(total / tokens, w1, b1, channel, D, 1, W)
-            at = weights + (tl.cast(image, tl.int64) * 9 + piece) * C + channel + dim[None, :]
-            tl.store(at, tap_of(hidden, w2, b2, piece, channel, D, 1, W), mask=live)
+            tl.store(weights + dim[None, :], tap_of(hidden, w2, b2, piece, channel, D, 1, W), mask=live)
     else:
         moment = tl.zeros((W, W), tl.float32)
         sum_k, sum_v = tl.zeros((W,), tl.float32), tl.zeros((W,), tl.float32)
@@ -141,20 +189,23 @@ def layer_matrix(
         else:
             matrix += tl.cast(image, tl.int64) * D * C + channel
             tl.store(matrix + dim[:, None] * C + dim[None, :], state.to(matrix.dtype.element_ty), mask=pair)
-        tl.store(row + tl.cast(image, tl.int64) * C + channel + dim, mean_v, mask=ok)
+        tl.store(weights + dim, mean_v, mask=ok)
 
 
 @triton.jit
 def _mixed(
-    x, x_token, w, b, v, matrix, row, weights, token, ok, y, column, height, width, group, H, D: tl.constexpr,
+    x, x_token, w, b, v, matrix, weights, token, ok, y, column, height, width, group, H, D: tl.constexpr,
     GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PHI: tl.constexpr, RESIDUAL: tl.constexpr,
-    DOT: tl.constexpr,
+    APART: tl.constexpr, DOT: tl.constexpr,
 ):
-    """The mixed values (T, W) of a group of heads; pointers are those of the image."""
+    """The mixed values (T, W) of a group of heads; pointers are those of the image.
+
+    With APART the residual is summed up in the layout of its loads, not in that of products.
+    """
     live = live_of(D, GROUP, W)
     channel, C = group * GROUP * D, H * D
     col = tl.arange(0, W)
-    offset = tl.load(row + channel + col[None, :], mask=live, other=0)  # 1 W
+    offset = tl.load(weights + 9 * C + channel + col[None, :], mask=live, other=0)  # 1 W
     acc = tl.zeros((T, W), tl.float32)
     for c0 in range(0, C, K):
         xt = operand(_inputs(x, x_token, token, ok, c0, C, K), DOT)
@@ -174,25 +225,28 @@ def _mixed(
         acc = dot(operand(query, DOT), operand(state, DOT), DOT)
     acc += offset
     if RESIDUAL:
+        term = tl.zeros((T, W), tl.float32) if APART else acc
         for dy in range(-1, 2):
             for dx in tl.static_range(-1, 2):
                 inside = (y + dy >= 0) & (y + dy < height) & (column + dx >= 0) & (column + dx < width)
                 there = v + (token + dy * width + dx)[:, None] * C + channel + col[None, :]
                 value = tl.load(there, mask=(ok & inside)[:, None] & live, other=0).to(tl.float32)  # T W
                 tap = weights + (3 * dy + dx + 4) * C + channel + col[None, :]
-                acc += value * tl.load(tap, mask=live, other=0)
+                term += value * tl.load(tap, mask=live, other=0)
+        acc = acc + term if APART else term
     return acc
 
 
 @triton.jit(do_not_specialize=["H", "tokens", "height", "width", "prefix"])
 def layer_write(
-    x, x_batch, x_token, w, b, v, matrix, row, weights, p, bp, out, H, tokens, height, width, prefix, D: tl.constexpr,
-    GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, K: tl.constexpr, P: tl.constexpr,
-    PHI: tl.constexpr, RESIDUAL: tl.constexpr, FOLD: tl.constexpr, DOT: tl.constexpr,
+    x, x_batch, x_token, w, b, v, matrix, weights, p, bp, before, update, out, H, tokens, height, width, prefix,
+    D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, K: tl.constexpr,
+    P: tl.constexpr, PHI: tl.constexpr, RESIDUAL: tl.constexpr, FOLD: tl.constexpr, DOT: tl.constexpr,
 ):
     """T tokens of the output: X columns and T / X rows of the grid, or those of the prefix in the last program.
 
-    With FOLD all channels, P of which are enough for the projection; else those of a group of heads.
+    With FOLD all channels, P of which are enough for the projection, and added to the tokens `before` and an `update`
+    of them if there are any; else those of a group of heads.
     """
     tile, image = tl.program_id(0), tl.program_id(1)
     C = H * D
@@ -200,9 +254,7 @@ def layer_write(
     v += tl.cast(image, tl.int64) * tokens * C
     out += tl.cast(image, tl.int64) * tokens * C
     matrix += tl.cast(image, tl.int64) * C * (C if PHI == "identity" else D)
-    row += tl.cast(image, tl.int64) * C
-    if RESIDUAL:
-        weights += tl.cast(image, tl.int64) * 9 * C
+    weights += tl.cast(image, tl.int64) * 10 * C
     place = tl.arange(0, T)
     strips = tl.cdiv(width, X)
     on_grid = tile < strips * tl.cdiv(height, T // X)
@@ -217,18 +269,22 @@ def layer_write(
         if bp is not None:
             total += tl.load(bp + n, mask=n < C, other=0).to(tl.float32)[None, :]
         for group in range(0, H // GROUP):
-            mixed = _mixed(x, x_token, w, b, v, matrix, row, weights, token, ok, y, column, height, width, group, H, D,
-                           GROUP, W, T, K, PHI, RESIDUAL, DOT)
+            mixed = _mixed(x, x_token, w, b, v, matrix, weights, token, ok, y, column, height, width, group, H, D,
+                           GROUP, W, T, K, PHI, RESIDUAL, True, DOT)
             channel = group * GROUP * D + col
             live = (col < GROUP * D)[:, None] & (n < C)[None, :]
             side = tl.load(p + n[None, :] * C + channel[:, None], mask=live, other=0)  # W P
             total = dot(operand(mixed, DOT), operand(side, DOT), DOT, total)
         cell = ok[:, None] & (n < C)[None, :]
-        tl.store(out + token[:, None] * C + n[None, :], total.to(out.dtype.element_ty), mask=cell)
+        at = token[:, None] * C + n[None, :]
+        if before is not None:
+            image = tl.cast(image, tl.int64) * tokens * C
+            total += _added(before + image, None if update is None else update + image, at, cell)
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=cell)
     else:
         group = tl.program_id(2)
-        mixed = _mixed(x, x_token, w, b, v, matrix, row, weights, token, ok, y, column, height, width, group, H, D,
-                       GROUP, W, T, K, PHI, RESIDUAL, DOT)
+        mixed = _mixed(x, x_token, w, b, v, matrix, weights, token, ok, y, column, height, width, group, H, D,
+                       GROUP, W, T, K, PHI, RESIDUAL, False, DOT)
         col = tl.arange(0, W)
         cell = ok[:, None] & live_of(D, GROUP, W)
         at = out + token[:, None] * C + group * GROUP * D + col[None, :]

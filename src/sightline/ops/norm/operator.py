@@ -9,8 +9,8 @@ from sightline.ops.common.launching import empty, launch
 from sightline.ops.common.operator import Operator
 from sightline.ops.norm import kernels
 
-PROGRAMS = 512  # at most: four for each multiprocessor of a large GPU
-TILE = 2048  # numbers of a program at a time
+PROGRAMS = 264  # at most: two for each multiprocessor of a large GPU
+TILE = 4096  # numbers of a program at a time
 SUM_TILE = {"PARTS": 128, "BLOCK": 32}
 
 
