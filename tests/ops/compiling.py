@@ -78,7 +78,11 @@ CASES: dict[str, list[tuple]] = {
         (BF16, "bf16", 64, 64, "near"),
         (BF16, "bf16", 14, 64, "windows"),
     ],
-    "projected": [(BF16, "bf16", 6, 32), (BF16, "bf16", 3, 128), (BF16, "bf16", 6, 32, "elu1", True)],
+    "projected": [
+        (BF16, "bf16", 6, 32, 64, "identity", True),
+        (BF16, "bf16", 6, 32, 14, "elu1", True),
+        (BF16, "bf16", 3, 128),
+    ],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
     "convolution": [(BF16, "bf16", 32, 9), (FP32, "fp32", 64, 5)],
     "norm": [(BF16, 192, "norm"), (BF16, 96, ""), (FP32, 64, "sum")],
@@ -96,7 +100,10 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
         ((FP16, "tf32", 14, 64, "near"), {"near_write"}),
         *(((FP16, "tf32", 14, dim, "windows"), {"near_short"}) for dim in (64, 32)),
     ],
-    "projected": [((FP16, "tf32", 4, 64), {"layer_write"}), ((BF16, "bf16", 3, 128), {"layer_sums"})],
+    "projected": [
+        ((FP16, "tf32", 4, 64, 64, "identity", True), {"layer_write", "layer_sums"}),
+        ((BF16, "bf16", 3, 128), {"layer_sums"}),
+    ],
     "soft_attention": [
         ((BF16, "bf16", 196, 49, 64, "masked"), {"backward_tokens"}),
         ((FP32, "fp32", 4096, 196, 128, "plain"), {"newton_product", "backward_landmarks"}),
@@ -121,9 +128,10 @@ ALL: dict[str, list[tuple]] = {
         *((t, dot, 14, dim, "windows") for t, dot in TYPED[:2] for dim in (24, 32, 64)),
     ],
     "projected": [
-        (t, dot, heads, dim)
+        (t, dot, heads, dim, side, "identity", heads * dim <= backend.FOLDED)
         for t, dot in TYPED[:2]
         for heads, dim in ((6, 32), (8, 32), (12, 32), (4, 64), (2, 128), (3, 128))
+        for side in (14, 64)
     ],
     "soft_attention": [
         *((t, dot, 196, 49, dim, "packed" if dim == 32 else "masked") for t, dot, dim in WIDTHS),
@@ -259,7 +267,9 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     )  # fmt: skip
 
 
-def projected(dtype: torch.dtype, dot: str, heads: int, dim: int, phi: str = "identity", normed: bool = False) -> None:
+def projected(
+    dtype: torch.dtype, dot: str, heads: int, dim: int, side: int = 14, phi: str = "identity", normed: bool = False
+) -> None:
     channels = heads * dim
     sizes = (
         (channels, dim, 1),
@@ -270,9 +280,12 @@ def projected(dtype: torch.dtype, dot: str, heads: int, dim: int, phi: str = "id
         (channels,),
     )
     layers = [meta(*shape, dtype=dtype) for shape in sizes]
-    x, w, b = (meta(*shape, dtype=dtype) for shape in ((2, 197, channels), (3 * channels, channels), (3 * channels,)))
+    x, w, b = (
+        meta(*shape, dtype=dtype)
+        for shape in ((2, side * side + 1, channels), (3 * channels, channels), (3 * channels,))
+    )
     norm = [x, *(meta(channels, dtype=dtype) for _ in range(2))] if normed else [None] * 3
-    layer_operator.inline_layer.function(x, *norm, w, b, *layers, heads, 14, 14, 1, 0.2, 1e-6, phi, dot, dtype)
+    layer_operator.inline_layer.function(x, *norm, w, b, *layers, heads, side, side, 1, 0.2, 1e-6, phi, dot, dtype)
 
 
 def soft_attention(dtype: torch.dtype, dot: str, tokens: int, landmarks: int, dim: int, kind: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sightline.bench import Report, Row
+from sightline.bench.results import About
 from sightline.bench.tables import Table, crossovers, finding_table, limit_of, pick, plain_tables, rate, row_tables
 from tables.goals import evaluate, goal_table
 from tables.markdown import table
@@ -38,16 +39,20 @@ def tables_page(folder: Path) -> str:
     return "\n\n".join([TABLES_INTRO.strip(), *(sections or [NOTHING])]) + "\n"
 
 
+def commit_of(about: About) -> str:
+    """Such as "commit 1234567, with local changes"."""
+    return f"commit {about['commit'][:7]}" + (", with local changes" if about.get("clean") is False else "")
+
+
 def section(path: Path, report: Report) -> str:
     """A run: how it was made, every row next to the public figures, findings, goals, figures."""
     about, name = report.about, path.name
-    state = ", with local changes" if about.get("clean") is False else ""
     versions = [("torch", about.get("torch")), ("cuda", about.get("cuda")), ("triton", about.get("triton")),
                 ("timm", about.get("timm"))]  # fmt: skip
     made = ", ".join(f"{key} {value}" for key, value in versions if value)
     parts = [
         f"## {about['card']}: {path.stem.split('-')[0]}",
-        f"`{about['command']}`\n\n{made}; commit {about['commit']}{state}; {about['date'][:10]}. Data: "
+        f"`{about['command']}`\n\n{made}; {commit_of(about)}; {about['date'][:10]}. Data: "
         f"[{name}](../results/{name}), [CSV](../results/{path.stem}.csv).",
     ]
     for dtype, best in about.get("ceilings", {}).items():
@@ -92,8 +97,8 @@ def speed_section(folder: Path, more: str = "docs/performance.md") -> str:
     about, rows, models = found
     sentence = (
         f"Images per second of `inline_deit_tiny` through `torch.compile`, by plain calls and by CUDA-graph replay. "
-        f"Softmax is timm's DeiT-Tiny. One {about['card']}, torch {about['torch']}, {models[0].dtype}, commit "
-        f"{about['commit'][:7]}. Training and operators: [{more}]({more})."
+        f"Softmax is timm's DeiT-Tiny. One {about['card']}, torch {about['torch']}, {models[0].dtype}, "
+        f"{commit_of(about)}. Training and operators: [{more}]({more})."
     )
     return f"{sentence}\n\n{_speed_models(rows, models)}"
 

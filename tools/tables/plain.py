@@ -7,7 +7,7 @@ from sightline.bench import Report, Row
 from sightline.bench.plots import Bars, Panel, bars_of, series_of, side
 from sightline.bench.results import COMPILED, EAGER
 from sightline.bench.tables import number, plain_tables, rate
-from tables.bench import load_reports
+from tables.bench import commit_of, load_reports
 from tables.goals import goal_table
 from tables.markdown import table
 from tables.plain_goals import DEIT, GRAPHS, TIMM, evaluate_plain
@@ -94,7 +94,7 @@ def _speed(row: Row) -> str:
 def made_by(reports: Sequence[Report]) -> str:
     """Machine, versions and commit, once per kind."""
     texts = (
-        f"One {about['card']}, torch {about['torch']}, timm {about['timm']}, bfloat16, commit {about['commit'][:7]}"
+        f"One {about['card']}, torch {about['torch']}, timm {about['timm']}, bfloat16, {commit_of(about)}"
         for about in (report.about for report in reports)
     )
     return "; ".join(dict.fromkeys(texts))
