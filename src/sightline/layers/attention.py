@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from sightline.layers.core import Grid, Place, changed, hooked
+from sightline.layers.core import Grid, Place, changed
 from sightline.layers.patch import pad_to_multiple, to_map, to_tokens
 from sightline.layers.spec import Spec
 from sightline.util.errors import InputError
@@ -88,8 +89,8 @@ class Attention(nn.Module):
         core, qkv, proj, out = self.core, self.qkv, self.proj, None
         if self.sr is not None:
             out = self._reduced(x, place, self.sr).flatten(2)
-        elif key_mask is None and self.q_norm is None and not hooked(core) and not hooked(qkv):
-            done = None if hooked(proj) else core.projected(x, qkv, proj, place)
+        elif key_mask is None and self.q_norm is None and self.unchanged("core", "qkv"):
+            done = core.projected(x, qkv, proj, place) if self.unchanged("proj") else None
             if done is not None:
                 return self.proj_drop(done)
             out = core.from_tokens(x, qkv, place)
@@ -97,12 +98,16 @@ class Attention(nn.Module):
             out = core(*self._project(x), place).flatten(2)
         return self.proj_drop(proj(out))
 
+    @torch.compiler.assume_constant_result
+    def unchanged(self, *names: str) -> bool:
+        """Whether calls of these modules do what their classes do: a constant of a compiled graph."""
+        return not any(changed(getattr(self, name)) for name in names)
+
     def joins(self) -> bool:
         """Whether `added` may give a result: a call is the projections around the mechanism and nothing else."""
-        core = self.core
-        if not core.joins_norm or self.sr is not None or self.q_norm is not None or changed(self):
+        if not self.core.joins_norm or self.sr is not None or self.q_norm is not None or changed(self):
             return False
-        return not (hooked(core) or hooked(self.qkv) or hooked(self.proj) or hooked(self.proj_drop))
+        return self.unchanged("core", "qkv", "proj", "proj_drop")
 
     def added(self, x: Tensor, update: Tensor | None, norm: nn.LayerNorm, grid: Grid, prefix: int) -> Tensor | None:
         """x (B, N, C) plus `update`, and the attention of its norm added to that; None if no operator does all of it.

@@ -8,7 +8,7 @@ from timm.layers import DropPath, LayerScale, Mlp, register_notrace_function
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
-from sightline.layers.core import Grid, changed, hooked
+from sightline.layers.core import Grid, changed
 from sightline.layers.drop_path import drop_path as make_drop_path
 from sightline.ops.activated import activated_linear
 
@@ -123,7 +123,7 @@ class TanhMlp(Mlp):
     """timm's MLP with the tanh GELU, which a GPU applies within the first product in inference."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if type(self.fc1) is not nn.Linear or hooked(self.fc1) or hooked(self.act):  # an adapter or a hook
+        if type(self.fc1) is not nn.Linear or changed(self.fc1) or changed(self.act):  # an adapter or a hook
             return super().forward(x)
         return self.drop2(self.fc2(self.drop1(activated_linear(x, self.fc1.weight, self.fc1.bias, gelu=True))))
 

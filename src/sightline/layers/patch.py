@@ -6,7 +6,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from sightline import backend
-from sightline.layers.core import Grid, hooked
+from sightline.layers.core import Grid, changed
 from sightline.ops.activated import activated_linear
 from sightline.ops.checks import ceil_div, is_exporting, is_symbolic, padding
 from sightline.ops.patches import gather_patches
@@ -126,7 +126,7 @@ class ConvBNEmbed(nn.Module):
     def _plain(self) -> bool:
         """Whether all layers are as they were built, without hooks."""
         plain = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
-        return all(type(layer) in plain and not hooked(layer) for layer in self.proj)
+        return all(type(layer) in plain and not changed(layer) for layer in self.proj)
 
     def _layers(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.Module]]:
         found, layers = [], list(self.proj)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from sightline import backend
 from sightline.layers.attention import Attention
@@ -294,7 +295,8 @@ def test_gradients_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_takes_the_layer_with_projections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inference of few tokens by plain layers; hooks, adapters, gradients and many tokens do not."""
+    """Inference of few tokens by plain layers; not those with a hook or a forward of their own, nor gradients or many
+    tokens."""
     calls: list[str] = []
     for name in ("inline_projected", "inline_from_packed"):
         original = getattr(inline_mechanism, name)
@@ -313,9 +315,15 @@ def test_who_takes_the_layer_with_projections(monkeypatch: pytest.MonkeyPatch) -
         handle = layer.proj.register_forward_hook(lambda *_: None)
         layer(x, (3, 4), 1)
         handle.remove()
-        monkeypatch.setattr(backend, "WHOLE_LAYER_TOKENS", 25)
-        layer(x, (3, 4), 1)
-    assert calls == ["inline_from_packed", "inline_projected", "inline_from_packed", "inline_from_packed"]
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "WHOLE_LAYER_TOKENS", 25)
+            layer(x, (3, 4), 1)
+        assert calls == ["inline_from_packed", "inline_projected", "inline_from_packed", "inline_from_packed"]
+        calls.clear()
+        for linear in (layer.proj, layer.qkv):  # as libraries do that load weights when they are needed
+            linear.forward = lambda x, linear=linear: 2 * nn.Linear.forward(linear, x)
+            layer(x, (3, 4), 1)
+        assert calls == ["inline_from_packed"]
 
 
 @pytest.mark.slow
