@@ -295,6 +295,21 @@ def test_attention_that_is_called(joined: Joined) -> None:
     assert joined.sums == [False, True]
 
 
+def test_a_sum_that_is_wider_than_the_tokens(joined: Joined) -> None:
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.double() * 1e-9
+
+    run = Run(plain("inline", mlp=Wide()), plain("inline")).eval()
+    run.blocks[1].double()
+    x = torch.randn(2, 16, DIM)
+    expected = run(x)
+    with torch.no_grad():
+        out = run(x)
+    assert (out.dtype, joined.sums) == (torch.float64, [False])
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_checkpointing(norms: Norms) -> None:
     compare(Run(plain(), plain(), save_memory=True))
     assert norms.biases == []

@@ -117,6 +117,8 @@ class Attention(nn.Module):
         drop = self.proj_drop
         if drop.p and drop.training:
             return None
+        if update is not None and torch.promote_types(x.dtype, update.dtype) != x.dtype:
+            return None  # the sum is wider than x
         return self.core.projected(x, self.qkv, self.proj, Place(grid, x, prefix), norm, update)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
