@@ -261,7 +261,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Joined:
 def infer(run: Run, *, compiled: bool = False) -> None:
     """Compare with the blocks called one by one."""
     x = torch.randn(2, GRID[0] * GRID[1] + run.prefix, DIM)
-    run.eval()
+    run.train(False)
     expected = run(x)  # with a gradient, which the operator does not have
     torch._dynamo.reset()
     with torch.no_grad():
@@ -291,7 +291,7 @@ def test_attention_that_is_called(joined: Joined) -> None:
     run = Run(plain("inline", drop_path=0.5), PreNormBlock(DIM, Attention(DIM, 2, "inline", proj_drop=0.5)))
     with torch.no_grad():
         run(torch.randn(2, 16, DIM))  # in training mode
-        run.eval()(torch.randn(2, 16, DIM))
+        run.train(False)(torch.randn(2, 16, DIM))
     assert joined.sums == [False, True]
 
 
@@ -300,7 +300,7 @@ def test_a_sum_that_is_wider_than_the_tokens(joined: Joined) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.double() * 1e-9
 
-    run = Run(plain("inline", mlp=Wide()), plain("inline")).eval()
+    run = Run(plain("inline", mlp=Wide()), plain("inline")).train(False)
     run.blocks[1].double()
     x = torch.randn(2, 16, DIM)
     expected = run(x)
