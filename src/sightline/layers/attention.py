@@ -98,16 +98,15 @@ class Attention(nn.Module):
             out = core(*self._project(x), place).flatten(2)
         return self.proj_drop(proj(out))
 
-    @torch.compiler.assume_constant_result
     def unchanged(self, *names: str) -> bool:
-        """Whether calls of these modules do what their classes do: a constant of a compiled graph."""
+        """Whether calls of these modules do what their classes do."""
         return not any(changed(getattr(self, name)) for name in names)
 
     def joins(self) -> bool:
         """Whether `added` may give a result: a call is the projections around the mechanism and nothing else."""
         if not self.core.joins_norm or self.sr is not None or self.q_norm is not None or changed(self):
             return False
-        return self.unchanged("core", "qkv", "proj", "proj_drop")
+        return type(self.proj_drop) is nn.Dropout and self.unchanged("core", "qkv", "proj", "proj_drop")
 
     def added(self, x: Tensor, update: Tensor | None, norm: nn.LayerNorm, grid: Grid, prefix: int) -> Tensor | None:
         """x (B, N, C) plus `update`, and the attention of its norm added to that; None if no operator does all of it.
@@ -116,6 +115,8 @@ class Attention(nn.Module):
         """
         drop = self.proj_drop
         if drop.p and drop.training:
+            return None
+        if update is not None and (not isinstance(update, Tensor) or update.shape != x.shape):
             return None
         if update is not None and torch.promote_types(x.dtype, update.dtype) != x.dtype:
             return None  # the sum is wider than x

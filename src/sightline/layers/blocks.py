@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from timm.layers import DropPath, LayerScale, Mlp, register_notrace_function
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
 from sightline.layers.core import Grid, changed
+from sightline.layers.drop_path import SharedDropPath
 from sightline.layers.drop_path import drop_path as make_drop_path
 from sightline.ops.activated import activated_linear
 
@@ -81,10 +81,8 @@ class PreNormBlock(nn.Module):
         assert isinstance(norm, nn.LayerNorm)
         return attn.added(x, update, norm, grid, prefix)
 
-    # What `run_blocks` asks. In a compiled graph the answers are constants: it would else check every module that they
-    # depend on before every call.
+    # What `run_blocks` asks.
 
-    @torch.compiler.assume_constant_result
     def separable(self) -> bool:
         """Whether the steps can be taken one by one: the norms are layer norms, and nothing changes a call."""
         if type(self).forward is not PreNormBlock.forward or changed(self):
@@ -92,17 +90,14 @@ class PreNormBlock(nn.Module):
         norms = (self.norm1, self.norm2)
         return all(type(norm) is nn.LayerNorm and norm.bias is not None and not changed(norm) for norm in norms)
 
-    @torch.compiler.assume_constant_result
     def joins_attention(self) -> bool:
         """Whether the steps of the attention can be one in inference: its norm, itself and the sum."""
         attn, between = self.attn, (self.ls1, self.drop_path1)
         if type(attn) is not Attention or self.raw_context or not attn.joins():
             return False
-        return (
-            all(isinstance(each, nn.Identity | DropPath) and not changed(each) for each in between) and self.separable()
-        )
+        idle = all(type(each) in (nn.Identity, DropPath, SharedDropPath) and not changed(each) for each in between)
+        return idle and self.separable()
 
-    @torch.compiler.assume_constant_result
     def ends_in_bias(self, branch: str) -> bool:
         """Whether what "attn" or "mlp" adds to the tokens ends in the bias of a linear layer."""
         layer, drop, after = ENDS[branch]
@@ -111,7 +106,7 @@ class PreNormBlock(nn.Module):
         if type(last) is not nn.Linear or last.bias is None or type(dropout) is not nn.Dropout or dropout.p:
             return False
         idle = [getattr(self, name) for name in after]
-        same = all(isinstance(each, nn.Identity) for each in idle)
+        same = all(type(each) is nn.Identity for each in idle)
         return same and not any(changed(each) for each in (module, last, dropout, *idle))
 
 
