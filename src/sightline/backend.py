@@ -232,7 +232,8 @@ def whole_layer(x: Tensor, weight: Tensor, head_dim: int, prefix: int) -> bool:
 
 @fast_path
 def whole_block(x: Tensor) -> bool:
-    """InLine attention with the norm before it and the sums around it by one operator, if `whole_layer` takes it."""
+    """Whether to try a block's first half (the pending sum, the norm, InLine attention, its own sum) as one operator;
+    `whole_layer` then decides per layer."""
     if torch.is_grad_enabled() or isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing():
         return False
     if not (x.is_cuda or requested() == "triton") or x.shape[2] > FOLDED:

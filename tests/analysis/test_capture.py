@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.fx import GraphModule
 
 from sightline.analysis.capture import attention_blocks, capture
 from sightline.analysis.figures import telling_maps
@@ -28,6 +29,25 @@ def test_chosen_rows_are_rows_of_the_matrix(family: str) -> None:
         assert tuple(matrix.shape[1:]) == (block.tokens, block.keys)
         chosen = torch.tensor([block.tokens - 1, 0, block.tokens // 2])
         torch.testing.assert_close(block.rows(chosen), matrix[:, chosen], rtol=1e-5, atol=1e-7)
+
+
+@torch.no_grad()
+def test_compiled_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps of a model that has run compiled, and whose graph knows of no hooks, and the same graph after that."""
+    model, x = tiny("deit"), image(64, 80, batch=1)
+    expected = [block.rows([5]) for block in capture(model, x[0])]
+    graphs: list[object] = []
+
+    def backend(graph: GraphModule, _: object) -> GraphModule:
+        graphs.append(graph)
+        return graph
+
+    model.compile(backend=backend)
+    before = model(x)
+    for block, rows in zip(capture(model, x[0]), expected, strict=True):
+        torch.testing.assert_close(block.rows([5]), rows, rtol=0, atol=0)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("mechanism", [name for name, row in MECHANISMS.items() if row.core.has_rows])

@@ -120,7 +120,7 @@ def test_parts_of_one_series_are_one_file(tmp_path: Path) -> None:
     assert again.rows[0].mode == "forward+backward"
     assert len(again.rows) == len(full_report().rows) - 3
     assert again.about["command"] == "sightline bench --preset goals; sightline bench ops"
-    for change in ({"commit": "def"}, {"card": "another"}, {"torch": "2.12"}):
+    for change in ({"commit": "def"}, {"host": "another"}, {"torch": "2.12"}):
         other = Report({**ABOUT, **change})
         assert not other.extend(files[0], [])
         assert other.rows == []

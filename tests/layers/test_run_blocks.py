@@ -243,17 +243,15 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Joined:
     """The path of inference on a GPU, by plain torch code in the place of the operator."""
     calls = Joined()
 
-    def projected(
-        core: Core, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place, norm: Any = None, update: Any = None
-    ) -> Tensor | None:
-        if norm is None:
-            return None
+    def operator(
+        core: Core, x: Tensor, update: Any, norm: nn.Module, qkv: nn.Linear, proj: nn.Linear, place: Place
+    ) -> Tensor:
         calls.sums.append(update is not None)
         x = x if update is None else x + update
         y = norm(x)
         return x + proj(core(*project(qkv, core.num_heads, y), replace(place, context=y)).flatten(2))
 
-    monkeypatch.setattr(InlineCore, "projected", projected)
+    monkeypatch.setattr(InlineCore, "joined", operator)
     monkeypatch.setattr(backend, "whole_block", lambda x: not torch.is_grad_enabled())
     return calls
 
@@ -293,6 +291,32 @@ def test_attention_that_is_called(joined: Joined) -> None:
         run(torch.randn(2, 16, DIM))  # in training mode
         run.train(False)(torch.randn(2, 16, DIM))
     assert joined.sums == [False, True]
+    joined.sums.clear()
+    run.blocks[1].attn.proj_drop = nn.Identity()  # type: ignore[union-attr]
+    infer(run)
+    assert joined.sums == [False, True]
+
+
+def test_every_compiled_model_runs_its_own_blocks(joined: Joined) -> None:
+    """One after the other, as a program does that compares them."""
+    torch._dynamo.reset()
+    runs = {
+        "plain": Run(plain("inline")),
+        "layer scale": Run(plain("inline", init_values=0.1)),
+        "context before the norm": Run(plain("inline", raw_context=True)),
+        "norms of queries": Run(PreNormBlock(DIM, Attention(DIM, 2, "inline", qk_norm=nn.LayerNorm))),
+        "hook": Run(plain("inline")),
+        "hook on attention": Run(plain("inline")),
+    }
+    runs["hook"].blocks[0].norm1.register_forward_hook(doubled)  # type: ignore[union-attr]
+    runs["hook on attention"].blocks[0].attn.register_forward_hook(doubled)  # type: ignore[union-attr]
+    x = torch.randn(2, 16, DIM)
+    for name, run in runs.items():
+        expected = run.train(False)(x)
+        with torch.no_grad():
+            out = torch.compile(run, backend="aot_eager")(x)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    assert joined.sums == [False]
 
 
 def test_a_sum_that_is_wider_than_the_tokens(joined: Joined) -> None:

@@ -185,7 +185,8 @@ AfterCore = Callable[[Core, Arguments, Tensor, Tokens], Tensor | None]
 def watched(module: nn.Module, after: AfterCore) -> Iterator[Tokens]:
     """Call `after` with the arguments and the output of every core of an attention module, whenever it runs.
 
-    What it returns replaces the output, unless it is None.
+    What it returns replaces the output, unless it is None. Compiled models run in eager mode meanwhile, since their
+    graphs may have no calls of cores.
     """
     tokens, tracing = Tokens(), False
 
@@ -215,7 +216,8 @@ def watched(module: nn.Module, after: AfterCore) -> Iterator[Tokens]:
     handles = [module.register_forward_pre_hook(before_module, with_kwargs=True)]
     handles += [core.register_forward_hook(after_core) for core in module.modules() if isinstance(core, Core)]
     try:
-        yield tokens
+        with torch.compiler.set_stance("force_eager"):
+            yield tokens
     finally:
         for handle in handles:
             handle.remove()

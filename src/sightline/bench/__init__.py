@@ -80,7 +80,7 @@ def benchmark(
         jobs: processes that compile ahead of the run.
         out: folder for the results as JSON and CSV, which are written after every case; None writes no files.
         force: replace results of the same name instead of numbering them.
-        add: add to results of the same name if they are of the same kind of machine, commit and versions.
+        add: add to results of the same name if they are of the same machine, commit and versions.
         plot: also draw PNG figures, next to the results; needs `out` and matplotlib.
         progress: makes a context manager that receives the progress, from a unit and a number of steps.
 

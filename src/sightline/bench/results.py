@@ -17,17 +17,18 @@ import torch
 
 from sightline.util.errors import FileError
 from sightline.util.files import jsonable, write_text
-from sightline.util.provenance import machine_name, package_version, source_commit
+from sightline.util.provenance import boot_id, machine_name, package_version, source_commit
 
 # As written to files.
 OK, REJECTED, NO_MEMORY, FAILED, MISSING = "ok", "refused", "out of memory", "failed", "not installed"
 FILE_NAMES = {"candidate": "entrant"}  # fields that have another name in files
 EAGER, COMPILED = "eager", "compile"  # ways to call; others are named by the mode of torch.compile
-SERIES = ("commit", "clean", "card", "threads", "python", "torch", "cuda", "triton", "timm")
+SERIES = ("commit", "clean", "card", "host", "threads", "python", "torch", "cuda", "triton", "timm")
 
 
 class About(TypedDict, total=False):
-    """How to measure again: command, commit, versions, machine. `card` is the GPU, or the processor and its threads."""
+    """How to measure again: command, commit, versions, machine. `card` is the GPU, or the processor and its threads;
+    `host` is different after every start of the machine."""
 
     preset: str
     command: str
@@ -35,6 +36,7 @@ class About(TypedDict, total=False):
     clean: bool | None
     date: str
     card: str
+    host: str
     device: str
     threads: int
     python: str
@@ -156,8 +158,8 @@ class Report:
     def extend(self, path: Path, measured: Sequence[tuple[object, ...]]) -> bool:
         """Take over what another run has in its file and this one will not measure; false if it is of another series.
 
-        A series has one kind of machine, one commit and one set of versions; the candidates of a case, which are
-        compared, are always of one run. `measured` lists kind, case, mode and dtype of what this run measures.
+        A series has one machine, one commit and one set of versions, or its figures could not be compared. `measured`
+        lists kind, case, mode and dtype of what this run measures.
         """
         other = Report.read(path)
         if any(other.about.get(key) != self.about.get(key) for key in SERIES):
@@ -217,6 +219,7 @@ def describe_run(command: str, device: torch.device) -> About:
         "clean": clean,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "card": machine_name(device.type),
+        "host": boot_id(),
         "device": device.type,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

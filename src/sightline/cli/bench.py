@@ -66,9 +66,7 @@ class Options:
     jobs: int = option("processes that compile ahead of the run; by default 1", default=1, metavar="N")
     out: str = option("folder for the results; by default results", default="results", metavar="FOLDER")
     force: bool = option("replace results of the same name instead of numbering them", default=False)
-    add: bool = option(
-        "add to results of the same name if the kind of machine, commit and versions are the same", default=False
-    )
+    add: bool = option("add to results of the same name if machine, commit and versions are the same", default=False)
     plot: bool = option("draw time, throughput and memory against size, as PNG next to the results", default=False)
     json: bool = option("print the results as JSON", default=False)
 

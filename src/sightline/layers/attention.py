@@ -103,24 +103,25 @@ class Attention(nn.Module):
         return not any(changed(getattr(self, name)) for name in names)
 
     def joins(self) -> bool:
-        """Whether `added` may give a result: a call is the projections around the mechanism and nothing else."""
+        """Whether `added` may be tried: a call does nothing beyond the projections, the mechanism and dropout."""
         if not self.core.joins_norm or self.sr is not None or self.q_norm is not None or changed(self):
             return False
-        return type(self.proj_drop) is nn.Dropout and self.unchanged("core", "qkv", "proj", "proj_drop")
+        plain = type(self.proj_drop) in (nn.Dropout, nn.Identity)
+        return plain and self.unchanged("core", "qkv", "proj", "proj_drop")
 
     def added(self, x: Tensor, update: Tensor | None, norm: nn.LayerNorm, grid: Grid, prefix: int) -> Tensor | None:
-        """x (B, N, C) plus `update`, and the attention of its norm added to that; None if no operator does all of it.
+        """With s = x + `update`: s + attention(norm(s)), (B, N, C); None if no single operator computes it.
 
-        For attention that `joins`.
+        Call only if `joins()`.
         """
         drop = self.proj_drop
-        if drop.p and drop.training:
+        if type(drop) is nn.Dropout and drop.p and drop.training:
             return None
         if update is not None and (not isinstance(update, Tensor) or update.shape != x.shape):
             return None
         if update is not None and torch.promote_types(x.dtype, update.dtype) != x.dtype:
             return None  # the sum is wider than x
-        return self.core.projected(x, self.qkv, self.proj, Place(grid, x, prefix), norm, update)
+        return self.core.joined(x, update, norm, self.qkv, self.proj, Place(grid, x, prefix))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v with the norms that the module has."""

@@ -16,7 +16,8 @@ register_notrace_function(activated_linear)  # it branches on the dtype of its t
 
 
 class PreNormBlock(nn.Module):
-    """x + attn(norm(x)), then x + mlp(norm(x)). Where operators take several of these steps, `run_blocks` calls them.
+    """x + attn(norm(x)), then x + mlp(norm(x)). Where one operator covers several of these steps,
+    `run_blocks` calls it instead.
 
     Args:
         dim: channels.
@@ -73,7 +74,7 @@ class PreNormBlock(nn.Module):
         return self.mlp(x)
 
     def attention_added(self, x: Tensor, update: Tensor | None, grid: Grid, prefix: int) -> Tensor | None:
-        """x plus `update` after the sum of the attention; None if no operator takes these steps together."""
+        """The tokens x + `update` after this block's attention and its sum; None if no operator does this."""
         if not self.joins_attention() or self.drop_path1.training:
             return None
         attn, norm = self.attn, self.norm1
@@ -81,17 +82,16 @@ class PreNormBlock(nn.Module):
         assert isinstance(norm, nn.LayerNorm)
         return attn.added(x, update, norm, grid, prefix)
 
-    # What `run_blocks` asks.
-
     def separable(self) -> bool:
-        """Whether the steps can be taken one by one: the norms are layer norms, and nothing changes a call."""
+        """Whether `run_blocks` may run the steps itself: plain layer norms with a bias, and no hook, replaced `forward`
+        or compiled call on the block or its norms."""
         if type(self).forward is not PreNormBlock.forward or changed(self):
             return False
         norms = (self.norm1, self.norm2)
         return all(type(norm) is nn.LayerNorm and norm.bias is not None and not changed(norm) for norm in norms)
 
     def joins_attention(self) -> bool:
-        """Whether the steps of the attention can be one in inference: its norm, itself and the sum."""
+        """Whether norm, attention and residual sum can run as one operator in inference."""
         attn, between = self.attn, (self.ls1, self.drop_path1)
         if type(attn) is not Attention or self.raw_context or not attn.joins():
             return False

@@ -97,7 +97,7 @@ class Core(nn.Module):
     centred = False  # rows sum to one because the mean score is subtracted, not by division
     injective: bool | None = None  # whether keys of full rank tell any two queries apart; None if not known
     inverts = False  # has a `newton_matrix`
-    joins_norm = False  # `projected` takes the norm before the layer too
+    joins_norm = False  # has `joined`
     has_rows = True  # is a matrix of weights that the values are mixed by
 
     def __init__(self, dim: int, num_heads: int, stride: int = 16, length: int | None = None) -> None:
@@ -183,19 +183,21 @@ class Core(nn.Module):
         """
         return None
 
-    def projected(
-        self,
-        x: Tensor,
-        qkv: nn.Linear,
-        proj: nn.Linear,
-        place: Place,
-        norm: nn.LayerNorm | None = None,
-        update: Tensor | None = None,
-    ) -> Tensor | None:
+    def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
         """`from_tokens` with the projection of the output as well, if one operator does all of it.
 
+        Returns:
+            (B, N, C), or None if there is no such operator for these tokens.
+        """
+        return None
+
+    def joined(
+        self, x: Tensor, update: Tensor | None, norm: nn.LayerNorm, qkv: nn.Linear, proj: nn.Linear, place: Place
+    ) -> Tensor | None:
+        """s + attention(norm(s)) with s = x + `update`, both projections included, if one operator does all of it.
+
         Args:
-            norm: goes before; what is normed is x plus the `update`, and the result is added to it.
+            place: of x; what it says of the context holds for the normed tokens.
 
         Returns:
             (B, N, C), or None if there is no such operator for these tokens.
@@ -215,7 +217,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def changed(module: nn.Module) -> bool:
-    """Whether a call does anything else than the `forward` of the class."""
+    """Whether a call does anything other than run the `forward` of the class."""
     return hooked(module) or "forward" in module.__dict__ or module._compiled_call_impl is not None
 
 

@@ -1,7 +1,7 @@
 """Blocks one after the other.
 
 In compiled training each of their sums is one operator with the norm that follows it. In inference InLine attention of
-few tokens is one operator with the norm before it and the sums around it.
+few tokens is one operator with the norm before it and the residual sums before and after it.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -68,7 +68,7 @@ def _summed(x: Tensor, branch: Branch | None) -> Tensor:
 
 
 def _attention_added(block: nn.Module, x: Tensor, branch: Branch | None, grid: Grid, prefix: int) -> Tensor | None:
-    """The tokens in the middle of a block, after the sum of its attention; None if no operator gives them."""
+    """The tokens after a block's attention and its sum, before the MLP; None if no operator does this."""
     if not isinstance(block, PreNormBlock):
         return None
     return block.attention_added(x, None if branch is None else branch.update, grid, prefix)
@@ -107,7 +107,8 @@ def _add_norm(x: Tensor, branch: Branch, norm: nn.Module, view: str = "") -> tup
 
 @contextmanager
 def _bias_apart(block: PreNormBlock, branch: str) -> Iterator[Tensor | None]:
-    """The bias that a branch ends in, which gives it no gradient meanwhile; None if there is none, or no branch."""
+    """Detach the bias that ends the branch and yield it, so its gradient can come from the sum; yield None if there is
+    none, or no branch."""
     if not branch or not block.ends_in_bias(branch):
         yield None
         return

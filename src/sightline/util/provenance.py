@@ -49,6 +49,14 @@ def package_version(name: str) -> str | None:
 VERSION = package_version("sightline") or "0+unknown"  # a source tree that is not installed
 
 
+def boot_id() -> str:
+    """A short word that changes whenever the machine starts; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return ""
+
+
 def machine_name(device_type: str) -> str:
     """The name of the current GPU, or the processor and its threads in use."""
     import torch

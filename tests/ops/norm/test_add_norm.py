@@ -10,7 +10,7 @@ from sightline.ops.norm import operator as norm_operator
 
 from ..cases import DEVICE
 
-EPS = 1e-3  # of one channel the deviation is its root, which rounding errors are divided by
+EPS = 1e-3  # with one channel the variance is 0, so rounding errors are divided by the root of this
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [
     (2, 5, 24),

@@ -214,15 +214,21 @@ class InlineCore(Core):
             return torch.cat([prefix.from_tokens(x, *given, place.prefix), out[:, place.prefix :]], 1)
         return None
 
-    def projected(
-        self,
-        x: Tensor,
-        qkv: nn.Linear,
-        proj: nn.Linear,
-        place: Place,
-        norm: nn.LayerNorm | None = None,
-        update: Tensor | None = None,
+    def projected(self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place) -> Tensor | None:
+        return self._project_too(x, qkv, proj, place)
+
+    def joined(
+        self, x: Tensor, update: Tensor | None, norm: nn.LayerNorm, qkv: nn.Linear, proj: nn.Linear, place: Place
     ) -> Tensor | None:
+        if self.dim > backend.FOLDED or norm.normalized_shape != (self.dim,):
+            return None
+        return self._project_too(x, qkv, proj, place, norm, update)
+
+    def _project_too(
+        self, x: Tensor, qkv: nn.Linear, proj: nn.Linear, place: Place,
+        norm: nn.LayerNorm | None = None, update: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """`projected`, and `joined` with a norm."""
         plain = type(qkv) is nn.Linear and type(proj) is nn.Linear and place.context is x and self.by_one_operator
         plain &= self.adapt is None and not self.agents and not (self.softmax_prefix and place.prefix)
         if not plain or not backend.whole_layer(x, qkv.weight, self.head_dim, place.prefix):

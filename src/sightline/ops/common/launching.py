@@ -194,7 +194,7 @@ class Program:
     results: list[Result | Tensor]  # tensors without elements are always the same
 
     def __call__(self, inputs: list[int], device: torch.device) -> list[Tensor]:
-        """With the addresses of the inputs."""
+        """Run on inputs at these addresses."""
         made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.shapes]
         addresses = inputs + [t.data_ptr() for t in made]
         if self.scratch:

@@ -81,18 +81,18 @@ def inline_projected(
 ) -> Tensor:  # fmt: skip
     """Tokens x (B, N, C) -> (B, N, C), projected, mixed and projected again; without a gradient.
 
-    With a `norm`, for at most `backend.FOLDED` channels, x plus an `update` is normed before and added to the result.
+    With a `norm`, for at most `backend.FOLDED` channels, x plus an `update` is normed first, and added to the output.
     """
     dtype = backends.compute_dtype(x)
-    shift, eps = None, 0.0
+    weight, shift, eps = None, None, 0.0
     if norm is None:
         x = x if x.stride(2) == 1 else x.contiguous()
     else:
-        x, shift, eps = x.contiguous(), norm.bias, norm.eps
-        update = None if update is None else update.contiguous()
+        x, update = x.contiguous(), None if update is None else update.contiguous()
+        weight, shift, eps = norm.weight.contiguous(), norm.bias.contiguous(), norm.eps
     made: tuple[Tensor | None, ...] = (None,) * 4 if layers is None else layers
     out = inline_layer(
-        x, update, None if norm is None else norm.weight, shift, qkv.weight, qkv.bias, *made, proj.weight, proj.bias,
+        x, update, weight, shift, qkv.weight, qkv.bias, *made, proj.weight, proj.bias,
         heads, *grid, prefix, (x.shape[2] // heads) ** -0.5, eps, phi, dot_precision(dtype), dtype,
     )[0]  # fmt: skip
     return out if x.shape[2] <= backends.FOLDED else F.linear(out, proj.weight, proj.bias)

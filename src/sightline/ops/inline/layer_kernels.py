@@ -44,7 +44,7 @@ def _sums_of_inputs(sums, rows, C, D: tl.constexpr):
 
 @triton.jit
 def _added(x, update, at, ok):
-    """x plus the update if there is one, in the dtype of x and then in float32."""
+    """x plus the update if there is one, rounded to the dtype of x, returned as float32."""
     total = tl.load(x + at, mask=ok, other=0)
     if update is not None:
         total = (total.to(tl.float32) + tl.load(update + at, mask=ok, other=0).to(tl.float32)).to(total.dtype)
@@ -53,7 +53,7 @@ def _added(x, update, at, ok):
 
 @triton.jit
 def _normed(x, update, weight, shift, eps, y, token, ok, C, P: tl.constexpr):
-    """The norm of all channels, P or fewer, of the tokens `token` where `ok`, which is written to y."""
+    """Write to y the layer norm, over C <= P channels, of the tokens `token` where `ok`."""
     c = tl.arange(0, P)[None, :]
     cell = ok[:, None] & (c < C)
     at = token[:, None] * C + c
@@ -73,8 +73,8 @@ def layer_sums(
 ):
     """The values of one chunk of tokens, for a group of heads, and the sums over it.
 
-    With the weight `norm` and the `shift` of a norm, R tokens are normed at a time, in all channels, P or fewer, and
-    written to y, by the programs of every group.
+    With the weight `norm` and the `shift` of a norm, R tokens are normed at a time, over C <= P channels, and written
+    to y. The programs of all groups write the same bits there.
     """
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     live = live_of(D, GROUP, W)
@@ -88,7 +88,7 @@ def layer_sums(
         for t0 in range(first, last, R):
             token = t0 + tl.arange(0, R)
             _normed(x, update, norm, shift, eps, y, token, token < last, C, P)
-        tl.debug_barrier()  # what is read from here on has been written by other threads
+        tl.debug_barrier()  # y is read below by other threads than those that wrote it
         x, x_token = y, C
     v += tl.cast(image, tl.int64) * tokens * C
     col = tl.arange(0, W)
@@ -137,7 +137,7 @@ def layer_matrix(
     sums, w, b, w1, b1, w2, b2, matrix, weights, H, tokens, parts, scale, D: tl.constexpr,
     W: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr, PHI: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr,
 ):
-    """One head of an image: its columns of M, (C, C) or (D, C), and of the weights with c after them, (10, C).
+    """One head of an image: its columns of M, (C, C) or (D, C), and of a table (10, C): nine rows of weights, then c.
 
     The grid has a third axis of ten: the taps are made by one program each, M and c by the last.
     """
@@ -245,8 +245,7 @@ def layer_write(
 ):
     """T tokens of the output: X columns and T / X rows of the grid, or those of the prefix in the last program.
 
-    With FOLD all channels, P of which are enough for the projection, and added to the tokens `before` and an `update`
-    of them if there are any; else those of a group of heads.
+    With FOLD, all C <= P channels, projected, plus `before` and `update` if given; else the mixed values of one group.
     """
     tile, image = tl.program_id(0), tl.program_id(1)
     C = H * D
@@ -256,7 +255,7 @@ def layer_write(
     matrix += tl.cast(image, tl.int64) * C * (C if PHI == "identity" else D)
     weights += tl.cast(image, tl.int64) * 10 * C
     place = tl.arange(0, T)
-    strips = tl.cdiv(width, X)
+    strips = tl.maximum(tl.cdiv(width, X), 1)
     on_grid = tile < strips * tl.cdiv(height, T // X)
     y = tile // strips * (T // X) + place // X
     column = tile % strips * X + place % X

@@ -18,8 +18,8 @@ from sightline.ops.linear.plan import heads_together, padded
 
 FEW = 2048  # tokens of a batch below which tiles are small
 TOKENS = {True: 32, False: 128}  # of a tile of the sums, for few and for many
-NORMED = {True: 32, False: 64}  # whose norm is taken at once
-FOLDED = {True: (16, 16), False: (32, 8)}  # of a tile of the output, and its columns on the grid
+NORMED = {True: 32, False: 64}  # tokens normed at once
+PROJECTED = {True: (16, 16), False: (32, 8)}  # of a tile of the output, and its columns on the grid
 WRITTEN = 64, 16  # the same if the output is not projected on the way
 INPUTS = 64  # channels of the tokens that are multiplied at once
 PARTS = 64  # chunks of tokens at most
@@ -33,7 +33,7 @@ def _forward(
 ) -> tuple[Tensor]:  # fmt: skip
     """Tokens (B, N, C), projections (3 C, C) and (C, C) -> (B, N, C), projected if C is at most `backend.FOLDED`.
 
-    With the weight `norm` and the `shift` of a norm, x plus an `update` is normed before and added to the output.
+    With the weight `norm` and the `shift` of a norm, x plus an `update` is normed first, and added to the output.
     """
     if recording():
         _compile_ahead(x, update, norm, shift, w, b, w1, b1, w2, b2, p, bp,
@@ -69,7 +69,7 @@ def _forward(
     )  # fmt: skip
     out = empty((images, tokens, channels), x.dtype if normed else dtype, device)
     height, width = (height, width) if residual else (1, tokens - prefix)
-    written, columns = FOLDED[few] if fold else WRITTEN
+    written, columns = PROJECTED[few] if fold else WRITTEN
     columns = columns if residual else written
     tiles = triton.cdiv(width, columns) * triton.cdiv(height, written // columns) + (prefix > 0)
     launch(
