@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from tables.ablation import ablation_section
 from tables.bench import headline, speed_section, tables_page
 from tables.dense import cost_section, runs_section
 from tables.export import accuracy_section, checks_section, latency_section, packages_section
@@ -51,6 +52,7 @@ def pages() -> dict[Path, str]:
         docs / "models.md": {"models": model_table()},
         docs / "mechanisms.md": {
             "mechanisms": mechanism_table(),
+            "ablation": ablation_section(results / "training", MACHINE),
             "evidence": evidence_section(results / "mechanisms" / imagenette),
         },
         docs / "training.md": {

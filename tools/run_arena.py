@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     steps = 2 if options.rehearse else options.steps
     jobs: list[Job] = [
         {"name": f"{options.task} {Spec.parse(attention)}, seed {seed}", "task": options.task, "attention": attention,
-         "data": options.data, "steps": steps, "changes": [*changes, f"run.seed={seed}"]}
+         "data": options.data, "published": options.data is not None, "steps": steps,
+         "changes": [*changes, f"run.seed={seed}"]}
         for seed in range(options.seeds)
         for attention in options.attention or DEFAULT_MECHANISMS
     ]  # fmt: skip

@@ -8,8 +8,8 @@ that nothing is chosen by the validation images; several run at a time on one GP
         --results results/training/photos-nvidia_h200.json
 
 `--final` trains recipes on all training images and scores them on the validation images, averaged over seeds; `--whole`
-does the same with trials, for an ablation. Repeat a command to go on where it was stopped. `--rehearse` makes two
-updates on a few images on a CPU.
+does the same with trials, for an ablation, whose `--out` is the file of results. Repeat a command to go on where it was
+stopped, if need be on another machine. `--rehearse` makes two updates on a few images on a CPU.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     for job in jobs:
         job["changes"] = {**QUIET, **job["changes"]} | (SMALL if options.rehearse else {})
         job["settings"] = load_recipe(job["recipe"])  # a recipe that was changed since is another job
-        job["cache"] = str(work / "decoded")
+        job |= {"cache": str(work / "decoded"), "images": "all" if options.final or options.whole else "split"}
     limits = (options.processes, options.minutes * 60, options.job_minutes * 60)
     rows = run_jobs(jobs, train_one, Path(options.out), work / "runs", *limits)
     show(rows)
@@ -146,9 +147,17 @@ def train_one(job: Job, folder: Path) -> Row:
         "best": done.best,
         "curve": [[line["epoch"], line["top1"], line["train_loss"]] for line in lines if "top1" in line],
         "images_per_second": statistics.median(rates),
-        "commit": source_commit()[0],
         "memory_mib": torch.cuda.max_memory_allocated() >> 20 if torch.cuda.is_available() else None,
+        "versions": provenance(),
+        "commit": source_commit()[0],
     }
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, machine and command."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    words = [Path(word).name for word in sys.argv[1:]]  # without the folders of the machine
+    return {**versions(name), "command": " ".join(["python", "tools/search_recipes.py", *words])}
 
 
 def show(rows: list[Row]) -> None:
@@ -176,16 +185,13 @@ def _means(rows: list[Row]) -> list[tuple[float, float, str, list[Row]]]:
 
 def write_results(path: Path, rows: list[Row]) -> None:
     """What was measured, with versions, machine and command."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    words = [Path(word).name for word in sys.argv[1:]]  # without the folders of the machine
-    made = {**versions(name), "command": " ".join(["python", "tools/search_recipes.py", *words])}
-    rows = [{key: value for key, value in row.items() if key not in ("key", "memory_mib")} for row in rows]
+    rows = [{key: value for key, value in row.items() if key not in ("key", "memory_mib", "versions")} for row in rows]
     for row in rows:
         row["job"] = {key: row["job"][key] for key in ("recipe", "changes")}
     means = [{"name": name, "mean": round(mean, 3), "deviation": round(spread, 3), "seeds": len(group)}
              for mean, spread, name, group in _means(rows)]  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"versions": made, "means": means, "rows": rows}, indent=1) + "\n")
+    path.write_text(json.dumps({"versions": provenance(), "means": means, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Several trainings at a time on one GPU: small models leave most of it idle.
 
 Every process takes the next job when it is free and keeps the libraries and the decoded images of the last one. A job
-that is in the file of results is not repeated; one that was interrupted resumes from its run folder.
+that is in the file of results is not repeated, even if that was made on another machine; one that was interrupted
+resumes from its run folder.
 """
 
 import hashlib
@@ -18,15 +19,23 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from sightline.engine.signals import Stopped
+
 Job = dict[str, Any]  # "name", and what `work` takes; JSON
 Row = dict[str, Any]  # JSON
 Work = Callable[[Job, Path], Row]  # job and its folder -> what is recorded; a function of a module
 POLL = 1.0  # seconds
+PLACES = ("data", "cache")  # keys of a job that say where its files are on this machine
+
+
+def described(job: Job) -> Job:
+    """A job without the places of its files."""
+    return {key: value for key, value in job.items() if key not in PLACES}
 
 
 def key_of(job: Job) -> str:
-    """A short name that two different jobs do not share."""
-    digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
+    """A short name that two different jobs do not share, the same on all machines."""
+    digest = hashlib.sha256(json.dumps(described(job), sort_keys=True).encode()).hexdigest()[:10]
     return f"{''.join(c if c.isalnum() else '_' for c in job['name'])[:60]}-{digest}"
 
 
@@ -78,12 +87,11 @@ def run_jobs(
             except Empty:
                 continue
             left -= 1
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            print(
-                f"{row['name']}: {row.get('error') or row.get('top1')} in {row['seconds']:.0f} s; {left} left",
-                flush=True,
-            )
+            told = row.get("stopped") or row.get("error") or row.get("top1")
+            print(f"{row['name']}: {told} in {row['seconds']:.0f} s; {left} left", flush=True)
+            if "stopped" not in row:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
     wanted = {key_of(job) for job in jobs}
     return [row for row in read_rows(out) if row["key"] in wanted and "error" not in row]
 
@@ -120,11 +128,13 @@ def _serve(work: Work, todo: Any, finished: Any, folder: Path, number: int, end:
             except Empty:
                 return
             key, start = key_of(job), time.time()
-            row: Row = {"key": key, "name": job["name"], "job": job}
+            row: Row = {"key": key, "name": job["name"], "job": described(job)}
             try:
                 with _limit(min(left, job_seconds)):
                     row |= work(job, folder / key)
                 shutil.rmtree(folder / key / "checkpoints", ignore_errors=True)
+            except (Stopped, TimeoutError) as stop:
+                row["stopped"] = str(stop)
             except Exception as error:  # whatever it is, the other jobs go on
                 row["error"] = f"{type(error).__name__}: {error}"[:300]
             finished.put(row | {"seconds": round(time.time() - start, 1)})

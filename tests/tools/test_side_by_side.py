@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import side_by_side
 
+from sightline.engine.signals import Stopped
+
 TRIALS = Path(side_by_side.__file__).parent / "trials"
 
 
@@ -53,6 +55,23 @@ def test_names_of_jobs() -> None:
     assert side_by_side.key_of(one) != side_by_side.key_of(other)
     assert side_by_side.key_of(one) == side_by_side.key_of(json.loads(json.dumps(one)))
     assert side_by_side.key_of(one).startswith("a_b-")
+    assert side_by_side.key_of({**one, "data": "/here", "cache": "/there"}) == side_by_side.key_of(one)
+
+
+def test_a_job_that_is_done_elsewhere_is_not_repeated(tmp_path: Path) -> None:
+    here, there = ({**JOBS[0], "data": place} for place in ("/here", "/there"))
+    assert run([here], tmp_path)[0]["job"] == JOBS[0]
+    assert len(run([there], tmp_path)) == len(side_by_side.read_rows(tmp_path / "out.jsonl")) == 1
+
+
+def stop(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    raise Stopped("resumes")
+
+
+def test_a_job_that_was_stopped_has_no_row(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert side_by_side.run_jobs(JOBS[:1], stop, out, tmp_path / "runs", 1, 60, 60) == []
+    assert side_by_side.read_rows(out) == []
 
 
 def test_nothing_starts_when_the_time_is_over(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""The ablation of mechanisms, from the files that `tools/search_recipes.py --whole` writes."""
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+from side_by_side import Row, read_rows
+
+from tables.markdown import made_on, table
+
+BACKBONES = {"deit": "plain transformer", "pyramid": "pyramid"}
+
+
+def ablation_section(folder: Path, machine: str) -> str:
+    """Mean and standard deviation over seeds by mechanism, with a column per backbone that was trained."""
+    paths = {title: folder / f"ablation_{name}-{machine}.jsonl" for name, title in BACKBONES.items()}
+    found = {title: _by_name(path) for title, path in paths.items() if path.exists()}
+    rows = [row for groups in found.values() for group in groups.values() for row in group]
+    scores = {title: {name: [row["top1"] for row in group] for name, group in groups.items()}
+              for title, groups in found.items()}  # fmt: skip
+    names = sorted({row["name"] for row in rows}, key=lambda name: -_best(scores, name))
+    lines = [[name, *(cell for found in scores.values() for cell in _cells(found.get(name, [])))] for name in names]
+    titles = [title for backbone in scores for title in (f"{backbone}, top-1", "seeds")]
+    commands = dict.fromkeys(row["versions"]["command"] for row in rows)
+    files = ", ".join(f"[{path.name}](../results/training/{path.name})" for path in paths.values() if path.exists())
+    head = (
+        "Imagenette at 128 px from scratch, 80 epochs; validation images, last epoch, averaged weights, one view; mean "
+        f"and standard deviation over seeds; {made_on(rows[0]['versions'], rows)}. "
+        f"{', '.join(f'`{command}`' for command in commands)}; curves, configurations and versions: {files}."
+    )
+    return f"{head}\n\n{table(('mechanism', *titles), lines)}"
+
+
+def _by_name(path: Path) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in read_rows(path):
+        if "error" not in row:
+            groups.setdefault(row["name"], []).append(row)
+    return groups
+
+
+def _best(scores: Mapping[str, Mapping[str, list[float]]], name: str) -> float:
+    """The mean on the first backbone that has this mechanism."""
+    return next(statistics.mean(found[name]) for found in scores.values() if name in found)
+
+
+def _cells(scores: list[float]) -> tuple[str, str]:
+    if not scores:
+        return "-", "0"
+    spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+    return f"{statistics.mean(scores):.2f}{spread}", str(len(scores))
