@@ -25,6 +25,7 @@ Job = dict[str, Any]  # "name", and what `work` takes; JSON
 Row = dict[str, Any]  # JSON
 Work = Callable[[Job, Path], Row]  # job and its folder -> what is recorded; a function of a module
 POLL = 1.0  # seconds
+START = "spawn"  # how processes start: CUDA does not outlive a fork
 PLACES = ("data", "cache")  # keys of a job that say where its files are on this machine
 
 
@@ -66,7 +67,7 @@ def run_jobs(
     """
     done = {row["key"] for row in read_rows(out) if "error" not in row}
     waiting = [job for job in jobs if key_of(job) not in done]
-    context, end = mp.get_context("spawn"), time.time() + seconds
+    context, end = mp.get_context(START), time.time() + seconds
     todo, finished = context.Queue(), context.Queue()
     for job in waiting:
         todo.put(job)

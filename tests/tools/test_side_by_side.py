@@ -29,6 +29,12 @@ def work(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"top1": job["number"]}
 
 
+@pytest.fixture(autouse=True)
+def _fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that need not import everything again."""
+    monkeypatch.setattr(side_by_side, "START", "fork")
+
+
 JOBS = [{"name": name, "number": number} for number, name in enumerate(["a", "b", "bad", "c"])]
 
 
