@@ -10,11 +10,10 @@ Every run is that of `sightline lra`, which runs one after the other. Repeat a c
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
-from side_by_side import Job, Row, run_jobs
+from side_by_side import Job, Row, finish, run_jobs
 
 from sightline.engine.arena import configure, train_and_test
 from sightline.layers.spec import Spec
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     steps = 2 if options.rehearse else options.steps
     jobs: list[Job] = [
         {"name": f"{options.task} {Spec.parse(attention)}, seed {seed}", "task": options.task, "attention": attention,
-         "data": options.data, "published": options.data is not None, "steps": steps,
+         "data": options.data, "dataset": options.data and Path(options.data).absolute().name, "steps": steps,
          "changes": [*changes, f"run.seed={seed}"]}
         for seed in range(options.seeds)
         for attention in options.attention or DEFAULT_MECHANISMS
@@ -104,4 +103,4 @@ def show(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

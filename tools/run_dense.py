@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from side_by_side import Job, Row, run_jobs
+from side_by_side import Job, Row, finish, run_jobs
 
 from sightline.engine.evaluate import evaluate
 from sightline.engine.records import DONE, VERSIONS, read_config, read_rows
@@ -124,4 +124,4 @@ def run_one(job: Job, folder: Path) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

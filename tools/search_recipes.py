@@ -26,12 +26,13 @@ from typing import Any
 import torch
 import yaml
 from decoded import share_decoded
-from side_by_side import Job, Row, run_jobs
+from side_by_side import Job, Row, finish, run_jobs
 
 from sightline.engine.records import read_rows as read_metrics
 from sightline.engine.run_folder import versions
 from sightline.engine.settings import load_recipe
 from sightline.engine.train import train
+from sightline.util.errors import InputError
 from sightline.util.provenance import source_commit
 
 HELD_OUT = 5  # one of so many training images scores a trial
@@ -62,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     for job in jobs:
         job["changes"] = {**QUIET, **job["changes"]} | (SMALL if options.rehearse else {})
         job["settings"] = load_recipe(job["recipe"])  # a recipe that was changed since is another job
-        job |= {"cache": str(work / "decoded"), "images": "all" if options.final or options.whole else "split"}
+        job |= {"cache": str(work / "decoded"), "images": "all" if options.final or options.whole else "split",
+                "dataset": data.absolute().name}  # fmt: skip
     limits = (options.processes, options.minutes * 60, options.job_minutes * 60)
     rows = run_jobs(jobs, train_one, Path(options.out), work / "runs", *limits)
     show(rows)
@@ -121,7 +123,7 @@ def hold_out(data: Path, target: Path) -> Path:
 def read_trials(path: str | None, seeds: int, data: str) -> list[Job]:
     """The trials of a file, each with every seed."""
     if path is None:
-        raise SystemExit("search_recipes: give --trials FILE or --final RECIPE")
+        raise InputError("give --trials FILE or --final RECIPE")
     given = yaml.safe_load(Path(path).read_text())
     return [
         {"name": name, "recipe": given["base"], "data": data,
@@ -156,7 +158,7 @@ def train_one(job: Job, folder: Path) -> Row:
 def provenance() -> dict[str, Any]:
     """Versions, machine and command."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    words = [Path(word).name for word in sys.argv[1:]]  # without the folders of the machine
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]  # not a machine's folders
     return {**versions(name), "command": " ".join(["python", "tools/search_recipes.py", *words])}
 
 
@@ -195,4 +197,4 @@ def write_results(path: Path, rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, NoReturn
 
 from sightline.engine.signals import Stopped
+from sightline.util.errors import FileError, InputError
 
 Job = dict[str, Any]  # "name", and what `work` takes; JSON
 Row = dict[str, Any]  # JSON
@@ -95,6 +96,15 @@ def run_jobs(
                 file.flush()
     wanted = {key_of(job) for job in jobs}
     return [row for row in read_rows(out) if row["key"] in wanted and "error" not in row]
+
+
+def finish(main: Callable[[], int]) -> NoReturn:
+    """Run a command and exit with its status; what cannot be read or used is one line and status 2."""
+    try:
+        sys.exit(main())
+    except (OSError, InputError, FileError) as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 @contextmanager

@@ -72,6 +72,19 @@ def test_plain_calls_come_first(tmp_path: Path) -> None:
     assert "flash_bla: not installed" in tables_page(tmp_path)
 
 
+def test_what_is_compared_is_of_one_run(tmp_path: Path) -> None:
+    """The newest that has it, even where that run measured fewer candidates."""
+    plain_report(result_files(tmp_path, "plain")).write()
+    newer = plain_report(result_files(tmp_path, "plain-2"))
+    newer.about |= {"date": "2030-02-02T03:04:05+00:00", "commit": "def4567"}
+    newer.rows = newer.rows[:1]
+    newer.write()
+    block = speed_block(tmp_path, "x.md") or ""
+    assert "| training step | 224 px | compiled | 256 | 25,600 | - | - | 1.50 | 80% |" in block
+    assert "| one image | 1024 px | reduce-overhead | 1 | 0.50 ms | 1.00 ms | - | - | - |" in block
+    assert "commit def4567; what was not measured there, commit abc123. All" in block
+
+
 def test_figures_of_plain_calls(tmp_path: Path) -> None:
     assert draw_plain(tmp_path, tmp_path) == []
     plain_report(result_files(tmp_path, "plain")).write()

@@ -126,6 +126,37 @@ def test_a_fifth_of_the_training_images_is_held_out(tmp_path: Path) -> None:
     assert all(path.resolve().parent.parent == tmp_path / "data" / "train" for path in made.rglob("*.jpg"))
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [(["nothing.zip", "--final", "photos"], "nothing.zip"), ([".", "--final", "nope"], "no recipe 'nope'"),
+     ([".", "--trials", "nope.yaml"], "nope.yaml"), (["."], "give --trials FILE or --final RECIPE")],
+)  # fmt: skip
+def test_one_line_for_bad_input(
+    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import search_recipes
+
+    monkeypatch.chdir(tmp_path)
+    command = [*words, "--out", "x", "--work", str(tmp_path / "work")]
+    with pytest.raises(SystemExit) as stopped:
+        side_by_side.finish(lambda: search_recipes.main(command))
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert reason in line
+
+
+def test_other_images_are_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the images are on this machine."""
+    import search_recipes
+
+    keys: list[str] = []
+    monkeypatch.setattr(search_recipes, "run_jobs", lambda jobs, *_: keys.append(side_by_side.key_of(jobs[0])) or [])
+    for folder in ("here/cats", "there/cats", "here/dogs"):
+        (tmp_path / folder).mkdir(parents=True)
+        search_recipes.main([str(tmp_path / folder), "--final", "photos", "--out", "x", "--work", str(tmp_path)])
+    assert keys[0] == keys[1] != keys[2]
+
+
 @pytest.mark.parametrize("path", sorted(TRIALS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_trials_are_recipes(path: Path) -> None:
     import search_recipes

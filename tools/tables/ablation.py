@@ -1,7 +1,7 @@
 """The ablation of mechanisms, from the files that `tools/search_recipes.py --whole` writes."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from side_by_side import Row, read_rows
@@ -13,20 +13,21 @@ BACKBONES = {"deit": "plain transformer", "pyramid": "pyramid"}
 
 def ablation_section(folder: Path, machine: str) -> str:
     """Mean and standard deviation over seeds by mechanism, with a column per backbone that was trained."""
-    paths = {title: folder / f"ablation_{name}-{machine}.jsonl" for name, title in BACKBONES.items()}
-    found = {title: _by_name(path) for title, path in paths.items() if path.exists()}
+    paths = {name: folder / f"ablation_{name}-{machine}.jsonl" for name in BACKBONES}
+    found = {name: _by_name(path) for name, path in paths.items() if path.exists()}
     rows = [row for groups in found.values() for group in groups.values() for row in group]
-    scores = {title: {name: [row["top1"] for row in group] for name, group in groups.items()}
-              for title, groups in found.items()}  # fmt: skip
-    names = sorted({row["name"] for row in rows}, key=lambda name: -_best(scores, name))
-    lines = [[name, *(cell for found in scores.values() for cell in _cells(found.get(name, [])))] for name in names]
-    titles = [title for backbone in scores for title in (f"{backbone}, top-1", "seeds")]
+    scores = [{name: [row["top1"] for row in group] for name, group in groups.items()} for groups in found.values()]
+    names = sorted({row["name"] for row in rows}, key=lambda name: -_score(scores, name))
+    lines = [[name, *(cell for column in scores for cell in _cells(column.get(name, [])))] for name in names]
+    titles = [title for name in found for title in (f"{BACKBONES[name]}, top-1", "seeds")]
     commands = dict.fromkeys(row["versions"]["command"] for row in rows)
-    files = ", ".join(f"[{path.name}](../results/training/{path.name})" for path in paths.values() if path.exists())
+    files = ", ".join(f"[{paths[name].name}](../results/training/{paths[name].name})" for name in found)
+    trials = ", ".join(f"[ablation_{name}.yaml](../tools/trials/ablation_{name}.yaml)" for name in found)
     head = (
         "Imagenette at 128 px from scratch, 80 epochs; validation images, last epoch, averaged weights, one view; mean "
         f"and standard deviation over seeds; {made_on(rows[0]['versions'], rows)}. "
-        f"{', '.join(f'`{command}`' for command in commands)}; curves, configurations and versions: {files}."
+        f"{', '.join(f'`{command}`' for command in commands)}; trials: {trials}; curves, configurations and versions: "
+        f"{files}."
     )
     return f"{head}\n\n{table(('mechanism', *titles), lines)}"
 
@@ -39,9 +40,9 @@ def _by_name(path: Path) -> dict[str, list[Row]]:
     return groups
 
 
-def _best(scores: Mapping[str, Mapping[str, list[float]]], name: str) -> float:
+def _score(scores: Sequence[Mapping[str, list[float]]], name: str) -> float:
     """The mean on the first backbone that has this mechanism."""
-    return next(statistics.mean(found[name]) for found in scores.values() if name in found)
+    return next(statistics.mean(column[name]) for column in scores if name in column)
 
 
 def _cells(scores: list[float]) -> tuple[str, str]:

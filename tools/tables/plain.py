@@ -35,12 +35,15 @@ def plain_reports(folder: Path) -> list[Report]:
 
 
 def rows_of(reports: Sequence[Report]) -> list[Row]:
-    """Every row once: the newest of those that measured the same."""
-    found: dict[tuple[object, ...], Row] = {}
+    """Every comparison once, from the newest run that has it: what is compared is of one run."""
+    found: dict[tuple[object, ...], list[Row]] = {}
     for report in reports:
+        compared: dict[tuple[object, ...], list[Row]] = {}
         for row in report:
-            found.setdefault((row.kind, row.case, row.mode, row.candidate, row.how, row.dtype), row)
-    return list(found.values())
+            compared.setdefault((row.kind, row.case, row.mode, row.how, row.dtype), []).append(row)
+        for case, rows in compared.items():
+            found.setdefault(case, rows)
+    return [row for rows in found.values() for row in rows]
 
 
 def speed_table(rows: Sequence[Row]) -> str:
@@ -92,12 +95,13 @@ def _speed(row: Row) -> str:
 
 
 def made_by(reports: Sequence[Report]) -> str:
-    """Machine, versions and commit, once per kind."""
-    texts = (
-        f"One {about['card']}, torch {about['torch']}, timm {about['timm']}, bfloat16, {commit_of(about)}"
-        for about in (report.about for report in reports)
-    )
-    return "; ".join(dict.fromkeys(texts))
+    """Machine and versions, once per kind, and commits, the newest first."""
+    kinds: dict[str, dict[str, None]] = {}  # the values are ordered sets
+    for about in (report.about for report in reports):
+        kind = f"one {about['card']}, torch {about['torch']}, timm {about['timm']}, bfloat16"
+        kinds.setdefault(kind, {})[commit_of(about)] = None
+    text = "; ".join(f"{kind}, {'; what was not measured there, '.join(commits)}" for kind, commits in kinds.items())
+    return text[0].upper() + text[1:]
 
 
 def speed_block(folder: Path, more: str) -> str | None:
