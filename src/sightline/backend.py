@@ -279,6 +279,12 @@ def fused_norm(x: Tensor) -> bool:
 
 
 @fast_path
+def joined_stripes(grid: tuple[int, int]) -> bool:
+    """Stripes down and across a map in one batch: they have one shape if the map is square."""
+    return bool(grid[0] == grid[1])
+
+
+@fast_path
 def patch_product(x: Tensor) -> bool:
     """A convolution of patches as one matrix product of them: on a GPU, where cuDNN is slow for patches of 16."""
     return x.is_cuda

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.layers import MECHANISMS, Spec
+from sightline.layers.mechanisms.softmax import SoftmaxCore
 from sightline.layers.stripe_attention import Branch, StripeAttention
 from sightline.layers.window_attention import WindowAttention
 
@@ -21,7 +22,7 @@ from ..ops.brute_force import assert_close as assert_exact
 from ..ops.brute_force import attend, inline_weights, linear_weights, neighbours, softmax_weights
 
 DIM, HEADS = 12, 2
-GRIDS = [(4, 6), (5, 7), (3, 8), (7, 3), (2, 9), (1, 5), (2, 2)]
+GRIDS = [(4, 6), (5, 7), (3, 8), (7, 3), (2, 9), (1, 5), (2, 2), (5, 5)]
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 Grid = tuple[int, int]
 Mix = Callable[[Tensor, Tensor, Tensor, Tensor, Grid], Tensor]
@@ -159,6 +160,20 @@ def test_stripes(grid: Grid, width: int, mechanism: str) -> None:
     x, context = tokens(grid), tokens(grid)
     got = layer(x, grid, context=context)
     assert_exact(got, stripes_by_definition(layer, x, context, grid, width), 1e-10)
+
+
+def test_both_directions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On square maps, unless someone listens to a core."""
+    layer = randomize(StripeAttention(DIM, HEADS, Spec.parse("softmax"), stripe=2))
+    cores: list[object] = []
+    monkeypatch.setattr(SoftmaxCore, "forward", lambda core, q, *_: cores.append(core) or q)
+    layer(tokens((4, 4)), (4, 4))
+    assert len(cores) == 1
+    layer(tokens((4, 6)), (4, 6))
+    assert len(cores) == 3
+    layer.branches[1].core.register_forward_hook(lambda *_: None)
+    layer(tokens((4, 4)), (4, 4))
+    assert len(cores) == 5
 
 
 @every_grid

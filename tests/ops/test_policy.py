@@ -35,6 +35,7 @@ TAKEN: dict[str, Any] = {
     "unprojected_tokens": lambda: (torch.zeros(1, 64, 32),),
     "activated_linear": lambda: (on_gpu(2, 196, 192), on_gpu(768, 192), on_gpu(768)),
     "fused_norm": lambda: (on_gpu(2, 197, 192),),
+    "joined_stripes": lambda: ((14, 14),),
     "patch_product": lambda: (on_gpu(2, 3, 224, 224),),
     "patch_kernel": lambda: (on_gpu(2, 64, 56, 56),),
     "fused_stem": lambda: (on_gpu(2, 3, 224, 224),),
@@ -51,7 +52,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_fast_path_is_known() -> None:
     assert set(backend.FAST_PATHS) == set(TAKEN)
-    assert len(backend.FAST_PATHS) == 12
+    assert len(backend.FAST_PATHS) == 13
     assert len(backend.TRITON_OPERATORS) == 4
 
 

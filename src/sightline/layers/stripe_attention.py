@@ -1,12 +1,16 @@
 """CSwin's attention: stripes down and across the map in two branches, or the whole map in one, with its LePE."""
 
+from typing import Any
+
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from sightline import backend
 from sightline.layers.attention import project
 from sightline.layers.conv import depthwise_conv
-from sightline.layers.core import Grid, Place
+from sightline.layers.core import Grid, Place, changed
+from sightline.layers.mechanisms.softmax import SoftmaxCore
 from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
 from sightline.ops.checks import is_symbolic
@@ -58,11 +62,35 @@ class StripeAttention(nn.Module):
         """(B, N, C) -> (B, N, C); data-dependent weights are made from `context`, x by default."""
         if prefix or key_mask is not None:
             raise InputError("stripe attention takes no prefix tokens and no key_mask")
+        if self._joinable(grid):
+            return self.proj_drop(self.proj(self._joined(x, grid)))
         count = len(self.branches)
         contexts = (x if context is None else context).chunk(count, -1)
         heads = [part.chunk(count, 2) for part in project(self.qkv, self.num_heads, x)]
         out = [branch(*(h[i] for h in heads), contexts[i], grid) for i, branch in enumerate(self.branches)]
         return self.proj_drop(self.proj(out[0] if count == 1 else torch.cat(out, -1)))
+
+    def _joinable(self, grid: Grid) -> bool:
+        """Whether both directions have stripes of one shape, with softmax in them, which takes keys in any order."""
+        if len(self.branches) == 1 or is_symbolic(*grid) or not backend.joined_stripes(grid):
+            return False
+        branches: Any = self.branches
+        return all(isinstance(branch.core, SoftmaxCore) and not branch.watched() for branch in branches)
+
+    def _joined(self, x: Tensor, grid: Grid) -> Tensor:
+        """Both directions at once: stripes across a square map are stripes down the transposed one."""
+        branches: Any = self.branches
+        down, across = branches
+        parts = self.qkv(x).unflatten(1, grid).unflatten(-1, (3, 2, -1))
+        packed = torch.stack([parts[..., 0, :], parts[..., 1, :].transpose(1, 2)], -2).flatten(1, 2).flatten(2)
+        windows = Windows(grid, (grid[0], min(down.stripe, grid[1])))
+        q, k, v = windows.cut(packed).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        place = Place(windows.size, x, key_mask=windows.key_mask(x.shape[0], x.device))
+        weight = torch.cat([down.lepe.weight, across.lepe.weight.transpose(2, 3)])
+        bias = torch.cat([down.lepe.bias, across.lepe.bias])
+        mixed = down.core(q, k, v, place) + depthwise_conv(place.on_grid(v), weight, bias, windows.size)
+        one, other = windows.join(mixed.flatten(2)).unflatten(1, grid).chunk(2, -1)
+        return torch.cat([one, other.transpose(1, 2)], -1).flatten(1, 2)
 
 
 class Branch(nn.Module):
@@ -86,6 +114,10 @@ class Branch(nn.Module):
         q, k, v = (windows.cut(t.flatten(2)).unflatten(-1, shape) for t in (q, k, v))
         mask = windows.key_mask(context.shape[0], context.device)
         return windows.join(self._mix(q, k, v, Place(windows.size, windows.cut(context), key_mask=mask)))
+
+    def watched(self) -> bool:
+        """Whether a call of the branch or one of its modules is more than its `forward`."""
+        return changed(self) or changed(self.core) or changed(self.lepe)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         lepe = depthwise_conv(place.on_grid(v), self.lepe.weight, self.lepe.bias, place.grid)
