@@ -12,12 +12,11 @@ Repeat a command to go on where it was stopped. Speed is that of a shared GPU.
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from side_by_side import Job, Row, finish, run_jobs
+from side_by_side import Job, Row, command_line, finish, run_jobs
 
 from sightline.engine.evaluate import evaluate
 from sightline.engine.records import DONE, VERSIONS, read_config, read_rows
@@ -49,9 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{row['run']}, seed {row['seed']}, {row['split']}: {scores} after {row['steps']} updates")
     if options.results and rows:
         Path(options.results).parent.mkdir(parents=True, exist_ok=True)
-        words = [Path(word).name for word in arguments or sys.argv[1:]]  # without the folders of the machine
-        command = " ".join(["python", "tools/run_dense.py", *words])
-        results = {"note": options.note, "command": command, "rows": rows}
+        results = {"note": options.note, "command": command_line(), "rows": rows}
         Path(options.results).write_text(json.dumps(results, indent=1) + "\n")
     return 0 if len(found) == len(jobs) else 1
 

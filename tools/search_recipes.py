@@ -17,22 +17,25 @@ import gc
 import hashlib
 import json
 import statistics
-import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from decoded import share_decoded
-from side_by_side import Job, Row, finish, run_jobs
+from pydantic import ConfigDict, TypeAdapter
+from side_by_side import Job, Row, command_line, finish, run_jobs
 
 from sightline.engine.records import read_rows as read_metrics
 from sightline.engine.run_folder import versions
 from sightline.engine.settings import load_recipe
 from sightline.engine.train import train
-from sightline.util.errors import InputError
+from sightline.util.documents import check, read_yaml
+from sightline.util.errors import FileError, InputError
 from sightline.util.provenance import source_commit
 
 HELD_OUT = 5  # one of so many training images scores a trial
@@ -44,6 +47,17 @@ SMALL = {
     "run.device": "cpu", "run.precision": "no", "run.max_steps": 2, "data.limit": 7, "data.workers": 0, "data.size": 64,
     "batch.size": 32, "run.threads": 1,
 }  # fmt: skip
+
+
+@dataclass
+class Trials:
+    """A file of trials: the recipe, the keys that each trial changes, and those that all of them do."""
+
+    base: str
+    trials: dict[str, dict[str, Any] | None]
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,38 +112,57 @@ def _options() -> argparse.ArgumentParser:
 
 def unpack(data: Path, work: Path) -> Path:
     """The folder with train and val, from a zip file if it is one."""
-    if data.is_dir():
-        return data
-    target = work / data.stem
+    target = data if data.is_dir() else work / data.stem
     if not target.exists():
-        with zipfile.ZipFile(data) as file:
-            file.extractall(target)
-    return next(path.parent for path in sorted(target.rglob("train")) if path.is_dir())
+        with whole(target) as folder:
+            try:
+                with zipfile.ZipFile(data) as file:
+                    file.extractall(folder)
+            except zipfile.BadZipFile as error:
+                raise FileError(f"{data}: not a zip file, or damaged ({error})") from error
+    if (target / "train").is_dir():
+        return target
+    found = next((path.parent for path in sorted(target.glob("*/train")) if path.is_dir()), None)
+    if found is None:
+        raise FileError(f"{data}: no folder train in it")
+    return found
 
 
 def hold_out(data: Path, target: Path) -> Path:
     """A folder of links to the training images of `data`: `train` has four fifths of them, `val` the others."""
     if target.exists():
         return target
-    for path in sorted((data / "train").rglob("*")):
-        if path.is_file():
-            chosen = int(hashlib.sha256(path.name.encode()).hexdigest(), 16) % HELD_OUT == 0
-            link = target / ("val" if chosen else "train") / path.relative_to(data / "train")
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path.resolve())
+    with whole(target) as folder:
+        for path in sorted((data / "train").rglob("*")):
+            if path.is_file():
+                chosen = int(hashlib.sha256(path.name.encode()).hexdigest(), 16) % HELD_OUT == 0
+                link = folder / ("val" if chosen else "train") / path.relative_to(data / "train")
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.resolve())
     return target
+
+
+@contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `target` at the end; a killed command leaves no half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder, target.name)
+        made.mkdir()
+        yield made
+        made.rename(target)
 
 
 def read_trials(path: str | None, seeds: int, data: str) -> list[Job]:
     """The trials of a file, each with every seed."""
     if path is None:
         raise InputError("give --trials FILE or --final RECIPE")
-    given = yaml.safe_load(Path(path).read_text())
+    given = check(TypeAdapter(Trials), read_yaml(path), path)
     return [
-        {"name": name, "recipe": given["base"], "data": data,
-         "changes": {**given.get("changes", {}), **(changes or {}), "run.seed": seed}}
+        {"name": name, "recipe": given.base, "data": data,
+         "changes": {**given.changes, **(changes or {}), "run.seed": seed}}
         for seed in range(seeds)
-        for name, changes in given["trials"].items()
+        for name, changes in given.trials.items()
     ]  # fmt: skip
 
 
@@ -158,8 +191,7 @@ def train_one(job: Job, folder: Path) -> Row:
 def provenance() -> dict[str, Any]:
     """Versions, machine and command."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]  # not a machine's folders
-    return {**versions(name), "command": " ".join(["python", "tools/search_recipes.py", *words])}
+    return {**versions(name), "command": command_line()}
 
 
 def show(rows: list[Row]) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import multiprocessing as mp
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -105,6 +106,12 @@ def finish(main: Callable[[], int]) -> NoReturn:
     except (OSError, InputError, FileError) as error:
         print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def command_line() -> str:
+    """The command that is running, without the folders of this machine."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["python", f"tools/{Path(sys.argv[0]).name}", *words])
 
 
 @contextmanager

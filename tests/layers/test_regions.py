@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.layers import MECHANISMS, Spec
+from sightline.layers.core import Place
 from sightline.layers.mechanisms.softmax import SoftmaxCore
 from sightline.layers.stripe_attention import Branch, StripeAttention
 from sightline.layers.window_attention import WindowAttention
@@ -162,8 +163,13 @@ def test_stripes(grid: Grid, width: int, mechanism: str) -> None:
     assert_exact(got, stripes_by_definition(layer, x, context, grid, width), 1e-10)
 
 
+class Other(SoftmaxCore):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+        return v
+
+
 def test_both_directions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On square maps, unless someone listens to a core."""
+    """On square maps, unless a core has a hook or is of another mechanism."""
     layer = randomize(StripeAttention(DIM, HEADS, Spec.parse("softmax"), stripe=2))
     cores: list[object] = []
     monkeypatch.setattr(SoftmaxCore, "forward", lambda core, q, *_: cores.append(core) or q)
@@ -174,6 +180,9 @@ def test_both_directions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     layer.branches[1].core.register_forward_hook(lambda *_: None)
     layer(tokens((4, 4)), (4, 4))
     assert len(cores) == 5
+    layer.branches[1].core = Other(DIM // 2, HEADS // 2)
+    layer(tokens((4, 4)), (4, 4))
+    assert len(cores) == 6
 
 
 @every_grid

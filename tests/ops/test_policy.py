@@ -11,6 +11,7 @@ import sightline  # noqa: F401
 from sightline import backend
 from sightline.layers.blocks import TanhMlp
 from sightline.layers.patch import ConvBNEmbed, PatchEmbed
+from sightline.layers.stripe_attention import StripeAttention
 from sightline.ops import headwise_conv, inline_attention, linear_attention, soft_attention
 
 device_limits = backend.device_limits  # the fixture below replaces it
@@ -81,11 +82,12 @@ def test_no_fast_path_runs_in_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     record("sightline.layers.mechanisms.inline.inline_projected")
     record("sightline.ops.inline.product._Matmul.apply")
     record("sightline.ops.inline.product._Moment.apply")
+    monkeypatch.setattr(StripeAttention, "_joined", lambda *args: called.append("stripes"))
     monkeypatch.setattr(PatchEmbed, "_product", lambda *args: called.append("patch"))
     monkeypatch.setattr(ConvBNEmbed, "_by_layers", lambda *args: called.append("stem"))
     monkeypatch.setattr(ConvBNEmbed, "_folded", lambda *args: called.append("folded stem"))
     monkeypatch.setenv(backend.VARIABLE, "torch")
-    for name in ("inline_deit_tiny", "soft_tiny"):
+    for name in ("inline_deit_tiny", "soft_tiny", "inline_cswin_tiny"):
         depths = 1 if name == "inline_deit_tiny" else (1, 1, 1, 1)
         model = timm.create_model(name, img_size=64, num_classes=3, depths=depths)
         model(torch.randn(2, 3, 64, 64)).sum().backward()

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -129,7 +130,11 @@ def test_a_fifth_of_the_training_images_is_held_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [(["nothing.zip", "--final", "photos"], "nothing.zip"), ([".", "--final", "nope"], "no recipe 'nope'"),
-     ([".", "--trials", "nope.yaml"], "nope.yaml"), (["."], "give --trials FILE or --final RECIPE")],
+     ([".", "--trials", "nope.yaml"], "nope.yaml"), (["."], "give --trials FILE or --final RECIPE"),
+     (["text.zip", "--final", "photos"], "text.zip: not a zip file"),
+     (["empty.zip", "--final", "photos"], "empty.zip: no folder train"),
+     ([".", "--trials", "list.yaml"], "list.yaml"), ([".", "--trials", "half.yaml"], "half.yaml: not YAML"),
+     ([".", "--trials", "none.yaml"], "trials"), ([".", "--trials", "typo.yaml"], "change")],
 )  # fmt: skip
 def test_one_line_for_bad_input(
     words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -137,6 +142,12 @@ def test_one_line_for_bad_input(
     import search_recipes
 
     monkeypatch.chdir(tmp_path)
+    files = {"text.zip": "text", "list.yaml": "- 1", "half.yaml": "base: [", "none.yaml": "base: photos",
+             "typo.yaml": "{base: photos, trials: {}, change: {}}"}  # fmt: skip
+    for name, text in files.items():
+        Path(name).write_text(text)
+    ZipFile("empty.zip", "w").close()
+    Path("train").mkdir()
     command = [*words, "--out", "x", "--work", str(tmp_path / "work")]
     with pytest.raises(SystemExit) as stopped:
         side_by_side.finish(lambda: search_recipes.main(command))
@@ -152,7 +163,7 @@ def test_other_images_are_another_job(tmp_path: Path, monkeypatch: pytest.Monkey
     keys: list[str] = []
     monkeypatch.setattr(search_recipes, "run_jobs", lambda jobs, *_: keys.append(side_by_side.key_of(jobs[0])) or [])
     for folder in ("here/cats", "there/cats", "here/dogs"):
-        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "train").mkdir(parents=True)
         search_recipes.main([str(tmp_path / folder), "--final", "photos", "--out", "x", "--work", str(tmp_path)])
     assert keys[0] == keys[1] != keys[2]
 

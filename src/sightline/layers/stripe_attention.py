@@ -75,7 +75,7 @@ class StripeAttention(nn.Module):
         if len(self.branches) == 1 or is_symbolic(*grid) or not backend.joined_stripes(grid):
             return False
         branches: Any = self.branches
-        return all(isinstance(branch.core, SoftmaxCore) and not branch.watched() for branch in branches)
+        return all(branch.plain_softmax() for branch in branches)
 
     def _joined(self, x: Tensor, grid: Grid) -> Tensor:
         """Both directions at once: stripes across a square map are stripes down the transposed one."""
@@ -115,9 +115,13 @@ class Branch(nn.Module):
         mask = windows.key_mask(context.shape[0], context.device)
         return windows.join(self._mix(q, k, v, Place(windows.size, windows.cut(context), key_mask=mask)))
 
-    def watched(self) -> bool:
-        """Whether a call of the branch or one of its modules is more than its `forward`."""
-        return changed(self) or changed(self.core) or changed(self.lepe)
+    def plain_softmax(self) -> bool:
+        """Whether a call does softmax and the LePE and nothing else."""
+        core = self.core
+        if not isinstance(core, SoftmaxCore) or changed(self) or changed(core):
+            return False
+        forward: Any = core.forward
+        return forward.__func__ is SoftmaxCore.forward  # with type(core), torch.compile would check more at every call
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         lepe = depthwise_conv(place.on_grid(v), self.lepe.weight, self.lepe.bias, place.grid)
