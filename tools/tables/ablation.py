@@ -20,7 +20,7 @@ def ablation_section(folder: Path, machine: str) -> str:
     names = sorted({row["name"] for row in rows}, key=lambda name: -_score(scores, name))
     lines = [[name, *(cell for column in scores for cell in _cells(column.get(name, [])))] for name in names]
     titles = [title for name in found for title in (f"{BACKBONES[name]}, top-1", "seeds")]
-    commands = dict.fromkeys(row["versions"]["command"] for row in rows)
+    commands = dict.fromkeys(row["versions"]["command"].partition(" --processes")[0] for row in rows)
     files = ", ".join(f"[{paths[name].name}](../results/training/{paths[name].name})" for name in found)
     trials = ", ".join(f"[ablation_{name}.yaml](../tools/trials/ablation_{name}.yaml)" for name in found)
     head = (

@@ -64,7 +64,7 @@ def draw_plain(results: Path, images: Path) -> list[Path]:
     for path, report in load_reports(results, plain=True).items():
         plot_all(report, path.with_suffix(""))
     rows, about = rows_of(reports), reports[0].about
-    footer = f"One {about['card']}, bfloat16, plain calls, torch {about['torch']}, commit {about['commit'][:7]}"
+    footer = f"One {about['card']}, bfloat16, plain calls, torch {about['torch']}; commits: docs/performance.md"
     draw_bars(latency_bars(rows), "milliseconds", footer, images / "latency.png", STYLES)
     draw(throughput_panels(rows), footer, images / "plain_throughput.png", STYLES)
     return [images / f"{name}.png" for name in PLAIN_FIGURES]

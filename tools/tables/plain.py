@@ -100,8 +100,14 @@ def made_by(reports: Sequence[Report]) -> str:
     for about in (report.about for report in reports):
         kind = f"one {about['card']}, torch {about['torch']}, timm {about['timm']}, bfloat16"
         kinds.setdefault(kind, {})[commit_of(about)] = None
-    text = "; ".join(f"{kind}, {'; what was not measured there, '.join(commits)}" for kind, commits in kinds.items())
+    text = "; ".join(f"{kind}, {_newest_of(list(commits))}" for kind, commits in kinds.items())
     return text[0].upper() + text[1:]
+
+
+def _newest_of(commits: Sequence[str]) -> str:
+    if len(commits) == 1:
+        return commits[0]
+    return f"each comparison at the newest of these that has it: {', '.join(commits)}"
 
 
 def speed_block(folder: Path, more: str) -> str | None:
@@ -109,11 +115,13 @@ def speed_block(folder: Path, more: str) -> str | None:
     reports = plain_reports(folder)
     if not reports:
         return None
+    rows = [row for row in rows_of(reports) if _in_speed_table(row)]
+    made = made_by([report for report in reports if any(row in rows for row in report)])
     sentence = (
         "DeiT-Tiny with InLine attention by plain calls, in images per second (one image at a time: milliseconds), "
-        f"next to softmax. {made_by(reports)}. All measurements, and kernels by graph replay: [{more}]({more})."
+        f"next to softmax. {made}. All measurements, and kernels by graph replay: [{more}]({more})."
     )
-    return f"{sentence}\n\n{speed_table(rows_of(reports))}"
+    return f"{sentence}\n\n{speed_table(rows)}"
 
 
 def plain_section(folder: Path) -> str:
