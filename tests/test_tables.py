@@ -20,6 +20,7 @@ from tables.photos import photos_section
 from tables.sequences import sequences_section
 
 from sightline.engine.settings import configure, load_recipe
+from sightline.util.errors import FileError
 
 CPU = torch.device("cpu")
 VERSIONS = {"device": "1 x cuda (CARD)", "torch": "2.0", "timm": "1.0", "commit": "0123456789", "command": "a command"}
@@ -64,6 +65,13 @@ def test_dense_runs_have_a_twin_and_the_packaged_model_its_weights() -> None:
         config: Any = configure(load_recipe(job["recipe"]), {**run_dense.QUIET, **job["changes"]})
         assert (config.batch.size, config.model.pretrained) == (4, "pretrained" in job["run"])
         assert ("softmax" in job["run"]) == ("attention" in config.model.args)
+
+
+def test_dense_runs_name_the_folder_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "camvid").mkdir()
+    with pytest.raises(FileError, match=r"bccd: no such folder"):
+        run_dense.main([str(tmp_path), "--out", str(tmp_path / "dense.jsonl")])
+    assert not (tmp_path / "dense.jsonl").exists()
 
 
 def test_cost_of_dense_models_tells_how_memory_grows(tmp_path: Path) -> None:

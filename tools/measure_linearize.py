@@ -37,6 +37,7 @@ import torch
 from decoded import share_decoded
 from measuring import kept, measure, write
 from search_linearize import ATTENTION, accuracy, run_one, with_error
+from side_by_side import finish
 from torch import nn
 from torchvision.datasets import ImageFolder
 
@@ -339,4 +340,4 @@ def _rate(model: nn.Module, size: int, options: argparse.Namespace, device: torc
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    finish(main)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import save_file
+from side_by_side import finish
 
 import sightline
 from sightline import explorer
@@ -170,4 +171,4 @@ Settings of the last stage:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    finish(main)

@@ -22,6 +22,7 @@ from sightline.engine.evaluate import evaluate
 from sightline.engine.records import DONE, VERSIONS, read_config, read_rows
 from sightline.engine.settings import load_recipe, parse_changes
 from sightline.engine.train import train
+from sightline.util.errors import FileError
 
 SPLITS = {"camvid": ("val", "test"), "bccd": ("val", "test"), "coco_mini": ("train2017", "val2017")}
 MEMORIZED = "coco_mini"
@@ -38,7 +39,11 @@ SMALL = {
 def main(arguments: list[str] | None = None) -> int:
     options = _options().parse_args(arguments)
     more = parse_changes(options.set, "set", {}) | (SMALL if options.rehearse else {})
-    jobs = make_jobs(options.tasks, options.backbones, options.seeds, Path(options.data), {**QUIET, **more})
+    data = Path(options.data)
+    missing = next((task for task in options.tasks if not (data / task).exists()), None)
+    if missing:
+        raise FileError(f"{data / missing}: no such folder; {data} should hold {', '.join(options.tasks)}")
+    jobs = make_jobs(options.tasks, options.backbones, options.seeds, data, {**QUIET, **more})
     for job in jobs:
         job["limit"] = 2 if options.rehearse else None
     found = run_jobs(jobs, run_one, Path(options.out), Path(options.work), options.processes, options.minutes * 60, 1e9)

@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from measuring import write
+from pydantic import TypeAdapter
+from side_by_side import finish
 
 from sightline.engine.evaluate import evaluate
 from sightline.engine.records import DONE, read_rows
 from sightline.engine.settings import configure, load_recipe, parse_changes
 from sightline.engine.train import train
 from sightline.models.attention_error import block_errors
+from sightline.util.documents import check, read_yaml
+from sightline.util.errors import InputError
 
 Changes = Mapping[str, object]
 STAGE1 = "stage1:"  # before the keys of the first stage; `linearize.attention` is of both
@@ -54,9 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all runs")
     parser.add_argument("--results", help="JSON file for the rows with versions and command")
     options = parser.parse_args(arguments)
-    trials: dict[str, Changes] = yaml.safe_load(options.trials.read_text())
-    if options.only:
-        trials = {name: trials[name] for name in options.only.split(",")}
+    trials = read_trials(options.trials, options.only)
     common: dict[str, object] = {
         "model.name": options.teacher, "model.checkpoint": options.checkpoint,
         "model.pretrained": options.checkpoint is None, "data.images": tuple(options.data), "data.hold_out": 2000,
@@ -80,6 +81,16 @@ def main(arguments: list[str] | None = None) -> int:
     for row in search.ranked():
         print(line(row))
     return 0
+
+
+def read_trials(path: Path, only: str | None) -> dict[str, Changes]:
+    """The trials of a file, or those whose names are in `only`."""
+    trials = check(TypeAdapter(dict[str, dict[str, Any]]), read_yaml(path), path)
+    names = list(trials) if only is None else only.split(",")
+    unknown = next((name for name in names if name not in trials), None)
+    if unknown is not None:
+        raise InputError(f"--only: no trial {unknown!r} in {path}; it has {', '.join(trials)}")
+    return {name: trials[name] for name in names}
 
 
 class Search:
@@ -204,4 +215,4 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    finish(main)

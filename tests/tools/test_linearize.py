@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import measure_linearize
@@ -16,6 +15,7 @@ from tables import linearize as tables
 from sightline.engine.settings import configure, load_recipe
 from sightline.layers.spec import Spec
 from sightline.models.linearize import PLAIN
+from sightline.util.errors import FileError, InputError
 
 VERSIONS = {"device": "1 x cuda (CARD)", "torch": "2.0", "timm": "1.0", "commit": "0123456789", "command": "python x"}
 
@@ -36,13 +36,33 @@ def test_what_helped_is_put_together() -> None:
 
 
 def test_all_trials_are_settings() -> None:
-    for changes in yaml.safe_load(search_linearize.TRIALS.read_text()).values():
+    for changes in search_linearize.read_trials(search_linearize.TRIALS, None).values():
         own = {key: value for key, value in changes.items() if not key.startswith(search_linearize.STAGE1)}
         config = configure(load_recipe("linearize"), {"data.images": ("x",), **own})
         attention = config.linearize.attention
         Spec.parse(PLAIN if attention == "auto" else attention).build(192, 3, 16)
     for name in measure_linearize.MECHANISMS:
         Spec.parse(name).build(192, 3, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "only", "told"),
+    [
+        ("- inline", None, "trials.yaml"),
+        ("inline: 3", None, "inline"),
+        ("inline: [", None, "not YAML"),
+        ("inline: {}", "linear", "'linear'"),
+    ],
+)
+def test_broken_trials(tmp_path: Path, text: str, only: str | None, told: str) -> None:
+    path = tmp_path / "trials.yaml"
+    path.write_text(text)
+    with pytest.raises((FileError, InputError), match=told):
+        search_linearize.read_trials(path, only)
+
+
+def test_some_trials() -> None:
+    assert list(search_linearize.read_trials(search_linearize.TRIALS, "no hidden,inline")) == ["no hidden", "inline"]
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ def ablation_section(folder: Path, machine: str) -> str:
     names = sorted({row["name"] for row in rows}, key=lambda name: -_score(scores, name))
     lines = [[name, *(cell for column in scores for cell in _cells(column.get(name, [])))] for name in names]
     titles = [title for name in found for title in (f"{BACKBONES[name]}, top-1", "seeds")]
-    commands = dict.fromkeys(row["versions"]["command"].partition(" --processes")[0] for row in rows)
+    commands = {_without_folders(command): command for command in map(_command, rows)}  # the last of those alike
     files = ", ".join(f"[{paths[name].name}](../results/training/{paths[name].name})" for name in found)
     trials = ", ".join(f"[ablation_{name}.yaml](../tools/trials/ablation_{name}.yaml)" for name in found)
     head = (
         "Imagenette at 128 px from scratch, 80 epochs; validation images, last epoch, averaged weights, one view; mean "
         f"and standard deviation over seeds; {made_on(rows[0]['versions'], rows)}. "
-        f"{', '.join(f'`{command}`' for command in commands)}; trials: {trials}; curves, configurations and versions: "
-        f"{files}."
+        f"{', '.join(f'`{command}`' for command in commands.values())}; trials: {trials}; curves, configurations and "
+        f"versions: {files}."
     )
     return f"{head}\n\n{table(('mechanism', *titles), lines)}"
 
@@ -38,6 +38,16 @@ def _by_name(path: Path) -> dict[str, list[Row]]:
         if "error" not in row:
             groups.setdefault(row["name"], []).append(row)
     return groups
+
+
+def _command(row: Row) -> str:
+    """What made a row, without the limits of time and processes."""
+    command: str = row["versions"]["command"]
+    return command.partition(" --processes")[0]
+
+
+def _without_folders(command: str) -> str:
+    return " ".join(Path(word).name for word in command.split())
 
 
 def _score(scores: Sequence[Mapping[str, list[float]]], name: str) -> float:
