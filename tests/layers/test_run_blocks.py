@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from sightline import backend
 from sightline.layers.attention import Attention, project
-from sightline.layers.blocks import PreNormBlock
+from sightline.layers.blocks import PostNormBlock, PreNormBlock
 from sightline.layers.conv_blocks import ConvMlp, ConvMlpBlock
 from sightline.layers.core import Core, Grid, Place
 from sightline.layers.mechanisms.inline import InlineCore
@@ -45,8 +45,8 @@ RUN = Norms()
 
 @torch.library.custom_op("sightline_tests::add_norm_backward", mutates_args=())
 def by_torch(
-    total: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, d_total: Tensor, dy: Tensor, extra: Tensor | None,
-    raw: bool, x: torch.dtype, update: torch.dtype, bias: torch.dtype | None,
+    total: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, d_total: Tensor | None, dy: Tensor,
+    extra: Tensor | None, raw: bool, x: torch.dtype, update: torch.dtype, bias: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The operator without its kernel, which Triton's interpreter runs slowly."""
     RUN.biases.append(bias is not None)
@@ -55,7 +55,8 @@ def by_torch(
     dx, d_weight, d_shift = torch.ops.aten.native_layer_norm_backward(
         grad, total.float(), weight.shape, mean, rstd, weight, weight, [True] * 3
     )
-    dx = dx + d_total if extra is None or not raw else dx + d_total + extra
+    for added in (d_total, extra if raw else None):
+        dx = dx if added is None else dx + added
     return dx.to(x), dx.to(update, copy=True), d_weight, d_shift, dx.sum((0, 1)).to(bias or x)
 
 
@@ -150,6 +151,22 @@ def test_same_gradients(case: str, norms: Norms) -> None:
     compare(Run(make(), make()))
     assert norms.views == ["", view, ""]  # from the last norm on; the first of all follows no sum
     assert norms.biases == [bias] * 3
+
+
+def test_norms_after_the_sums(norms: Norms) -> None:
+    """Those of the attention are read by the MLP, a view with a gradient of its own."""
+    compare(Run(*(PostNormBlock(DIM, Attention(DIM, 2, "soft")) for _ in range(2))))
+    assert norms.views == ["", "norm", "", "norm"]
+    assert norms.biases == [True] * 4
+
+
+def test_blocks_of_both_kinds(norms: Norms) -> None:
+    """A sum that the next block would have taken is made before it; what a hook changes keeps its bias."""
+    run = Run(plain(), *(PostNormBlock(DIM, Attention(DIM, 2, "softmax")) for _ in range(2)), plain())
+    run.blocks[1].mlp.fc2.register_forward_hook(doubled)  # type: ignore[union-attr]
+    run.blocks[2].norm1.register_forward_hook(doubled)  # type: ignore[union-attr]
+    compare(run)
+    assert norms.biases == [True, False, True, True]
 
 
 def test_leading_tokens_and_tokens_on_the_way(norms: Norms) -> None:

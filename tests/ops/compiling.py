@@ -85,7 +85,7 @@ CASES: dict[str, list[tuple]] = {
     ],
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
     "convolution": [(BF16, "bf16", 32, 9), (FP32, "fp32", 64, 5)],
-    "norm": [(BF16, 192, "norm"), (BF16, 96, ""), (FP32, 64, "sum")],
+    "norm": [(BF16, 192, "norm"), (BF16, 96, ""), (FP32, 64, "sum"), (BF16, 320, "alone")],
     "patches": [(FP16, 64)],
 }
 # Cases with the kernels in them that need most shared memory.
@@ -114,7 +114,7 @@ LARGEST: dict[str, list[tuple[tuple, set[str]]]] = {
 # In float32 it takes a small GPU to its limit, and a compiler three times as long as in half precision.
 LAYERS_BACK = {True: (FP32, "fp32", 14, 64, "layer"), False: (FP16, "tf32", 14, 64, "layer")}
 TYPED = [(BF16, "bf16"), (FP16, "tf32"), (FP32, "fp32")]
-VIEWS = ("", "norm", "sum")
+VIEWS = ("", "norm", "sum", "alone")
 WIDTHS = [*((*typed, dim) for typed in TYPED for dim in (32, 64, 128)), (FP32, "tf32", 128)]
 ALL: dict[str, list[tuple]] = {
     "attention": [
@@ -307,10 +307,11 @@ def convolution(dtype: torch.dtype, dot: str, dim: int, size: int) -> None:
 
 
 def norm(dtype: torch.dtype, channels: int, view: str) -> None:
-    """Of a sum in float32, or with the dtype without a view; then with the bias in the update."""
+    """Of a sum in float32, or with the dtype without a view; then with the bias in the update; "alone" has no sum."""
     kind = FP32 if view else dtype
     total, extra = (meta(4, 196, channels, dtype=each) for each in (kind, kind if view == "sum" else dtype))
-    given = (*(meta(4, 196, 1, dtype=FP32) for _ in range(2)), meta(channels, dtype=FP32), total)
+    d_total = None if view == "alone" else total
+    given = (*(meta(4, 196, 1, dtype=FP32) for _ in range(2)), meta(channels, dtype=FP32), d_total)
     norm_operator.add_norm_backward.function(
         total, *given, meta(4, 196, channels, dtype=dtype), extra if view else None, view == "sum", kind, dtype,
         None if view else dtype,

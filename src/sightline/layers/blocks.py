@@ -15,7 +15,38 @@ from sightline.ops.activated import activated_linear
 register_notrace_function(activated_linear)  # it branches on the dtype of its tensors
 
 
-class PreNormBlock(nn.Module):
+class NormedBlock(nn.Module):
+    """What `run_blocks` asks the blocks below. They have `attn` and `mlp`, each with a norm, `norm1` and `norm2`."""
+
+    attn: nn.Module
+    norm1: nn.Module
+    norm2: nn.Module
+
+    def separable(self) -> bool:
+        """Whether `run_blocks` may run the steps itself: plain layer norms with a bias, and no hook, replaced `forward`
+        or compiled call on the block or its norms."""
+        if type(self).forward not in (PreNormBlock.forward, PostNormBlock.forward) or changed(self):
+            return False
+        norms = (self.norm1, self.norm2)
+        return all(type(norm) is nn.LayerNorm and norm.bias is not None and not changed(norm) for norm in norms)
+
+    def ends_in_bias(self, branch: str) -> bool:
+        """Whether what "attn" or "mlp" adds to the tokens ends in the bias of a linear layer."""
+        layer, drop, after = ENDS[branch]
+        module = getattr(self, branch)
+        last, dropout = getattr(module, layer, None), getattr(module, drop, None)
+        if type(last) is not nn.Linear or last.bias is None or type(dropout) is not nn.Dropout or dropout.p:
+            return False
+        idle = [getattr(self, name) for name in after if hasattr(self, name)]
+        same = all(type(each) is nn.Identity for each in idle)
+        return same and not any(changed(each) for each in (module, last, dropout, *idle))
+
+
+# The last layer of a branch of a block, its dropout, and what the block does to its result.
+ENDS = {"attn": ("proj", "proj_drop", ("ls1", "drop_path1")), "mlp": ("fc2", "drop2", ("ls2", "drop_path2"))}
+
+
+class PreNormBlock(NormedBlock):
     """x + attn(norm(x)), then x + mlp(norm(x)). Where one operator covers several of these steps,
     `run_blocks` calls it instead.
 
@@ -82,14 +113,6 @@ class PreNormBlock(nn.Module):
         assert isinstance(norm, nn.LayerNorm)
         return attn.added(x, update, norm, grid, prefix)
 
-    def separable(self) -> bool:
-        """Whether `run_blocks` may run the steps itself: plain layer norms with a bias, and no hook, replaced `forward`
-        or compiled call on the block or its norms."""
-        if type(self).forward is not PreNormBlock.forward or changed(self):
-            return False
-        norms = (self.norm1, self.norm2)
-        return all(type(norm) is nn.LayerNorm and norm.bias is not None and not changed(norm) for norm in norms)
-
     def joins_attention(self) -> bool:
         """Whether norm, attention and residual sum can run as one operator in inference."""
         attn, between = self.attn, (self.ls1, self.drop_path1)
@@ -97,21 +120,6 @@ class PreNormBlock(nn.Module):
             return False
         idle = all(type(each) in (nn.Identity, DropPath, SharedDropPath) and not changed(each) for each in between)
         return idle and self.separable()
-
-    def ends_in_bias(self, branch: str) -> bool:
-        """Whether what "attn" or "mlp" adds to the tokens ends in the bias of a linear layer."""
-        layer, drop, after = ENDS[branch]
-        module = getattr(self, branch)
-        last, dropout = getattr(module, layer, None), getattr(module, drop, None)
-        if type(last) is not nn.Linear or last.bias is None or type(dropout) is not nn.Dropout or dropout.p:
-            return False
-        idle = [getattr(self, name) for name in after]
-        same = all(type(each) is nn.Identity for each in idle)
-        return same and not any(changed(each) for each in (module, last, dropout, *idle))
-
-
-# The last layer of a branch of `PreNormBlock`, its dropout, and what the block does to its result.
-ENDS = {"attn": ("proj", "proj_drop", ("ls1", "drop_path1")), "mlp": ("fc2", "drop2", ("ls2", "drop_path2"))}
 
 
 class TanhMlp(Mlp):
@@ -123,7 +131,7 @@ class TanhMlp(Mlp):
         return self.drop2(self.fc2(self.drop1(activated_linear(x, self.fc1.weight, self.fc1.bias, gelu=True))))
 
 
-class PostNormBlock(nn.Module):
+class PostNormBlock(NormedBlock):
     """norm(x + attn(x)), then norm(x + mlp(x)), with the tanh GELU: the blocks of SOFT."""
 
     def __init__(

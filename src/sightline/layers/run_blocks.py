@@ -8,14 +8,15 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard
 
+import torch
 from timm.models import checkpoint
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from sightline import backend
-from sightline.layers.blocks import ENDS, PreNormBlock
+from sightline.layers.blocks import ENDS, NormedBlock, PostNormBlock, PreNormBlock
 from sightline.layers.core import Grid
-from sightline.ops.norm import add_norm
+from sightline.ops.norm import add_norm, normed_sum
 
 
 class Branch(NamedTuple):
@@ -46,7 +47,9 @@ def run_blocks(
     whole = not save_memory and key_mask is None and backend.whole_block(x)
     branch: Branch | None = None  # of the last block, if its sum is deferred
     for i, block in enumerate(blocks):
-        if fused and _separable(block):
+        if fused and isinstance(block, PostNormBlock) and block.separable():
+            x, branch = _post_norm(block, _summed(x, branch), where), None
+        elif fused and _separable(block):
             defer = i not in take and i + 1 < len(blocks) and _separable(blocks[i + 1])
             x, branch = _advance(block, x, branch, where, defer)
             if not defer:
@@ -99,6 +102,22 @@ def _advance(
     return x, Branch(update, bias)
 
 
+def _post_norm(block: PostNormBlock, x: Tensor, where: tuple[Any, ...]) -> Tensor:
+    """`PostNormBlock.forward`."""
+    with _bias_apart(block, "attn") as bias:
+        update = block.drop_path1(block.attn(x, *where))
+    x, y = _normed_sum(x, Branch(update, bias), block.norm1, backend.compute_dtype(x))
+    with _bias_apart(block, "mlp") as bias:
+        update = block.drop_path2(block.mlp(y))
+    (x,) = _normed_sum(x, Branch(update, bias), block.norm2, None)
+    return x
+
+
+def _normed_sum(x: Tensor, branch: Branch, norm: nn.Module, dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+    assert isinstance(norm, nn.LayerNorm)
+    return normed_sum(x, branch.update, norm.weight, norm.bias, norm.eps, dtype, bias=branch.bias)
+
+
 def _add_norm(x: Tensor, branch: Branch, norm: nn.Module, view: str = "") -> tuple[Tensor, ...]:
     assert isinstance(norm, nn.LayerNorm)
     dtype = backend.compute_dtype(x)
@@ -106,7 +125,7 @@ def _add_norm(x: Tensor, branch: Branch, norm: nn.Module, view: str = "") -> tup
 
 
 @contextmanager
-def _bias_apart(block: PreNormBlock, branch: str) -> Iterator[Tensor | None]:
+def _bias_apart(block: NormedBlock, branch: str) -> Iterator[Tensor | None]:
     """Detach the bias that ends the branch and yield it, so its gradient can come from the sum; yield None if there is
     none, or no branch."""
     if not branch or not block.ends_in_bias(branch):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.ops.norm import add_norm
+from sightline.ops.norm import add_norm, normed_sum
 from sightline.ops.norm import operator as norm_operator
 
 from ..cases import DEVICE
@@ -45,15 +45,19 @@ def gradients(
     bias: bool,
     x: torch.dtype = torch.float32,
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Those of the kernel, and those of autograd in float64."""
+    """Those of the kernel, and those of autograd in float64; "alone" is the norm without the sum."""
     given = inputs(shape, update, x)
     tokens, branch, last, weight, shift = given
     whole = branch + last.detach() if bias else branch
-    made = add_norm(tokens, whole, weight, shift, EPS, out, bias=last if bias else None, view=view)
+    given_bias = last if bias else None
+    if view == "alone":
+        made = normed_sum(tokens, whole, weight, shift, EPS, out, bias=given_bias)
+    else:
+        made = add_norm(tokens, whole, weight, shift, EPS, out, bias=given_bias, view=view)
     exact = [t.detach().double().requires_grad_() for t in given]
     total = exact[0] + (exact[1] + exact[2] if bias else exact[1])
     y = F.layer_norm(total, shape[2:], exact[3], exact[4], EPS)
-    expected = (total, y, y if view == "norm" else total) if view else (total, y)
+    expected = {"": (total, y), "norm": (total, y, y), "sum": (total, y, total), "alone": (y, y)}[view]
     if update == out == torch.float32:
         for got, want in zip(made, expected, strict=True):
             torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
@@ -62,7 +66,7 @@ def gradients(
     return [t.grad for t in given], [t.grad for t in exact]
 
 
-@pytest.mark.parametrize("view", ["", "norm", "sum"])
+@pytest.mark.parametrize("view", ["", "norm", "sum", "alone"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_in_float32(shape: tuple[int, int, int], bias: bool, view: str) -> None:
@@ -75,17 +79,28 @@ def test_gradients_in_float32(shape: tuple[int, int, int], bias: bool, view: str
             torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 * max(scale, 1))
 
 
+@pytest.mark.parametrize("view", ["norm", "alone"])
 @pytest.mark.parametrize("x", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES[:2])
-def test_gradients_in_half_precision(dtype: torch.dtype, x: torch.dtype) -> None:
+def test_gradients_in_half_precision(dtype: torch.dtype, x: torch.dtype, view: str) -> None:
     """Each in the dtype of what it belongs to, and no further off than half precision of y and of its gradient is."""
-    found, expected = gradients((2, 9, 48), dtype, dtype, "norm", True, x)
+    found, expected = gradients((2, 9, 48), dtype, dtype, view, True, x)
     kinds = [x, dtype, dtype, torch.float32, torch.float32]
     precision = max(torch.finfo(kind).eps for kind in (dtype, x))
     for got, want, kind in zip(found, expected, kinds, strict=True):
         assert got.dtype == kind
         error = (got.double() - want).norm() / want.norm()
         assert error < precision
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_is_as_precise_as_its_weight(dtype: torch.dtype) -> None:
+    """As under autocast; a layer that reads it gets its own dtype."""
+    x, update, _, weight, shift = inputs((2, 5, 24), dtype, dtype)
+    for kind in {torch.float32, dtype}:
+        y, read = normed_sum(x, update, weight.to(kind), shift.to(kind), EPS, dtype)
+        assert (y.dtype, read.dtype) == (kind, dtype)
+        torch.testing.assert_close(read, y.to(dtype))
 
 
 def test_rows_are_split_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:

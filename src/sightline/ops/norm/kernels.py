@@ -26,7 +26,8 @@ def norm_back(
     total, mean, rstd, weight, d_total, dy, extra, extra_batch, extra_token, dx, d_update, parts, rows, tokens, steps,
     C: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, RAW: tl.constexpr, BIAS: tl.constexpr,
 ):
-    """`extra` is added to dy, or with RAW to d(sum); parts is (2 or 3, programs, C)."""
+    """`d_total` is None if the sum is not used but in the norm. `extra` is added to dy, or with RAW to d(sum); parts is
+    (2 or 3, programs, C)."""
     c, i = tl.arange(0, W)[None, :], tl.arange(0, ROWS)
     w = tl.load(weight + c, mask=c < C, other=0).to(tl.float32)
     d_weight = tl.zeros((ROWS, W), tl.float32)
@@ -41,7 +42,9 @@ def norm_back(
         at = row.to(tl.int64)[:, None] * C + c
         x = tl.load(total + at, mask=ok, other=0).to(tl.float32)
         g = tl.load(dy + at, mask=ok, other=0).to(tl.float32)
-        d = tl.load(d_total + at, mask=ok, other=0).to(tl.float32)
+        d = tl.zeros((ROWS, W), tl.float32)
+        if d_total is not None:
+            d += tl.load(d_total + at, mask=ok, other=0).to(tl.float32)
         if extra is not None:
             if RAW:
                 d += _extra(extra, extra_batch, extra_token, row, tokens, c, ok)

@@ -15,8 +15,8 @@ SUM_TILE = {"PARTS": 128, "BLOCK": 32}
 
 
 def _backward(
-    total: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, d_total: Tensor, dy: Tensor, extra: Tensor | None,
-    raw: bool, x: torch.dtype, update: torch.dtype, bias: torch.dtype | None,
+    total: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, d_total: Tensor | None, dy: Tensor,
+    extra: Tensor | None, raw: bool, x: torch.dtype, update: torch.dtype, bias: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """d(x) in that dtype; d(update), which is empty if it is the same; d(weight), d(shift); and d(bias), or empty."""
     batch, tokens, channels = total.shape[0], total.shape[1], int(total.shape[2])
