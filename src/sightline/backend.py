@@ -37,6 +37,7 @@ WHOLE_LAYER_TOKENS = 8192  # of a batch, at most, that go through a layer by one
 WHOLE_LAYER_PREFIX = 16  # tokens without a position, at most, there
 FOLDED = 256  # channels, at most, of a layer whose output is projected by the kernel that mixes
 FILTERS = (3, 5, 7, 9)  # sides of the filters of headwise_conv
+TABLE_ROWS = 512  # of a table of tokens, at most, whose gradient is a product with one-hot tokens
 
 CAPABILITY = (8, 0)  # of a GPU, at least: tensor cores for bfloat16 and TF32
 
@@ -123,13 +124,19 @@ def widest_head(operator: str, index: int | None, dtype: torch.dtype) -> int:
     key = (operator, index, dtype)
     if key not in _widest:
         limits = device_limits(index)
-        capable = limits is not None and limits[:2] >= CAPABILITY
-        table = NEEDED[operator][dtype]
-        _widest[key] = max((d for d, need in table.items() if capable and limits and need <= limits[2]), default=0)
+        available = limits[2] if limits is not None and capable(index) else 0
+        _widest[key] = max((d for d, need in NEEDED[operator][dtype].items() if need <= available), default=0)
     return _widest[key]
 
 
 _widest: dict[tuple[str, int | None, torch.dtype], int] = {}
+
+
+@torch.compiler.assume_constant_result
+def capable(index: int | None) -> bool:
+    """Whether a CUDA device is an NVIDIA GPU with the compute capability that the kernels need."""
+    limits = device_limits(index)
+    return limits is not None and limits[:2] >= CAPABILITY
 
 
 @torch.compiler.assume_constant_result
@@ -279,6 +286,16 @@ def fused_norm(x: Tensor) -> bool:
 
 
 @fast_path
+def lookup_product(table: Tensor, tokens: Tensor) -> bool:
+    """The gradient of a table of few rows as a product with one-hot tokens: compiled training on a GPU."""
+    if not torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled() or transformed():
+        return False
+    if not table.is_cuda or not table.requires_grad or table.dtype not in DTYPES or table.shape[0] > TABLE_ROWS:
+        return False
+    return tokens.numel() > 0 and capable(table.device.index)
+
+
+@fast_path
 def joined_stripes(grid: tuple[int, int]) -> bool:
     """Stripes down and across a map in one batch: they have one shape if the map is square."""
     return bool(grid[0] == grid[1])
@@ -330,7 +347,11 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def known(condition: bool) -> bool:
-    """Whether a condition on sizes holds for all sizes that a graph is made for; it adds no guard."""
+    """Whether a condition on sizes holds for all sizes that a graph is made for.
+
+    Code that torch.compile traces gets a guard instead, and a graph on either side; operators, which are traced later,
+    get none.
+    """
     if isinstance(condition, bool | Tensor):  # torch.jit has tensors for sizes
         return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true

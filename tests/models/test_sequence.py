@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sightline import backend
 from sightline.layers import MECHANISMS
 from sightline.models.sequence import SEQUENCE_MODELS, SequenceEncoder, create_sequence_model
 
@@ -98,6 +99,30 @@ def test_checkpointing_gives_the_same_gradients() -> None:
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     for a, b in zip(*gradients, strict=True):
         assert_close(a, b, 1e-9)
+
+
+def test_compiled_training_with_the_gradient_of_tokens_as_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, autocast to bfloat16: every gradient is that of eager mode."""
+    model, x = encoder(depth=1, masked=False).float(), ids(30, 17, length=32)
+    looked_up: list[int] = []
+
+    def on_a_gpu(table: Tensor, tokens: Tensor) -> bool:
+        looked_up.append(table.shape[0])
+        return True
+
+    found = []
+    for compiled in (False, True):
+        if compiled:
+            monkeypatch.setattr(backend, "lookup_product", on_a_gpu)
+            torch._dynamo.reset()
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = (torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)(x)
+        out.float().square().sum().backward()
+        found.append({name: value.grad for name, value in model.named_parameters()})
+    assert looked_up == [10]
+    for name, grad in found[0].items():
+        assert relative_error(found[1][name], grad) < 1e-2, name
 
 
 @pytest.mark.parametrize("name", SEQUENCE_MODELS)

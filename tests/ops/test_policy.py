@@ -22,9 +22,8 @@ def on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Any:
     """Looks like a tensor on a GPU, as far as a decision is concerned."""
     meta = torch.empty(shape, dtype=dtype, device="meta")
     device = torch.device("cuda", 0)
-    return SimpleNamespace(
-        is_cuda=True, device=device, dtype=dtype, shape=meta.shape, numel=meta.numel, stride=meta.stride, ndim=meta.ndim
-    )
+    known = {"shape": meta.shape, "numel": meta.numel, "stride": meta.stride, "ndim": meta.ndim}
+    return SimpleNamespace(is_cuda=True, device=device, dtype=dtype, requires_grad=True, **known)
 
 
 # Arguments for which each path is taken by default.
@@ -36,6 +35,7 @@ TAKEN: dict[str, Any] = {
     "unprojected_tokens": lambda: (torch.zeros(1, 64, 32),),
     "activated_linear": lambda: (on_gpu(2, 196, 192), on_gpu(768, 192), on_gpu(768)),
     "fused_norm": lambda: (on_gpu(2, 197, 192),),
+    "lookup_product": lambda: (on_gpu(257, 64, dtype=torch.float32), on_gpu(2, 1024, dtype=torch.int64)),
     "joined_stripes": lambda: ((14, 14),),
     "patch_product": lambda: (on_gpu(2, 3, 224, 224),),
     "patch_kernel": lambda: (on_gpu(2, 64, 56, 56),),
@@ -53,13 +53,13 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_fast_path_is_known() -> None:
     assert set(backend.FAST_PATHS) == set(TAKEN)
-    assert len(backend.FAST_PATHS) == 13
+    assert len(backend.FAST_PATHS) == 14
     assert len(backend.TRITON_OPERATORS) == 4
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_variable_turns_a_fast_path_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: name == "fused_norm")
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: name in ("fused_norm", "lookup_product"))
     decision = backend.FAST_PATHS[name]
     inference = ("activated_linear", "fused_readers", "patch_kernel", "whole_block", "whole_layer")
     grad = torch.no_grad() if name in inference else torch.enable_grad()
@@ -145,6 +145,7 @@ def test_too_small_a_gpu_takes_no_fast_path_with_kernels(
     monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     assert not backend.inline_layer(*TAKEN["inline_layer"]())
     assert not backend.fused_norm(*TAKEN["fused_norm"]())
+    assert backend.lookup_product(*TAKEN["lookup_product"]()) == (limits == (8, 0, 1024))  # by torch's own kernels
 
 
 def test_norms_are_fused_in_compiled_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +161,26 @@ def test_norms_are_fused_in_compiled_training(monkeypatch: pytest.MonkeyPatch) -
         assert not backend.fused_norm(on_gpu(2, 197, 192))
     monkeypatch.setattr(backend, "transformed", lambda: True)
     assert not backend.fused_norm(on_gpu(2, 197, 192))
+
+
+def test_gradients_of_small_tables_are_products_in_compiled_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in eager mode or inference, on a CPU, without tokens, for more rows, a frozen table, or in float64."""
+    table, tokens = TAKEN["lookup_product"]()
+    assert not backend.lookup_product(table, tokens)
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+    for dtype in backend.DTYPES:
+        assert backend.lookup_product(on_gpu(backend.TABLE_ROWS, 64, dtype=dtype), tokens)
+    assert not backend.lookup_product(on_gpu(backend.TABLE_ROWS + 1, 64), tokens)
+    assert not backend.lookup_product(on_gpu(257, 64, dtype=torch.float64), tokens)
+    assert not backend.lookup_product(table, on_gpu(0, 1024))
+    assert not backend.lookup_product(torch.zeros(257, 64, requires_grad=True), tokens)
+    with torch.no_grad():
+        assert not backend.lookup_product(table, tokens)
+    table.requires_grad = False
+    assert not backend.lookup_product(table, tokens)
+    table.requires_grad = True
+    monkeypatch.setattr(backend, "transformed", lambda: True)
+    assert not backend.lookup_product(table, tokens)
 
 
 def test_wide_heads_in_float32_need_more_shared_memory_than_a_gaming_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
 from sightline.layers.blocks import PreNormBlock
+from sightline.layers.lookup import TokenTable
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.run_blocks import run_blocks
 from sightline.models.base import Arguments, LayerGroups, check_choice
@@ -75,7 +76,7 @@ class SequenceEncoder(nn.Module):
         self.global_pool = check_choice("global_pool", global_pool, POOLS)
         self.towers, self.masked = towers, masked
         self.grad_checkpointing = False
-        self.embed = nn.Embedding(num_tokens + 1, embed_dim)
+        self.embed = TokenTable(num_tokens + 1, embed_dim)
         self.pos_embed = nn.Parameter(torch.empty(1, max_length, embed_dim))
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if global_pool == "token" else None
         self.drop = nn.Dropout(drop_rate)
