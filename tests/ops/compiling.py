@@ -5,6 +5,10 @@ specializations that Triton would find. By default every kernel for compute capa
 need most shared memory; with `--all` every kernel with every dtype and width for all of them. Cases that `backend`
 leaves to the reference are left out. Not for Triton's interpreter, hence a script of its own.
 
+torch's compiler, Inductor, specializes every number of a launch, also those that kernels are not to be specialized
+for: one that equals 1 is a constant. Launches with such numbers are compiled in that way as well, and every kernel is
+parsed with the constant 1 for each of its numbers; with `--parse` nothing else is done.
+
 A summary of each GPU goes to standard error. The exit status is 1 if a kernel does not compile or does not fit.
 """
 
@@ -14,16 +18,18 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from inspect import getmembers
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 from sightline import backend
@@ -60,6 +66,7 @@ REGISTERS = 65_536  # of a multiprocessor
 SPILLED = 2048  # bytes per thread, at most
 TENSOR_MEMORY = 512  # columns of it, from compute capability 10.0 on
 ALIGNED = [["tt.divisibility", 16]]
+TRITON, INDUCTOR, ONES = "triton", "inductor", "ones"  # who launches a kernel; the last with 1 for every number
 BF16, FP32, FP16 = torch.bfloat16, torch.float32, torch.float16
 HEADS = {24: 3, 32: 6, 64: 2, 128: 1}
 
@@ -207,9 +214,9 @@ def cases(capability: int, whole: bool) -> list[tuple[Case, set[str] | None]]:
     return [*chosen, (Case.of("attention", LAYERS_BACK[small]), {"layers_back"})]
 
 
-def launches(capability: int, whole: bool) -> Iterator[tuple[Case, Launch]]:
-    """What the cases launch on a GPU: each kernel once per dtype and set of tensors, or with `whole` per signature
-    and constants."""
+def launches(capability: int, whole: bool, ways: Iterable[str]) -> Iterator[tuple[Case, Launch, str]]:
+    """What the cases launch on a GPU, in one way or another: each kernel once per dtype and set of tensors, or with
+    `whole`, or where it is only parsed, per signature and constants."""
     shared = backend.SHARED_MEMORY[divmod(capability, 10)]
     tiles = backend.tile_memory((*divmod(capability, 10), shared))
     backend.shared_memory = lambda device: tiles
@@ -219,14 +226,16 @@ def launches(capability: int, whole: bool) -> Iterator[tuple[Case, Launch]]:
             continue
         launching._local.recorder = collector = Collector()
         globals()[case.function](*case.args)
-        for launch in collector.launches:
-            key: tuple = (_name(launch.kernel), case.dtype, *(arg is None for arg in launch.args))
-            if whole:
-                made, options = source(launch)
-                key = (key[0], str(made.signature), str(made.constants), str(options))
+        for launch, way in product(collector.launches, ways):
+            made, options = source(launch, way)
+            if way == INDUCTOR and made.constants == source(launch, TRITON)[0].constants:
+                continue
+            key: tuple = (_name(launch.kernel), way, case.dtype, *(arg is None for arg in launch.args))
+            if whole or way == ONES:
+                key = (*key[:2], str(made.signature), str(made.constants), str(options))
             if key not in seen and (names is None or launch.kernel.fn.__name__ in names):
                 seen.add(key)
-                yield case, launch
+                yield case, launch, way
 
 
 def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> None:
@@ -322,13 +331,15 @@ def patches(dtype: torch.dtype, channels: int) -> None:
     patches_operator.gather.function(meta(4, 784, channels, dtype=dtype), 28, 28, 2, 2, True)
 
 
-def source(launch: Launch) -> tuple[ASTSource, dict[str, object]]:
+def source(launch: Launch, way: str) -> tuple[ASTSource, dict[str, object]]:
     """What Triton compiles for a launch, and the options of the compiler."""
     names = launch.kernel.arg_names
     signature, constants, attributes = {}, {}, {}
     for i, (name, arg) in enumerate(zip(names, launch.args, strict=False)):
-        specialized = name not in launch.kernel.do_not_specialize
-        if arg is None or (not isinstance(arg, Tensor) and specialized and arg == 1):
+        if way == ONES and isinstance(arg, int):
+            arg = 1
+        specialized = way != TRITON or name not in launch.kernel.do_not_specialize
+        if arg is None or (isinstance(arg, int) and specialized and arg == 1):
             signature[name], constants[i,] = "constexpr", arg
         elif isinstance(arg, Tensor):
             signature[name], attributes[i,] = TYPES[arg.dtype], ALIGNED
@@ -364,15 +375,30 @@ def resources(kernel: Any) -> dict[str, int]:
     return {"shared": kernel.metadata.shared, "tensor": columns, "registers": registers, "spilled": stack + local}
 
 
-def compile_launch(capability: int, case: Case, launch: Launch) -> dict[str, Any]:
+def parse(made: ASTSource, target: GPUTarget, options: dict[str, object]) -> None:
+    """Triton's first step, which reads a kernel's Python and finds its types."""
+    compiler, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    compiler.load_dialects(context)
+    parsed = compiler.parse_options(dict(options))
+    made.make_ir(target, parsed, compiler.get_codegen_implementation(parsed), compiler.get_module_map(), context)
+
+
+def compile_launch(capability: int, case: Case, launch: Launch, way: str) -> dict[str, Any]:
     """Compile a launch for a GPU: what it needs, and as `problem` why it does not fit or failed."""
-    made, options = source(launch)
+    made, options = source(launch, way)
     dtype = str(case.dtype).removeprefix("torch.")
-    row = {"capability": capability, "kernel": _name(launch.kernel), "operator": case.operator, "dtype": dtype,
-           "dot": case.args[1], "head_dim": case.head_dim}  # fmt: skip
+    row = {"capability": capability, "kernel": _name(launch.kernel), "way": way, "operator": case.operator,
+           "dtype": dtype, "dot": case.args[1], "head_dim": case.head_dim}  # fmt: skip
+    target = GPUTarget("cuda", capability, 32)
     try:
-        needs = resources(triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options))
+        if way == ONES:
+            parse(made, target, options)
+            return {**row, "problem": None}
+        needs = resources(triton.compile(made, target=target, options=options))
     except Exception as error:
+        while error.__cause__ is not None:  # of a function that the kernel calls
+            error = error.__cause__
         return {**row, "problem": f"{type(error).__name__}: {error}"}
     threads = 32 * options.get("num_warps", 4)
     limits = {"shared": backend.SHARED_MEMORY[divmod(capability, 10)], "tensor": TENSOR_MEMORY,
@@ -392,22 +418,23 @@ def summary(capability: int, rows: list[dict[str, Any]]) -> str:
 
 
 def _words(row: dict[str, Any]) -> str:
-    return f"{row['kernel'].removeprefix('sightline.ops.')} {row['dtype']} ({row['dot']}) {row['head_dim']}"
+    name = f"{row['kernel'].removeprefix('sightline.ops.')} {row['dtype']} ({row['dot']}) {row['head_dim']}"
+    return name if row["way"] == TRITON else f"{name} ({row['way']})"
 
 
-def main(capabilities: Iterable[int], whole: bool, jobs: int) -> bool:
+def main(capabilities: Iterable[int], whole: bool, jobs: int, ways: Sequence[str]) -> bool:
     """Whether all kernels fit."""
     linear_launch._compile_ahead = soft_launch._compile_ahead = layer_operator._compile_ahead = lambda *args: None
     good = True
     with ThreadPoolExecutor(jobs) as pool:
         for capability in capabilities:
-            work = list(launches(capability, whole))
+            work = list(launches(capability, whole, ways))
             rows = []
             for row in pool.map(lambda item: compile_launch(capability, *item), work):  # noqa: B023
                 rows.append(row)
                 print(json.dumps(row), flush=True)
             print(summary(capability, rows), file=sys.stderr, flush=True)
-            missing = every_kernel() - {row["kernel"] for row in rows}
+            missing = every_kernel() - {row["kernel"] for row in rows if row["way"] == ways[0]}
             assert not missing or capability != 90, f"never compiled: {sorted(missing)}"
             good &= all(row["problem"] is None for row in rows)
     return good
@@ -418,5 +445,7 @@ if __name__ == "__main__":
     parser.add_argument("capabilities", type=int, nargs="+", help="compute capabilities, 90 for 9.0")
     parser.add_argument("--all", action="store_true", help="every kernel with every dtype and width")
     parser.add_argument("--jobs", type=int, default=1, help="kernels that are compiled at a time")
+    parser.add_argument("--parse", action="store_true", help="only parse them, with the constant 1 for every number")
     arguments = parser.parse_args()
-    sys.exit(not main(arguments.capabilities, arguments.all, arguments.jobs))
+    chosen = (ONES,) if arguments.parse else (TRITON, INDUCTOR, ONES)
+    sys.exit(not main(arguments.capabilities, arguments.all, arguments.jobs, chosen))

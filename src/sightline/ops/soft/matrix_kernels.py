@@ -80,7 +80,7 @@ def iterate_scale(step, norm, factor):
     A step at most doubles the eigenvalues of X, and after k steps they are at most (2^k u)^(1/2) / u: the elements are
     below 2 ONE.
     """
-    k = step.to(tl.float32)
+    k = tl.cast(step, tl.float32)  # a number, or a constant if it is 1 in a graph of torch.compile
     most = tl.minimum(tl.exp2(k), tl.maximum(tl.exp2(0.5 * k) * norm * tl.rsqrt(factor), 1.0))
     return ONE * tl.exp2(-tl.ceil(tl.log2(most)))
 
