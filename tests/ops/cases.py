@@ -95,6 +95,7 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(plan, "SHORT", 0)
         monkeypatch.setattr(plan, "CHUNK", {True: 40, False: 40})
         monkeypatch.setattr(plan, "ROWS", 4)
+        monkeypatch.setattr(plan, "LINE", 40)
         monkeypatch.setattr(plan, "PROGRAMS", 10**6)
     forget()
     yield request.param

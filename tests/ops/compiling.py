@@ -68,6 +68,7 @@ TENSOR_MEMORY = 512  # columns of it, from compute capability 10.0 on
 ALIGNED = [["tt.divisibility", 16]]
 TRITON, INDUCTOR, ONES = "triton", "inductor", "ones"  # who launches a kernel; the last with 1 for every number
 BF16, FP32, FP16 = torch.bfloat16, torch.float32, torch.float16
+LAYERS = ("layer", "line", "readers", "near")  # kinds of attention with the weights of a layer
 HEADS = {24: 3, 32: 6, 64: 2, 128: 1}
 
 # The arguments of the functions of these names below: together every kernel.
@@ -84,6 +85,8 @@ CASES: dict[str, list[tuple]] = {
         (FP16, "tf32", 64, 24, "readers"),
         (BF16, "bf16", 64, 64, "near"),
         (BF16, "bf16", 14, 64, "windows"),
+        (BF16, "bf16", 32, 32, "line"),
+        (FP32, "fp32", 40, 64, "line"),
     ],
     "projected": [
         (BF16, "bf16", 6, 32, 64, "identity", True),
@@ -162,13 +165,9 @@ class Case(NamedTuple):
 
     @classmethod
     def of(cls, function: str, args: tuple) -> "Case":
+        attentions = {"linear": "linear_attention", **dict.fromkeys(LAYERS, "inline_layer")}
         operator, position = {
-            "attention": (
-                {"linear": "linear_attention", **dict.fromkeys(("layer", "readers", "near"), "inline_layer")}.get(
-                    args[-1], "inline_attention"
-                ),
-                3,
-            ),
+            "attention": (attentions.get(args[-1], "inline_attention"), 3),
             "projected": ("whole_layer", 3),
             "soft_attention": ("soft_attention", 4),
             "convolution": ("headwise_conv", 2),
@@ -230,7 +229,8 @@ def launches(capability: int, whole: bool, ways: Iterable[str]) -> Iterator[tupl
             made, options = source(launch, way)
             if way == INDUCTOR and made.constants == source(launch, TRITON)[0].constants:
                 continue
-            key: tuple = (_name(launch.kernel), way, case.dtype, *(arg is None for arg in launch.args))
+            key: tuple = (_name(launch.kernel), way, case.dtype, *(arg is None for arg in launch.args),
+                          launch.constants.get("LINE"))  # fmt: skip
             if whole or way == ONES:
                 key = (*key[:2], str(made.signature), str(made.constants), str(options))
             if key not in seen and (names is None or launch.kernel.fn.__name__ in names):
@@ -250,8 +250,9 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
         readers, agents = meta(4, 49, heads, dim, dtype=dtype), 49
     if kind in ("near", "windows"):
         far, window = tuple(meta(heads, n, dtype=dtype) for n in (dim, 1, 1)), 7
-    if kind in ("layer", "readers", "near"):
-        if kind == "layer":
+    packed = kind in ("layer", "line")
+    if kind in LAYERS:
+        if packed:
             q, k, v = meta(4, tokens, 3 * channels, dtype=dtype), None, None
             grad = meta(4, tokens, channels, dtype=dtype)
         shapes = ((4, tokens, channels), (channels, dim, 1), (channels,), (9 * channels, dim, 1), (9 * channels,))
@@ -263,14 +264,14 @@ def attention(dtype: torch.dtype, dot: str, side: int, dim: int, kind: str) -> N
     if kind == "packed":
         cu, grids = meta(5, dtype=torch.int32), meta(4, 2, dtype=torch.int32)
     is_linear = kind == "linear"
-    grid = (0, 0) if kind in ("linear", "bare") else (side, side)
+    grid = {"linear": (0, 0), "bare": (0, 0), "line": (1, tokens)}.get(kind, (side, side))
     options = (heads, tokens if cu is not None else 0, *grid, 0, 0.2, 1e-6, "elu1" if is_linear else "identity",
                is_linear, dot)  # fmt: skip
     tensors = (q, k, v, weights, *layers, readers, *far, mask, cu, grids)
     _, sums, made, mean = linear.attend.function(*tensors, agents, window, *options, not reads)
     if reads:
         return
-    weights = made if kind == "layer" else weights
+    weights = made if packed else weights
     linear.attend_backward.function(
         q, k, v, grad, weights, *layers[1:], mask, cu, grids, sums, mean, *options, dtype
     )  # fmt: skip

@@ -52,6 +52,7 @@ def _layer(x: Tensor, grid: tuple[int, int]) -> Tensor:
 OPERATORS: dict[str, Callable[[Tensor, tuple[int, int]], Tensor]] = {
     "inline": lambda x, grid: inline_attention(x, x, x),
     "residual": lambda x, grid: inline_attention(x, x, x, residual=_weights(x.shape[0], 32, 3, 3), grid=grid),
+    "line": lambda x, grid: inline_attention(x, x, x, residual=_weights(x.shape[0], 32, 3, 3), grid=(1, x.shape[1])),
     "layer": _layer,
     "linear": lambda x, grid: linear_attention(x, x, x),
     "soft": lambda x, grid: soft_attention(x, x, x[:, :9], normalized=True, iterations=2),

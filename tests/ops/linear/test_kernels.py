@@ -70,6 +70,34 @@ def test_grids_that_are_not_square(grid: tuple[int, int], cut: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("width", "dtype"), with_dtypes([63, 1, 2, 300, *([49, 196, 1000, 4097] if GPU else [])]))
+@pytest.mark.parametrize(("heads", "dim"), [(3, 24), (2, 32), (2, 64)] if GPU else [(3, 24)])
+def test_lines(width: int, heads: int, dim: int, dtype: torch.dtype, cut: str) -> None:
+    inputs = [*tokens(2, width + 1, heads, dim, dtype), weights(2, heads * dim, dtype)]
+    compare(inline, inputs, TOLERANCE[dtype], grid=(1, width), prefix=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", [0, 17])
+def test_masked_lines(prefix: int, cut: str) -> None:
+    q, k, v = tokens(3, 50 + prefix, 2, 16)
+    mask = torch.rand(3, 50 + prefix, device=DEVICE) > 0.3
+    mask[2] = False
+    for t, garbage in ((k, torch.nan), (v, torch.inf)):
+        t.data.masked_fill_(~mask[:, :, None, None], garbage)
+    options = {"grid": (1, 50), "prefix": prefix, "key_mask": mask}
+    compare(inline, [q, k, v, weights(3, 32)], TOLERANCE[torch.float32], phi="elu1", **options)
+
+
+@pytest.mark.slow
+def test_packed_lines(cut: str) -> None:
+    grids = [(1, 90), (0, 0), (1, 1), (0, 7), (1, 9)]
+    ends = torch.tensor([0, *torch.tensor([h * w + 2 for h, w in grids]).cumsum(0)], device=DEVICE)
+    inputs = [*tokens(1, int(ends[-1]), 2, 16), weights(len(grids), 32)]
+    compare(inline, inputs, TOLERANCE[torch.float32], cu_seqlens=ends, grids=grids, prefix=2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", [1, 16, 17])
 def test_prefix(prefix: int, cut: str) -> None:
     inputs = [*tokens(1, 12 + prefix, 2, 16), weights(1, 32)]
@@ -201,13 +229,14 @@ def test_float16_does_not_overflow() -> None:
 
 
 @pytest.mark.slow
-def test_same_bits_twice_and_in_any_batch(cut: str) -> None:
+@pytest.mark.parametrize("grid", [(7, 5), (1, 35)])
+def test_same_bits_twice_and_in_any_batch(grid: tuple[int, int], cut: str) -> None:
     inputs = [*tokens(2, 35, 1, 16), weights(2, 16)]
     grad = torch.randn(2, 35, 1, 16, device=DEVICE)
 
     def run(rows: slice) -> list[torch.Tensor]:
         few = [t.detach()[rows].requires_grad_() for t in inputs]
-        out = inline(*few, grid=(7, 5), backend="triton")
+        out = inline(*few, grid=grid, backend="triton")
         return [out, *torch.autograd.grad(out, few, grad[rows])]
 
     whole, again, part = run(slice(None)), run(slice(None)), run(slice(1, 2))

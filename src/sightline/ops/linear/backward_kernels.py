@@ -223,6 +223,42 @@ def _pass_strip(
 
 
 @triton.jit
+def _pass_line(
+    k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, C, live, d_moment, u, a, center_k, center_v,
+    first, last, width, prefix, W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr, TOTAL: tl.constexpr,
+):
+    """`_pass_strip` for a grid of one row, along it: the columns first <= x < last, with a row of the filter."""
+    nothing = tl.zeros((X, W), tl.float32)
+    d3, d4, d5, total = nothing, nothing, nothing, nothing
+    col = tl.arange(0, X)
+    for x in tl.range(first, last, X, num_stages=STAGES):
+        limits, ours, start = limits_of(x + col, 1, width), limit_of(x + col, 1, last), prefix + x
+        le, he, ri = three_columns(g, g_token, mask, 0, col, limits, width, start, live, W, False)  # X W each
+        kt = grid_row(k, k_token, mask, 0, col, ours, width, start, live, W, MASKED)  # X W
+        vt = grid_row(v, v_token, mask, 0, col, ours, width, start, live, W, MASKED)  # X W
+        left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
+        d_value = across(nothing + u[None, :], left, here, right, taps[3], taps[4], taps[5])
+        d_key, d_value = _key_gradients(kt, vt, d_moment, d_value, nothing + a[None, :], center_k, center_v, PHI, False,
+                                        DOT, DK, True)
+        value = vt.to(tl.float32)
+        d3, d4, d5 = d3 + value * right, d4 + value * here, d5 + value * left
+        ok = x + col < last
+        if MASKED:
+            counted = (tl.load(mask + start + col, mask=ok, other=0) != 0)[:, None]  # X 1
+            d_key, d_value = tl.where(counted, d_key, 0.0), tl.where(counted, d_value, 0.0)
+        cell = ok[:, None] & live
+        if TOTAL:
+            total += tl.where(cell, d_value, 0.0)
+        tl.store(cells_of(dv, d_token, start, col, W), d_value.to(dv.dtype.element_ty), mask=cell)
+        if DK:
+            tl.store(cells_of(dk, d_token, start, col, W), d_key.to(dk.dtype.element_ty), mask=cell)
+    none = tl.zeros((1, W), tl.float32)
+    _store_taps(dw, C, (none, none, none, d3, d4, d5, none, none, none), live, W)
+    return total
+
+
+@triton.jit
 def _store_columns(columns, part, image, images, state, side, total, scale, C, channel, live, W: tl.constexpr):
     """Row `image` of columns (1 + parts, images, C): the sum of dv of a part and, by the first part, that of dq."""
     at = columns + tl.cast(image, tl.int64) * C + channel + tl.arange(0, W)[None, :]
@@ -297,11 +333,12 @@ def backward_keys(
     k, k_batch, k_token, v, v_batch, v_token, g, g_batch, g_token, weights, mask, cu, grids, sums, d_sums, dk,
     d_batch, d_token, dv, dk_start, dv_start, dw, columns, H, tokens_q, tokens, chunk, height, width, prefix, scale,
     D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr,
-    LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    STAGES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, LINE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):
-    """dk and dv of one chunk, of tokens or of grid rows in a strip; with the residual, dv is always made, and the
-    chunk's share of dw, (part, image, 9, C), and of the sums of dq and dv if there are `columns`.
+    """dk and dv of one chunk, of tokens, of grid rows in a strip, or of columns in a LINE, a grid of one row; with the
+    residual, dv is always made, and the chunk's share of dw, (part, image, 9, C), and of the sums of dq and dv if there
+    are `columns`.
 
     dk and dv lie `dk_start` and `dv_start` channels into their tensors, which are one if `dv` is None.
     """
@@ -338,11 +375,20 @@ def backward_keys(
         x0, y0 = part % strips * X, part // strips * chunk
         taps = filter_of(weights, image, H * D, channel, live, W, True)
         dw += tl.cast(part * tl.num_programs(1) + image, tl.int64) * 9 * H * D + channel
-        below = _pass_strip(  # beyond the grid of an image in a pack it writes zeros to dw and nothing else
-            k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, H * D, live, d_moment, u, a, center_k,
-            center_v, x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, W, X,
-            PHI, MASKED, DOT, STAGES, DK, True, columns is not None,
-        )
+        # Beyond the grid of an image in a pack both write zeros to dw and nothing else.
+        if LINE:
+            cells = height * width  # images of a pack may have no row
+            below = _pass_line(
+                k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, H * D, live, d_moment, u, a,
+                center_k, center_v, part * chunk, tl.minimum(part * chunk + chunk, cells), cells, prefix, W, X, PHI,
+                MASKED, DOT, STAGES, DK, columns is not None,
+            )
+        else:
+            below = _pass_strip(
+                k, k_token, v, v_token, g, g_token, dk, dv, d_token, mask, taps, dw, H * D, live, d_moment, u, a,
+                center_k, center_v, x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width,
+                prefix, W, X, PHI, MASKED, DOT, STAGES, DK, True, columns is not None,
+            )
         if columns is not None:
             total = tl.sum(ahead, 0) + tl.sum(below, 0)
             images = tl.num_programs(1)

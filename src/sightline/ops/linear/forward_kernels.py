@@ -13,8 +13,8 @@ tokens (`forward_write`). Sums are in float32, in an order that depends on the n
 
 The residual walks down the grid, one strip of X columns per program. A row of v is read three times, one column apart,
 and each time serves three rows of the output, so that nine taps cost three reads; three accumulators hold the rows in
-progress. Its weights (images, 9, C) are given or, with MADE, made on the way from the mean of an image's tokens x
-(`make_weights`), as a layer does.
+progress. In a grid of one row (LINE) it walks along it, with three taps. Its weights (images, 9, C) are given or, with
+MADE, made on the way from the mean of an image's tokens x (`make_weights`), as a layer does.
 
 A few readers may attend to all keys by softmax while these are summed, and agents among them be asked by every token
 (`reader_kernels`). Asking takes the registers that the residual needs, so in long images a second pass adds the
@@ -256,13 +256,35 @@ def _write_strip(
         tl.store(cells_of(out, out_token, first, col, W), acc.to(out.dtype.element_ty), mask=cell)
 
 
+@triton.jit
+def _write_line(
+    q, q_token, v, v_token, out, out_token, mask, taps, live, state, mean_v, first, last, width, prefix, scale,
+    W: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+):
+    """`_write_strip` for a grid of one row, along it: the columns first <= x < last, with a row of the filter."""
+    state = operand(state * scale, DOT)
+    col = tl.arange(0, X)
+    for x in tl.range(first, last, X, num_stages=STAGES):
+        limits, start = limits_of(x + col, 1, width), prefix + x
+        le, he, ri = three_columns(v, v_token, mask, 0, col, limits, width, start, live, W, MASKED)  # X W each
+        cell = (x + col < last)[:, None] & live
+        qt = tl.load(cells_of(q, q_token, start, col, W), mask=cell, other=0)  # X W
+        if PHI != "identity":
+            qt = phi_of(qt.to(tl.float32), PHI)
+        left, here, right = le.to(tl.float32), he.to(tl.float32), ri.to(tl.float32)
+        acc = across(mean_v[None, :], left, here, right, taps[3], taps[4], taps[5])
+        acc = dot(operand(qt, DOT), state, DOT, acc)
+        tl.store(cells_of(out, out_token, start, col, W), acc.to(out.dtype.element_ty), mask=cell)
+
+
 @triton.jit(do_not_specialize=["tokens_q", "tokens_k", "height", "width", "prefix", "H"])
 def forward_short(
     q, q_batch, q_token, k, k_batch, k_token, v, v_batch, v_token, x, x_batch, x_token, out, weights, w1, b1, w2, b2,
     mean, mask, cu, grids, readers, sums, H, tokens_q, tokens_k, height, width, prefix, scale, eps, D: tl.constexpr,
     GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr, X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr,
-    RESIDUAL: tl.constexpr, MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr, SAVE: tl.constexpr,
-    A: tl.constexpr, AGENTS: tl.constexpr, FIRST: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    RESIDUAL: tl.constexpr, LINE: tl.constexpr, MADE: tl.constexpr, MASKED: tl.constexpr, VARLEN: tl.constexpr,
+    SAVE: tl.constexpr, A: tl.constexpr, AGENTS: tl.constexpr, FIRST: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Everything for one image and group of heads in one program."""
     group, image = tl.program_id(0), tl.program_id(1)
@@ -316,12 +338,19 @@ def forward_short(
             q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, prefix, scale, eps, GROUP, W, 16, PHI, LINEAR,
             A, AGENTS, FIRST, DOT,
         )
-        for x0 in range(0, width, X):
-            _write_strip(
-                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked, x0, tl.minimum(x0 + X, width),
-                0, height, height, width, prefix, scale, GROUP, W, X, PHI, MASKED, A, AGENTS, False, DOT,
-                STAGES,
+        if LINE:
+            cells = height * width
+            _write_line(
+                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, 0, cells, cells, prefix, scale, W, X,
+                PHI, MASKED, DOT, STAGES,
             )
+        else:
+            for x0 in range(0, width, X):
+                _write_strip(
+                    q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked, x0,
+                    tl.minimum(x0 + X, width), 0, height, height, width, prefix, scale, GROUP, W, X, PHI, MASKED, A,
+                    AGENTS, False, DOT, STAGES,
+                )
     else:
         _write(
             q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, n_q, scale, eps, GROUP, W, T, PHI, LINEAR, A,
@@ -412,12 +441,12 @@ def forward_finish(
 def forward_write(
     q, q_batch, q_token, v, v_batch, v_token, out, weights, mask, cu, grids, readers, values, sums, H, tokens, tokens_k,
     chunk, height, width, prefix, scale, eps, D: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
-    X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, MASKED: tl.constexpr,
-    VARLEN: tl.constexpr, A: tl.constexpr, AGENTS: tl.constexpr, FIRST: tl.constexpr, ADD: tl.constexpr,
-    DOT: tl.constexpr, STAGES: tl.constexpr,
+    X: tl.constexpr, PHI: tl.constexpr, LINEAR: tl.constexpr, RESIDUAL: tl.constexpr, LINE: tl.constexpr,
+    MASKED: tl.constexpr, VARLEN: tl.constexpr, A: tl.constexpr, AGENTS: tl.constexpr, FIRST: tl.constexpr,
+    ADD: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """The output of one chunk: of tokens, or with the residual of grid rows in a strip of X columns. With ADD, the
-    residual is added to the output."""
+    """The output of one chunk: of tokens, or with the residual of grid rows in a strip of X columns, or of columns in a
+    LINE, a grid of one row. With ADD, the residual is added to the output."""
     group, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHIFT: tl.constexpr = q.dtype.element_ty == tl.float32 and not LINEAR
     live = live_of(D, GROUP, W)
@@ -444,15 +473,23 @@ def forward_write(
                 q, q_token, out, C, state, mean_v, mean_k, asked, live, 0, prefix, scale, eps, GROUP, W, 16, PHI,
                 LINEAR, A, AGENTS, FIRST, DOT,
             )
-        strips = tl.maximum(tl.cdiv(width, X), 1)
-        x0, y0 = part % strips * X, part // strips * chunk
-        if y0 < height:
+        if LINE:
+            x0, cells = part * chunk, height * width
             taps = filter_of(weights, image, C, channel, live, W, False)
-            _write_strip(
-                out if ADD else q, C if ADD else q_token, v, v_token, out, C, mask, taps, live, state, mean_v, asked,
-                x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix, scale, GROUP,
-                W, X, PHI, MASKED, A, AGENTS, ADD, DOT, STAGES,
+            _write_line(
+                q, q_token, v, v_token, out, C, mask, taps, live, state, mean_v, x0, tl.minimum(x0 + chunk, cells),
+                cells, prefix, scale, W, X, PHI, MASKED, DOT, STAGES,
             )
+        else:
+            strips = tl.maximum(tl.cdiv(width, X), 1)
+            x0, y0 = part % strips * X, part // strips * chunk
+            if y0 < height:
+                taps = filter_of(weights, image, C, channel, live, W, False)
+                _write_strip(
+                    out if ADD else q, C if ADD else q_token, v, v_token, out, C, mask, taps, live, state, mean_v,
+                    asked, x0, tl.minimum(x0 + X, width), y0, tl.minimum(y0 + chunk, height), height, width, prefix,
+                    scale, GROUP, W, X, PHI, MASKED, A, AGENTS, ADD, DOT, STAGES,
+                )
     else:
         first, last = part * chunk, tl.minimum(part * chunk + chunk, n)
         _write(

@@ -122,6 +122,7 @@ def forward(
     few = planning.shortness(sym_max(tokens, keys)) if either else int(cut.short and not window)
     number = 0 if queries is None else int(queries.shape[1])
     residual = weights is not None or layers is not None
+    line = residual and readers is None and _is_line(images)
     flags = _flags(q, residual, images, options)
     made: dict[str, Constant] = {"MADE": layers is not None}
     size = row_size(heads, dim)
@@ -144,8 +145,8 @@ def forward(
             forward_kernels.forward_short, (few * (heads // tile.heads), count),
             (*strides(q), *strides(k), *strides(v), *x, out, weights, *parameters, mean, *layout, queries, sums, heads,
              tokens, keys, *numbers),
-            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, **flags, **reading, **made,
-             **tile.constants},
+            {"T": tile.size, "X": cut.write.size, "SAVE": save, "STAGES": cut.write.stages, "LINE": line, **flags,
+             **reading, **made, **tile.constants},
         )  # fmt: skip
         if not either:
             return Forward(out, sums, weights, mean)
@@ -185,14 +186,14 @@ def forward(
     def write(walks: bool, adds: bool) -> None:
         """The output by tokens, or by grid rows with the residual; or the residual, added to it."""
         tile = cut.write if walks else cut.queries
-        pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, walks)
+        pieces, chunk = cut.pieces(tile, images.grid, images.longest or tokens, heads * count, walks, line)
         asking = {**reading, "AGENTS": 0, "FIRST": 0} if adds else reading
         launch(
             forward_kernels.forward_write, (many * (heads // tile.heads), count, pieces),
             (*strides(q), *strides(v), out, weights, *layout, queries, values, sums, heads, tokens, keys, chunk,
              *numbers),
-            {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, "RESIDUAL": walks, "ADD": adds,
-             **asking, **tile.constants},
+            {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, **flags, "RESIDUAL": walks, "LINE": line,
+             "ADD": adds, **asking, **tile.constants},
         )  # fmt: skip
 
     if window:
@@ -227,7 +228,7 @@ def backward(
     starts = (heads * dim, 2 * heads * dim) if packed else (0, 0)
     layout = (images.mask, images.cu, images.grids)
     numbers = (*images.grid, images.prefix, options.scale)
-    passes = _key_passes(cut, weights)
+    passes, line = _key_passes(cut, weights), _is_line(images)
     if cut.tiny and len(passes) == 1:
         strips = sym_max(1, triton.cdiv(images.grid[1], cut.back.size))
         taps = None if weights is None else empty((strips, count, 9, heads * dim), torch.float32, device)
@@ -251,19 +252,20 @@ def backward(
         d_sums = sum_parts(d_sums, torch.float32)
     taps = total = None
     for wanted, used in passes:
-        tile = cut.keys if used is not None else cut.queries
+        tile = cut.queries if used is None else cut.line if line else cut.keys
         pieces, chunk = triton.cdiv(images.longest or keys, cut.chunk), cut.chunk
         if used is not None:
             height, width = images.grid
-            pieces = sym_max(1, triton.cdiv(width, tile.size)) * sym_max(1, triton.cdiv(height, cut.rows))
-            taps, chunk = empty((pieces, count, 9, heads * dim), torch.float32, device), cut.rows
+            wide, chunk = (planning.LINE, planning.LINE) if line else (tile.size, cut.rows)
+            pieces = sym_max(1, triton.cdiv(width, wide)) * sym_max(1, triton.cdiv(height, cut.rows))
+            taps = empty((pieces, count, 9, heads * dim), torch.float32, device)
             total = empty((1 + pieces, count, heads * dim), torch.float32, device) if columns else None
         launch(
             backward_kernels.backward_keys, (heads // tile.heads, count, pieces),
             (*strides(k), *strides(v), *strides(grad), used, *layout, sums, d_sums, *strides(base), dv, *starts, taps,
              total, heads, tokens, keys, chunk, *numbers),
             {"T": cut.queries.size, "X": tile.size, "STAGES": tile.stages, "DK": "k" in wanted, "DV": "v" in wanted,
-             **flags, "RESIDUAL": used is not None, **tile.constants},
+             **flags, "RESIDUAL": used is not None, "LINE": used is not None and line, **tile.constants},
         )  # fmt: skip
     return Sums(taps, total)
 
@@ -320,7 +322,8 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
     kinds = [None if t is None else t.dtype for t in (q, weights, *(layers or ()), *far)]
     tiles = _plan(q, k, images, options, readers is not None).tiles
     reading = None if readers is None else (readers.queries.shape[1], readers.agents, readers.window)
-    key = (torch.cuda.current_device(), *flags.values(), *tiles, *kinds, save, packed, reading)
+    line = _is_line(images)
+    key = (torch.cuda.current_device(), *flags.values(), *tiles, *kinds, save, packed, reading, line)
     if key in _compiled:
         return
     _compiled.add(key)
@@ -328,7 +331,8 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
 
     def run(side: int) -> None:
         tokens = side * side
-        grid = (side, side) if weights is not None or layers is not None else (0, 0)
+        rows = 1 if line else side
+        grid = (rows, tokens // rows) if weights is not None or layers is not None else (0, 0)
         size = images._replace(
             grid=grid, longest=tokens if images.cu is not None else 0, mask=_meta(images.mask, 1, tokens),
             cu=_meta(images.cu, 2), grids=_meta(images.grids, 1, 2),
@@ -354,7 +358,7 @@ def _compile_ahead(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, laye
                 assert done.mean is not None
                 layers_backward(left, done.mean, made[1:5], bias, tokens, made.x.dtype, heads, options.dot)
 
-    compile_all([lambda: run(1), lambda: run(20), lambda: run(33)])
+    compile_all([lambda: run(2), lambda: run(20), lambda: run(33)])
 
 
 def _shapeless(t: Tensor) -> Tensor:
@@ -369,6 +373,11 @@ def _meta(t: Tensor | None, *shape: int) -> Tensor | None:
 def _key_passes(cut: Plan, weights: Tensor | None) -> list[tuple[str, Tensor | None]]:
     """What a pass over the keys makes, and the weights that it takes."""
     return [("k", None), ("v", weights)] if cut.split else [("kv", weights)]
+
+
+def _is_line(images: Images) -> bool:
+    """Whether the grid has one row, so that six of the nine taps are outside of it."""
+    return not is_symbolic(images.grid[0]) and images.grid[0] == 1
 
 
 def _count(q: Tensor, images: Images) -> int:

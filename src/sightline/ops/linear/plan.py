@@ -17,6 +17,7 @@ CHUNK = {True: 512, False: 1024}  # tokens of a chunk at least, for head dims up
 PARTS = 64  # chunks at most
 TINY = 256  # tokens up to which one program takes the backward pass, or the windows, of a whole image
 ROWS = 16  # grid rows of a chunk in the backward pass
+LINE = 256  # columns of a chunk of a grid of one row, likewise
 PROGRAMS = 1024  # programs that a pass over the grid is cut into, if it has the rows
 
 
@@ -47,6 +48,7 @@ class Plan:
     whole: Tile  # a whole image at once, with the residual
     write: Tile  # the output with the residual
     keys: Tile  # dk, dv and dw with the residual
+    line: Tile  # those of a grid of one row
     back: Tile  # the gradients of a whole image at once
     chunk: int  # tokens of a chunk
     rows: int  # grid rows of a chunk of dk, dv and dw
@@ -57,13 +59,19 @@ class Plan:
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        return self.sums, self.queries, self.whole, self.write, self.keys, self.back
+        return self.sums, self.queries, self.whole, self.write, self.keys, self.line, self.back
 
-    def pieces(self, tile: Tile, grid: tuple[int, int], tokens: int, programs: int, residual: bool) -> tuple[int, int]:
-        """Pieces of a pass over the tokens by `programs` heads of images; tokens or grid rows of a piece."""
+    def pieces(
+        self, tile: Tile, grid: tuple[int, int], tokens: int, programs: int, residual: bool, line: bool = False
+    ) -> tuple[int, int]:
+        """Pieces of a pass over the tokens by `programs` heads of images; tokens, grid rows or, in a line, columns of a
+        piece."""
         if not residual:
             return triton.cdiv(tokens, self.chunk), self.chunk
         height, width = grid
+        if line:
+            columns = sym_max(8 * tile.size, triton.cdiv(width, triton.cdiv(PROGRAMS, programs // tile.heads)))
+            return sym_max(1, triton.cdiv(width, columns)), columns
         strips = sym_max(1, triton.cdiv(width, tile.size))
         wanted = triton.cdiv(PROGRAMS, programs // tile.heads * strips)
         rows = sym_max(8, triton.cdiv(height, wanted))
@@ -88,6 +96,7 @@ def plan(
     size = 64 if small else 32
     depth = 3 if strip <= 64 or dtype != torch.float32 else 2
     warps = 8 if strip == 64 and not small else max(1, strip // 16)
+    walks = 4 if small and strip <= 32 else depth  # stages
     deep = flat == 64 and small and not readers
     together = 64 if strip == 64 or (readers and strip < 64) else 32
     short = not either and bool(tokens <= SHORT)
@@ -101,8 +110,9 @@ def plan(
         if small
         else Tile(wide, flat, 32, max(1, flat // 16)),
         write=Tile(narrow, strip, 16, max(1, strip // 32), 4 if small else 3),
-        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, warps, 4 if small and strip <= 32 else depth),
-        back=Tile(narrow, strip, 16, max(1, strip // 16), 4 if small and strip <= 32 else depth),
+        keys=Tile(narrow, strip, 32 if strip == 64 and small else 16, warps, walks),
+        line=Tile(narrow, strip, 32 if strip <= 64 and dtype != torch.float32 else 16, min(8, strip // 8), walks),
+        back=Tile(narrow, strip, 16, max(1, strip // 16), walks),
         chunk=triton.cdiv(triton.cdiv(tokens, parts), size) * size,
         rows=sym_max(1, triton.cdiv(grid[0], sym_max(1, triton.cdiv(grid[0], ROWS)))),
         short=short,
@@ -133,6 +143,7 @@ def fit(cut: Plan, dtype: torch.dtype, shared: int, readers: bool) -> Plan:
         queries=smaller(cut.queries),
         write=smaller(cut.write),
         keys=smaller(cut.keys),
+        line=smaller(cut.line),
         tiny=cut.tiny and cut.back.width <= 32,
         split=dtype != torch.bfloat16 and cut.queries.width > 64,
     )
