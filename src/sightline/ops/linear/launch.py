@@ -79,8 +79,8 @@ class Readers(NamedTuple):
 class Sums(NamedTuple):
     """What is still to be added up after the backward pass, in float32.
 
-    `taps` are dw (parts, images, 9, C), None without weights. `columns` (1 + parts, images, C) are the sums of dq over
-    the tokens and, in parts, of dv.
+    `taps` are dw (parts, images, 9, C), None without weights. `columns` (1 + pieces, images, C) are the sums of dq
+    over the tokens and, in pieces, of dv.
     """
 
     taps: Tensor | None
@@ -232,7 +232,7 @@ def backward(
     if cut.tiny and len(passes) == 1:
         strips = sym_max(1, triton.cdiv(images.grid[1], cut.back.size))
         taps = None if weights is None else empty((strips, count, 9, heads * dim), torch.float32, device)
-        total = empty((1 + strips, count, heads * dim), torch.float32, device) if columns else None
+        total = empty((2, count, heads * dim), torch.float32, device) if columns else None
         launch(
             backward_kernels.backward_short, (heads // cut.back.heads, count, 1 if weights is None else 2),
             (*strides(q), *strides(k), *strides(v), *strides(grad), weights, *layout, sums, *strides(dq), dk, dv,
@@ -292,8 +292,8 @@ def layers_backward(
     d_bias = None if bias is None else empty(bias.shape, bias.dtype, device)
     launch(
         weights_kernels.layers_back, (heads, 10 + triton.cdiv(count, together) + (0 if bias is None else 2)),
-        (sums.taps, mean, *parameters[:3], sums.columns, d_token, *gradients, d_bias, parts, count, tokens,
-         channels),
+        (sums.taps, mean, *parameters[:3], sums.columns, d_token, *gradients, d_bias, parts,
+         0 if sums.columns is None else sums.columns.shape[0] - 1, count, tokens, channels),
         constants,
     )  # fmt: skip
     return d_token, *gradients, empty((0,), torch.float32, device) if d_bias is None else d_bias

@@ -140,16 +140,17 @@ def _sum_columns(columns, first, last, channel, dim, C, D: tl.constexpr, W: tl.c
     return tl.sum(total, 0)
 
 
-@triton.jit(do_not_specialize=["parts", "images", "tokens"])
+@triton.jit(do_not_specialize=["parts", "pieces", "images", "tokens"])
 def layers_back(
-    grad, mean, w1, b1, w2, columns, d_token, d_w1, d_b1, d_w2, d_b2, d_bias, parts, images, tokens, C,
+    grad, mean, w1, b1, w2, columns, d_token, d_w1, d_b1, d_w2, d_b2, d_bias, parts, pieces, images, tokens, C,
     D: tl.constexpr, W: tl.constexpr, IMAGES: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
 ):
     """For a head, from grad (parts, images, 9, C): one tap of the second layer (piece 0 to 8), the first layer
     (piece 9), or the gradient of each token of a tile of images (from piece 10 on), (images, C).
 
-    With `columns`, the last two pieces make the gradient (3 C,) of the bias of q, k and v, which are the sums over the
-    tokens; that of k is zero, as InLine attention does not change if all keys are shifted.
+    With `columns` (1 + pieces, images, C), the last two programs of a head make the gradient (3 C,) of the bias of q, k
+    and v, which are the sums over the tokens; that of k is zero, as InLine attention does not change if all keys are
+    shifted.
     """
     head, piece = tl.program_id(0), tl.program_id(1)
     dim = tl.arange(0, W)
@@ -159,7 +160,7 @@ def layers_back(
     if piece >= 10 + tiles:
         if columns is not None:
             of_v = piece - 10 - tiles
-            first, last = of_v * images, (1 + of_v * parts) * images
+            first, last = of_v * images, (1 + of_v * pieces) * images
             total = _sum_columns(columns, first, last, channel, dim, C, D, W, IMAGES)
             tl.store(d_bias + 2 * of_v * C + channel, total.to(d_bias.dtype.element_ty), mask=dim < D)
             if of_v == 1:
