@@ -82,7 +82,7 @@ def test_what_is_compared_is_of_one_run(tmp_path: Path) -> None:
     block = speed_block(tmp_path, "x.md") or ""
     assert "| training step | 224 px | compiled | 256 | 25,600 | - | - | 1.50 | 80% |" in block
     assert "| one image | 1024 px | reduce-overhead | 1 | 0.50 ms | 1.00 ms | - | - | - |" in block
-    assert "commit def4567; what was not measured there, commit abc123. All" in block
+    assert "each comparison at the newest of these that has it: commit def4567, commit abc123. All" in block
 
 
 def test_figures_of_plain_calls(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Norms:
     def __init__(self) -> None:
         self.biases: list[bool] = []  # whether they include that of a bias
         self.views: list[str] = []  # of what there is a view with a gradient of its own
+        self.eager = False  # without compiling, which takes most of the time of a test
 
 
 RUN = Norms()
@@ -67,7 +68,7 @@ def _(total, mean, rstd, weight, d_total, dy, extra, raw, x, update, bias):  # t
 
 
 def taken_on_a_gpu(x: Tensor) -> bool:
-    return torch.compiler.is_dynamo_compiling() and not backend.transformed()
+    return (RUN.eager or torch.compiler.is_dynamo_compiling()) and not backend.transformed()
 
 
 @pytest.fixture
@@ -96,19 +97,28 @@ class Run(nn.Module):
         return torch.cat([x, *outputs.values()])
 
 
-def step(run: nn.Module, x: Tensor, compiled: bool) -> tuple[Tensor, Gradients]:
-    torch._dynamo.reset()
+def step(run: nn.Module, x: Tensor, call: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Gradients]:
+    """Output and gradients of the blocks, called in another way if there is one."""
     run.zero_grad()
     x = x.clone().requires_grad_()
-    out = (torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run)(x)
+    out = (run if call is None else call)(x)
     (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
     return out.detach(), {"x": x.grad, **{name: value.grad for name, value in run.named_parameters()}}
 
 
-def compare(run: Run) -> None:
+def fused_step(run: nn.Module, x: Tensor, compiled: bool = False) -> tuple[Tensor, Gradients]:
+    torch._dynamo.reset()
+    RUN.eager = not compiled
+    try:
+        return step(run, x, torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else None)
+    finally:
+        RUN.eager = False
+
+
+def compare(run: Run, compiled: bool = False) -> None:
     x = torch.randn(2, GRID[0] * GRID[1] + run.prefix, DIM)
-    expected, plain = step(run, x, compiled=False)
-    out, fused = step(run, x, compiled=True)
+    expected, plain = step(run, x)
+    out, fused = fused_step(run, x, compiled)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     for name, gradient in plain.items():
         assert gradient is not None, name
@@ -145,17 +155,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool, str]] = {
 }
 
 
+COMPILED = {"inline", "convolution", "windows", "stripes"}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_same_gradients(case: str, norms: Norms) -> None:
     make, bias, view = CASES[case]
-    compare(Run(make(), make()))
+    compare(Run(make(), make()), compiled=case in COMPILED)
     assert norms.views == ["", view, ""]  # from the last norm on; the first of all follows no sum
     assert norms.biases == [bias] * 3
 
 
 def test_norms_after_the_sums(norms: Norms) -> None:
     """Those of the attention are read by the MLP, a view with a gradient of its own."""
-    compare(Run(*(PostNormBlock(DIM, Attention(DIM, 2, "soft")) for _ in range(2))))
+    compare(Run(*(PostNormBlock(DIM, Attention(DIM, 2, "soft")) for _ in range(2))), compiled=True)
     assert norms.views == ["", "norm", "", "norm"]
     assert norms.biases == [True] * 4
 
@@ -176,14 +189,11 @@ def test_leading_tokens_and_tokens_on_the_way(norms: Norms) -> None:
 
 
 def test_what_leaves_out_images_or_tokens_keeps_its_bias(norms: Norms) -> None:
-    step(Run(plain(), plain(drop_path=0.5)), torch.randn(2, 16, DIM), compiled=True)
+    fused_step(Run(plain(), plain(drop_path=0.5)), torch.randn(2, 16, DIM))
     assert norms.biases == [False, True, True]
     norms.biases.clear()
-    step(
-        Run(PreNormBlock(DIM, Attention(DIM, 2, "softmax", proj_drop=0.5), drop=0.5), plain()),
-        torch.randn(2, 16, DIM),
-        True,
-    )
+    dropped = PreNormBlock(DIM, Attention(DIM, 2, "softmax", proj_drop=0.5), drop=0.5)
+    fused_step(Run(dropped, plain()), torch.randn(2, 16, DIM))
     assert norms.biases == [True, False, False]
 
 
