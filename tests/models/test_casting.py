@@ -85,6 +85,17 @@ def test_frozen_weights_get_no_gradient() -> None:
     assert graphs.backward[torch.ops.aten.mm.default] == 1  # of head.weight
 
 
+def test_without_gradients_no_function_of_autograd_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 breaks the graph at such a function then."""
+    monkeypatch.setattr(casting, "_Cast", None)
+    model, images = tiny(), torch.randn(2, 3, 32, 32)
+    for mode in (torch.no_grad, torch.inference_mode):
+        graphs = Graphs()
+        with mode(), torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(graphs.compile(model)(images), model(images))
+        assert graphs.forward[COPY] == 1
+
+
 class Adapter(nn.Linear):
     """A linear layer of another class."""
 

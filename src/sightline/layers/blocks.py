@@ -21,11 +21,18 @@ class NormedBlock(nn.Module):
     attn: nn.Module
     norm1: nn.Module
     norm2: nn.Module
+    inherits_forward: bool  # that of the block below, in its subclasses
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Known before a model is traced: `type(self).forward` in traced code has every block checked at every call.
+        original: type[nn.Module] = next(base for base in cls.__mro__ if NormedBlock in base.__bases__)
+        cls.inherits_forward = cls.forward is original.forward
 
     def separable(self) -> bool:
         """Whether `run_blocks` may run the steps itself: plain layer norms with a bias, and no hook, replaced `forward`
         or compiled call on the block or its norms."""
-        if type(self).forward not in (PreNormBlock.forward, PostNormBlock.forward) or changed(self):
+        if not self.inherits_forward or changed(self):
             return False
         norms = (self.norm1, self.norm2)
         return all(type(norm) is nn.LayerNorm and norm.bias is not None and not changed(norm) for norm in norms)

@@ -7,6 +7,7 @@ model. A compiled model casts those of its linear layers by the dozen.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +51,10 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """The weights of linear layers in another dtype, by name."""
     cast: dict[str, Tensor] = {}
     for names in model.castable():  # type: ignore[operator]
-        weights = [reduce(getattr, name.split("."), model) for name in names]
-        cast |= dict(zip(names, _Cast.apply(dtype, *weights), strict=True))
+        weights: list[Any] = [reduce(getattr, name.split("."), model) for name in names]
+        # torch 2.11 cannot trace the function without gradients.
+        copies = _Cast.apply(dtype, *weights) if torch.is_grad_enabled() else _copies(weights, dtype)
+        cast |= dict(zip(names, copies, strict=True))
     return cast
 
 
