@@ -12,6 +12,7 @@ import torch
 from torch._C._dynamo.guards import DictGuardManager
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
+from sightline import backend
 from tests.models.tiny import fresh, image
 
 
@@ -26,7 +27,20 @@ def managers(top: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("family", ["deit", "pvt", "swin", "cswin", "soft"])  # with every kind of attention and block
-def test_no_module_is_checked_attribute_by_attribute(family: str) -> None:
+def test_no_module_is_checked_attribute_by_attribute(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "fused_stem", lambda x: True)  # as on a GPU
+    check_guards(family)
+
+
+@pytest.mark.parametrize("family", ["deit", "soft"])  # with norms before and after
+def test_nor_where_sums_are_joined_with_norms(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In compiled training on a GPU, where blocks are taken apart."""
+    monkeypatch.setattr(backend, "fused_stem", lambda x: True)
+    monkeypatch.setattr(backend, "fused_norm", lambda x: torch.compiler.is_dynamo_compiling())
+    check_guards(family)
+
+
+def check_guards(family: str) -> None:
     torch._dynamo.reset()
     model = fresh(family)
     recursive = torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=True)

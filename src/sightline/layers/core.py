@@ -7,6 +7,7 @@ Shape letters: B batch, N tokens, M key tokens, H heads, D head dim, C = H * D c
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from sightline.ops.checks import Grid
 from sightline.ops.feature_maps import hide
 from sightline.util.errors import InputError
 
-__all__ = ["Core", "Factors", "Grid", "Place", "changed", "convolve", "hooked", "products", "softmax_rows"]
+__all__ = ["Core", "Factors", "Grid", "Place", "changed", "convolve", "hooked", "members", "products", "softmax_rows"]
 
 Factors = tuple[Tensor, Tensor]  # L (B, H, N, r) and R (B, H, M, r) of the weights L R^T
 
@@ -219,6 +220,12 @@ def hooked(module: nn.Module) -> bool:
 def changed(module: nn.Module) -> bool:
     """Whether a call does anything other than run the `forward` of the class."""
     return hooked(module) or "forward" in module.__dict__ or module._compiled_call_impl is not None
+
+
+def members(modules: nn.ModuleList | nn.Sequential) -> list[Any]:
+    """The modules of a list, not by its iterator: torch 2.11 checks all of them in full before every compiled call that
+    has traced one."""
+    return [modules[i] for i in range(len(modules))]
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from sightline import backend
-from sightline.layers.core import Grid, changed
+from sightline.layers.core import Grid, changed, members
 from sightline.ops.activated import activated_linear
 from sightline.ops.checks import ceil_div, is_exporting, is_symbolic, padding
 from sightline.ops.patches import gather_patches
@@ -126,10 +126,10 @@ class ConvBNEmbed(nn.Module):
     def _plain(self) -> bool:
         """Whether all layers are as they were built, without hooks."""
         plain = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
-        return all(type(layer) in plain and not changed(layer) for layer in self.proj)
+        return all(type(layer) in plain and not changed(layer) for layer in members(self.proj))
 
     def _layers(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.Module]]:
-        found, layers = [], list(self.proj)
+        found, layers = [], members(self.proj)
         for conv, norm, act in zip(layers[0::3], layers[1::3], layers[2::3], strict=True):
             assert isinstance(conv, nn.Conv2d)
             assert isinstance(norm, nn.BatchNorm2d)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sightline import backend
 from sightline.layers.attention import project
 from sightline.layers.conv import depthwise_conv
-from sightline.layers.core import Grid, Place, changed
+from sightline.layers.core import Grid, Place, changed, members
 from sightline.layers.mechanisms.softmax import SoftmaxCore
 from sightline.layers.spec import Spec
 from sightline.layers.windows import Windows
@@ -67,20 +67,18 @@ class StripeAttention(nn.Module):
         count = len(self.branches)
         contexts = (x if context is None else context).chunk(count, -1)
         heads = [part.chunk(count, 2) for part in project(self.qkv, self.num_heads, x)]
-        out = [branch(*(h[i] for h in heads), contexts[i], grid) for i, branch in enumerate(self.branches)]
+        out = [branch(*(h[i] for h in heads), contexts[i], grid) for i, branch in enumerate(members(self.branches))]
         return self.proj_drop(self.proj(out[0] if count == 1 else torch.cat(out, -1)))
 
     def _joinable(self, grid: Grid) -> bool:
         """Whether both directions have stripes of one shape, with softmax in them, which takes keys in any order."""
         if len(self.branches) == 1 or is_symbolic(*grid) or not backend.joined_stripes(grid):
             return False
-        branches: Any = self.branches
-        return all(branch.plain_softmax() for branch in branches)
+        return all(branch.plain_softmax() for branch in members(self.branches))
 
     def _joined(self, x: Tensor, grid: Grid) -> Tensor:
         """Both directions at once: stripes across a square map are stripes down the transposed one."""
-        branches: Any = self.branches
-        down, across = branches
+        down, across = members(self.branches)
         parts = self.qkv(x).unflatten(1, grid).unflatten(-1, (3, 2, -1))
         packed = torch.stack([parts[..., 0, :], parts[..., 1, :].transpose(1, 2)], -2).flatten(1, 2).flatten(2)
         windows = Windows(grid, (grid[0], min(down.stripe, grid[1])))

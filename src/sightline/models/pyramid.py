@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sightline.layers.blocks import PreNormBlock
 from sightline.layers.conv_blocks import ConvBlock
-from sightline.layers.core import Grid
+from sightline.layers.core import Grid, members
 from sightline.layers.patch import to_map
 from sightline.layers.pattern import Pattern, parse_pattern
 from sightline.layers.position import PositionTable
@@ -79,7 +79,7 @@ class Stage(nn.Module):
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
         if self.pos_embed is not None:
             x = x + self.pos_embed(grid)
-        x, _ = run_blocks(self.blocks, self.pos_drop(x), grid, self.prefix, save_memory=save_memory)
+        x, _ = run_blocks(members(self.blocks), self.pos_drop(x), grid, self.prefix, save_memory=save_memory)
         return x, grid, self.prefix
 
 
