@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from timm.layers import RmsNorm, SwiGLUPacked
+from timm.layers import Mlp, RmsNorm, SwiGLUPacked
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.func import functional_call, grad, vmap
@@ -22,7 +23,9 @@ from sightline.layers.mechanisms.inline import InlineCore
 from sightline.layers.run_blocks import run_blocks
 from sightline.layers.stripe_attention import StripeAttention
 from sightline.layers.window_attention import WindowAttention
+from sightline.ops import gelu as gelu_ops
 from sightline.ops import norm as norm_ops
+from sightline.ops.gelu import operator as gelu_operator
 from tests.models.tiny import image, tiny
 from tests.models.weights import enliven
 
@@ -38,6 +41,7 @@ class Norms:
     def __init__(self) -> None:
         self.biases: list[bool] = []  # whether they include that of a bias
         self.views: list[str] = []  # of what there is a view with a gradient of its own
+        self.later: list[bool] = []  # whether they include that of the bias before a GELU
         self.eager = False  # without compiling, which takes most of the time of a test
 
 
@@ -47,24 +51,42 @@ RUN = Norms()
 @torch.library.custom_op("sightline_tests::add_norm_backward", mutates_args=())
 def by_torch(
     total: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, d_total: Tensor | None, dy: Tensor,
-    extra: Tensor | None, raw: bool, x: torch.dtype, update: torch.dtype, bias: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    extra: Tensor | None, parts: Tensor | None, raw: bool, x: torch.dtype, update: torch.dtype,
+    bias: torch.dtype | None, later: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The operator without its kernel, which Triton's interpreter runs slowly."""
     RUN.biases.append(bias is not None)
     RUN.views.append("" if extra is None else "sum" if raw else "norm")
+    RUN.later.append(later is not None)
     grad = dy.float() if extra is None or raw else dy.float() + extra.float()
     dx, d_weight, d_shift = torch.ops.aten.native_layer_norm_backward(
         grad, total.float(), weight.shape, mean, rstd, weight, weight, [True] * 3
     )
     for added in (d_total, extra if raw else None):
         dx = dx if added is None else dx + added
-    return dx.to(x), dx.to(update, copy=True), d_weight, d_shift, dx.sum((0, 1)).to(bias or x)
+    d_later = torch.empty(0) if parts is None else parts.sum(0).to(later)
+    return dx.to(x), dx.to(update, copy=True), d_weight, d_shift, dx.sum((0, 1)).to(bias or x), d_later
 
 
 @by_torch.register_fake
-def _(total, mean, rstd, weight, d_total, dy, extra, raw, x, update, bias):  # type: ignore[no-untyped-def]
+def _(total, mean, rstd, weight, d_total, dy, extra, parts, raw, x, update, bias, later):  # type: ignore[no-untyped-def]
     made = [torch.empty_like(total, dtype=each) for each in (x, update)]
-    return *made, torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(weight, dtype=bias or x)
+    vectors = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(weight, dtype=bias or x)
+    return *made, *vectors, torch.empty(0 if parts is None else parts.shape[1], dtype=later)
+
+
+@torch.library.custom_op("sightline_tests::gelu_backward", mutates_args=())
+def gelu_by_torch(x: Tensor, dy: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """Likewise; the sums are all in the first part."""
+    dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh" if tanh else "none")
+    parts = torch.zeros(gelu_operator.sharers(x.shape[-1]), x.shape[-1])
+    parts[0] = dx.sum((0, 1))
+    return dx, parts
+
+
+@gelu_by_torch.register_fake
+def _(x, dy, tanh):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x), torch.empty(gelu_operator.sharers(x.shape[-1]), x.shape[-1])
 
 
 def taken_on_a_gpu(x: Tensor) -> bool:
@@ -76,7 +98,9 @@ def norms(monkeypatch: pytest.MonkeyPatch) -> Norms:
     """The path that compiled models take on a GPU."""
     monkeypatch.setattr(backend, "fused_norm", taken_on_a_gpu)
     monkeypatch.setattr(norm_ops, "add_norm_backward", by_torch)
+    monkeypatch.setattr(gelu_ops, "gelu_backward", gelu_by_torch)
     RUN.biases.clear()
+    RUN.later.clear()
     RUN.views.clear()
     return RUN
 
@@ -222,6 +246,36 @@ def test_what_a_hook_changes_keeps_its_bias(norms: Norms) -> None:
     expected = [kept for both in zip(attention, mlp, strict=True) for kept in both]
     del expected[3]  # the tokens after the second block are made there
     assert norms.biases[::-1] == [*expected, True]
+
+
+class Fed(PreNormBlock):
+    def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
+        return 2 * super().feed_forward(x, grid)
+
+
+def test_only_plain_mlps_leave_the_gradient_of_a_bias_to_the_norm(norms: Norms) -> None:
+    """One with GELU, or its approximation, after a linear layer; nothing in it or of the block's is changed."""
+    hooked, replaced = plain(), plain()
+    hooked.mlp.act.register_forward_hook(doubled)
+    replaced.mlp.fc1.forward = (lambda forward: lambda x: 2 * forward(x))(replaced.mlp.fc1.forward)
+    without = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=Mlp(DIM, 4 * DIM, bias=False))
+    relu = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=Mlp(DIM, 4 * DIM, act_layer=nn.ReLU))
+    gated = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=SwiGLUPacked(DIM, 4 * DIM))
+    convolved = ConvMlpBlock(DIM, Attention(DIM, 2, "softmax"), mlp=ConvMlp(DIM, 4 * DIM))
+    tanh = PreNormBlock(
+        DIM, Attention(DIM, 2, "softmax"), mlp=Mlp(DIM, 4 * DIM, act_layer=partial(nn.GELU, approximate="tanh"))
+    )
+    fed = Fed(DIM, Attention(DIM, 2, "softmax"))
+    run = Run(plain(), hooked, replaced, without, relu, gated, convolved, tanh, fed, plain(drop=0.0))
+    compare(run, compiled=True)
+    second_norms = norms.later[::-1][::2]
+    assert second_norms[:1] == [True]
+    assert norms.later.count(True) == 3
+
+
+def test_bias_before_gelu_after_a_norm(norms: Norms) -> None:
+    compare(Run(*(PostNormBlock(DIM, Attention(DIM, 2, "softmax")) for _ in range(2))), compiled=True)
+    assert norms.later == [False, True] * 2
 
 
 class Halved(PreNormBlock):

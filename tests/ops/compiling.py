@@ -35,6 +35,8 @@ from triton.runtime.jit import JITFunction
 from sightline import backend
 from sightline.ops.common import kernels as common_kernels
 from sightline.ops.common import launching
+from sightline.ops.gelu import kernels as gelu_kernels
+from sightline.ops.gelu import operator as gelu_operator
 from sightline.ops.headwise_conv import kernels as conv_kernels
 from sightline.ops.headwise_conv import operator as conv
 from sightline.ops.inline import layer_kernels, layer_operator
@@ -53,7 +55,7 @@ from sightline.ops.soft import operator as soft
 
 MODULES = (
     common_kernels, conv_kernels, weights_kernels, forward_kernels, near_kernels, backward_kernels, soft_forward,
-    soft_backward, matrix_kernels, layer_kernels, norm_kernels, patches_kernels,
+    soft_backward, matrix_kernels, gelu_kernels, layer_kernels, norm_kernels, patches_kernels,
 )  # fmt: skip
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -96,6 +98,7 @@ CASES: dict[str, list[tuple]] = {
     "soft_attention": [(BF16, "bf16", 196, 49, 32, "packed"), (FP32, "fp32", 4096, 196, 64, "masked")],
     "convolution": [(BF16, "bf16", 32, 9), (FP32, "fp32", 64, 5)],
     "norm": [(BF16, 192, "norm"), (BF16, 96, ""), (FP32, 64, "sum"), (BF16, 320, "alone")],
+    "gelu": [(BF16, 768, False), (FP32, 96, True)],
     "patches": [(FP16, 64)],
 }
 # Cases with the kernels in them that need most shared memory.
@@ -150,6 +153,7 @@ ALL: dict[str, list[tuple]] = {
     ],
     "convolution": [(*wide, size) for wide in WIDTHS for size in ((5, 7) if wide[2] == 64 else (3, 9))],
     "norm": [(t, channels, view) for t in (BF16, FP16, FP32) for channels in (32, 192, 768, 2048) for view in VIEWS],
+    "gelu": [(t, channels, tanh) for t in (BF16, FP16, FP32) for channels in (96, 768) for tanh in (False, True)],
     "patches": [(FP16, 64), (FP32, 96)],
 }
 
@@ -172,6 +176,7 @@ class Case(NamedTuple):
             "soft_attention": ("soft_attention", 4),
             "convolution": ("headwise_conv", 2),
             "norm": ("add_norm", 1),
+            "gelu": ("add_norm", 1),  # where norms are taken, and with less shared memory
             "patches": ("headwise_conv", 1),  # needs no shared memory at all
         }[function]
         return cls(operator, args[0], args[position], function, args)
@@ -317,15 +322,21 @@ def convolution(dtype: torch.dtype, dot: str, dim: int, size: int) -> None:
 
 
 def norm(dtype: torch.dtype, channels: int, view: str) -> None:
-    """Of a sum in float32, or with the dtype without a view; then with the bias in the update; "alone" has no sum."""
+    """Of a sum in float32, or with the dtype without a view; then with the bias in the update and one that comes
+    later; "alone" has no sum."""
     kind = FP32 if view else dtype
     total, extra = (meta(4, 196, channels, dtype=each) for each in (kind, kind if view == "sum" else dtype))
     d_total = None if view == "alone" else total
+    later = None if view else meta(176, 4 * channels, dtype=FP32)
     given = (*(meta(4, 196, 1, dtype=FP32) for _ in range(2)), meta(channels, dtype=FP32), d_total)
     norm_operator.add_norm_backward.function(
-        total, *given, meta(4, 196, channels, dtype=dtype), extra if view else None, view == "sum", kind, dtype,
-        None if view else dtype,
+        total, *given, meta(4, 196, channels, dtype=dtype), extra if view else None, later, view == "sum", kind, dtype,
+        *[None if view else dtype] * 2,
     )  # fmt: skip
+
+
+def gelu(dtype: torch.dtype, channels: int, tanh: bool) -> None:
+    gelu_operator.gelu_backward.function(*(meta(4, 196, channels, dtype=dtype) for _ in range(2)), tanh)
 
 
 def patches(dtype: torch.dtype, channels: int) -> None:

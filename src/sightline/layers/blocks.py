@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from timm.layers import DropPath, LayerScale, Mlp, register_notrace_function
+from timm.layers import GELU, DropPath, LayerScale, Mlp, register_notrace_function
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
@@ -19,15 +20,18 @@ class NormedBlock(nn.Module):
     """What `run_blocks` asks the blocks below. They have `attn` and `mlp`, each with a norm, `norm1` and `norm2`."""
 
     attn: nn.Module
+    mlp: nn.Module
     norm1: nn.Module
     norm2: nn.Module
     inherits_forward: bool  # that of the block below, in its subclasses
+    inherits_feed_forward: bool
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         # Known before a model is traced: `type(self).forward` in traced code has every block checked at every call.
         original: type[nn.Module] = next(base for base in cls.__mro__ if NormedBlock in base.__bases__)
         cls.inherits_forward = cls.forward is original.forward
+        cls.inherits_feed_forward = getattr(cls, "feed_forward", None) is getattr(original, "feed_forward", None)
 
     def separable(self) -> bool:
         """Whether `run_blocks` may run the steps itself: plain layer norms with a bias, and no hook, replaced `forward`
@@ -40,6 +44,8 @@ class NormedBlock(nn.Module):
     def ends_in_bias(self, branch: str) -> bool:
         """Whether what "attn" or "mlp" adds to the tokens ends in the bias of a linear layer."""
         layer, drop, after = ENDS[branch]
+        if branch == "mlp" and not self.inherits_feed_forward:
+            return False
         module = getattr(self, branch)
         last, dropout = getattr(module, layer, None), getattr(module, drop, None)
         if type(last) is not nn.Linear or last.bias is None or type(dropout) is not nn.Dropout or dropout.p:
@@ -47,6 +53,15 @@ class NormedBlock(nn.Module):
         idle = [getattr(self, name) for name in after if hasattr(self, name)]
         same = all(type(each) is nn.Identity for each in idle)
         return same and not any(changed(each) for each in (module, last, dropout, *idle))
+
+    def bias_before_gelu(self) -> Tensor | None:
+        """That of an MLP which begins with a linear layer and GELU, without hooks; None for others."""
+        mlp: Any = self.mlp
+        if not self.inherits_feed_forward or type(mlp) not in (Mlp, TanhMlp) or changed(mlp):
+            return None
+        if type(mlp.fc1) is not nn.Linear or type(mlp.act) not in (nn.GELU, GELU):
+            return None
+        return None if changed(mlp.fc1) or changed(mlp.act) else mlp.fc1.bias
 
 
 # The last layer of a branch of a block, its dropout, and what the block does to its result.
@@ -70,6 +85,8 @@ class PreNormBlock(NormedBlock):
         mlp: instead of one of `mlp_ratio` with GELU.
         init_values: of layer scale on both branches; none by default.
     """
+
+    mlp_takes_grid = False  # whether the MLP is called with the grid of the tokens
 
     def __init__(
         self,
@@ -109,7 +126,7 @@ class PreNormBlock(NormedBlock):
 
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         """The MLP of normed tokens."""
-        return self.mlp(x)
+        return self.mlp(x, grid) if self.mlp_takes_grid else self.mlp(x)
 
     def attention_added(self, x: Tensor, update: Tensor | None, grid: Grid, prefix: int) -> Tensor | None:
         """The tokens x + `update` after this block's attention and its sum; None if no operator does this."""

@@ -53,5 +53,4 @@ class ConvMlp(Mlp):
 class ConvMlpBlock(PreNormBlock):
     """A block whose MLP sees the neighbors of a token."""
 
-    def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
-        return self.mlp(x, grid)
+    mlp_takes_grid = True

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from timm.models import checkpoint
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
@@ -16,6 +17,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from sightline import backend
 from sightline.layers.blocks import ENDS, NormedBlock, PostNormBlock, PreNormBlock
 from sightline.layers.core import Grid
+from sightline.ops.gelu import gelu_of_biased
 from sightline.ops.norm import add_norm, normed_sum
 
 
@@ -96,9 +98,11 @@ def _advance(
         context = x
     with _bias_apart(block, "attn") as bias:
         update = block.drop_path1(block.ls1(attn(y, *where, context=context)))
-    x, y = _add_norm(x, Branch(update, bias), block.norm2)
+    later = block.bias_before_gelu()
+    x, y, *parts = _add_norm(x, Branch(update, bias), block.norm2, later=later)
     with _bias_apart(block, "mlp" if defer else "") as bias:
-        update = block.drop_path2(block.ls2(block.feed_forward(y, where[0])))
+        update = block.feed_forward(y, where[0]) if later is None else _feed_forward(block.mlp, y, *parts)
+        update = block.drop_path2(block.ls2(update))
     return x, Branch(update, bias)
 
 
@@ -106,22 +110,35 @@ def _post_norm(block: PostNormBlock, x: Tensor, where: tuple[Any, ...]) -> Tenso
     """`PostNormBlock.forward`."""
     with _bias_apart(block, "attn") as bias:
         update = block.drop_path1(block.attn(x, *where))
-    x, y = _normed_sum(x, Branch(update, bias), block.norm1, backend.compute_dtype(x))
+    later = block.bias_before_gelu()
+    x, y, *parts = _normed_sum(x, Branch(update, bias), block.norm1, backend.compute_dtype(x), later)
     with _bias_apart(block, "mlp") as bias:
-        update = block.drop_path2(block.mlp(y))
+        update = block.drop_path2(block.mlp(y) if later is None else _feed_forward(block.mlp, y, *parts))
     (x,) = _normed_sum(x, Branch(update, bias), block.norm2, None)
     return x
 
 
-def _normed_sum(x: Tensor, branch: Branch, norm: nn.Module, dtype: torch.dtype | None) -> tuple[Tensor, ...]:
-    assert isinstance(norm, nn.LayerNorm)
-    return normed_sum(x, branch.update, norm.weight, norm.bias, norm.eps, dtype, bias=branch.bias)
+def _feed_forward(mlp: Any, x: Tensor, parts: Tensor) -> Tensor:
+    """`mlp(x)`, with the gradient of the bias before its GELU from the norm before it, in `parts`."""
+    hidden = F.linear(x, mlp.fc1.weight, mlp.fc1.bias.detach())
+    hidden = gelu_of_biased(hidden, parts, tanh=getattr(mlp.act, "approximate", "none") == "tanh")
+    out: Tensor = mlp.drop2(mlp.fc2(mlp.norm(mlp.drop1(hidden))))
+    return out
 
 
-def _add_norm(x: Tensor, branch: Branch, norm: nn.Module, view: str = "") -> tuple[Tensor, ...]:
+def _normed_sum(
+    x: Tensor, branch: Branch, norm: nn.Module, dtype: torch.dtype | None, later: Tensor | None = None
+) -> tuple[Tensor, ...]:
     assert isinstance(norm, nn.LayerNorm)
-    dtype = backend.compute_dtype(x)
-    return add_norm(x, branch.update, norm.weight, norm.bias, norm.eps, dtype, bias=branch.bias, view=view)
+    return normed_sum(x, branch.update, norm.weight, norm.bias, norm.eps, dtype, bias=branch.bias, later=later)
+
+
+def _add_norm(
+    x: Tensor, branch: Branch, norm: nn.Module, view: str = "", later: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    assert isinstance(norm, nn.LayerNorm)
+    dtype, given = backend.compute_dtype(x), (x, branch.update, norm.weight, norm.bias, norm.eps)
+    return add_norm(*given, dtype, bias=branch.bias, view=view, later=later)
 
 
 @contextmanager

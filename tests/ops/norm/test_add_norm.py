@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline.ops.gelu.operator import sharers
 from sightline.ops.norm import add_norm, normed_sum
 from sightline.ops.norm import operator as norm_operator
 
@@ -101,6 +102,29 @@ def test_a_norm_is_as_precise_as_its_weight(dtype: torch.dtype) -> None:
         y, read = normed_sum(x, update, weight.to(kind), shift.to(kind), EPS, dtype)
         assert (y.dtype, read.dtype) == (kind, dtype)
         torch.testing.assert_close(read, y.to(dtype))
+
+
+@pytest.mark.parametrize("channels", [5, 300])
+@pytest.mark.parametrize("view", ["", "norm", "alone"])
+def test_sums_for_a_later_bias(view: str, channels: int) -> None:
+    """Rows for it, of fewer and of more channels than the norm has: their gradient is summed, and no other changes."""
+    given = inputs((2, 5, 24), torch.float32)
+    tokens, update, bias, weight, shift = given
+    later = torch.randn(channels, device=DEVICE).requires_grad_()
+
+    def outputs(later: Tensor | None) -> tuple[Tensor, ...]:
+        args = (tokens, update + bias.detach(), weight, shift, EPS, torch.float32)
+        if view == "alone":
+            return normed_sum(*args, bias=bias, later=later)
+        return add_norm(*args, bias=bias, view=view, later=later)
+
+    expected = torch.autograd.grad(loss(outputs(None), view), given)
+    *made, rows = outputs(later)
+    factors = torch.randn(sharers(channels), channels, device=DEVICE)
+    total = loss(tuple(made), view) + (rows * factors).double().sum()
+    *found, summed = torch.autograd.grad(total, [*given, later])
+    torch.testing.assert_close(summed, factors.sum(0), rtol=1e-5, atol=1e-4)
+    assert all(torch.equal(got, want) for got, want in zip(found, expected, strict=True))
 
 
 def test_rows_are_split_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,14 +73,22 @@ def norm_back(
         tl.store(out + 2 * size, tl.sum(d_bias, 0), mask=inside)
 
 
-@triton.jit(do_not_specialize=["programs", "size"])
-def norm_sums(parts, d_weight, d_shift, d_bias, programs, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The sums over the programs: parts (2 or 3, programs, C) -> (C,) each, with C = size."""
+@triton.jit(do_not_specialize=["programs", "size", "rows", "later_size"])
+def norm_sums(
+    parts, d_weight, d_shift, d_bias, later, d_later, programs, size, rows, later_size, COUNT: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """The sums over the programs: parts (COUNT, programs, C) -> (C,) each, with C = size; and later (rows, later_size)
+    -> (later_size,)."""
     which = tl.program_id(1)
-    parts += which * programs * size
-    if which == 0:
-        add_block(parts, d_weight, tl.program_id(0), programs, size, PARTS, BLOCK)
-    elif which == 1:
-        add_block(parts, d_shift, tl.program_id(0), programs, size, PARTS, BLOCK)
-    elif d_bias is not None:
-        add_block(parts, d_bias, tl.program_id(0), programs, size, PARTS, BLOCK)
+    if which < COUNT:
+        parts += which * programs * size
+        if tl.program_id(0) * BLOCK < size:
+            if which == 0:
+                add_block(parts, d_weight, tl.program_id(0), programs, size, PARTS, BLOCK)
+            elif which == 1:
+                add_block(parts, d_shift, tl.program_id(0), programs, size, PARTS, BLOCK)
+            elif d_bias is not None:
+                add_block(parts, d_bias, tl.program_id(0), programs, size, PARTS, BLOCK)
+    elif later is not None:
+        add_block(later, d_later, tl.program_id(0), rows, later_size, PARTS, BLOCK)

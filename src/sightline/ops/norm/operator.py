@@ -16,9 +16,11 @@ SUM_TILE = {"PARTS": 128, "BLOCK": 32}
 
 def _backward(
     total: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, d_total: Tensor | None, dy: Tensor,
-    extra: Tensor | None, raw: bool, x: torch.dtype, update: torch.dtype, bias: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """d(x) in that dtype; d(update), which is empty if it is the same; d(weight), d(shift); and d(bias), or empty."""
+    extra: Tensor | None, rows_later: Tensor | None, raw: bool, x: torch.dtype, update: torch.dtype,
+    bias: torch.dtype | None, later: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """d(x) in that dtype; d(update), which is empty if it is the same; d(weight), d(shift); and d(bias) and the sum of
+    `rows_later`, empty if there are none."""
     batch, tokens, channels = total.shape[0], total.shape[1], int(total.shape[2])
     if extra is not None and extra.stride(2) != 1:
         extra = extra.contiguous()
@@ -39,11 +41,15 @@ def _backward(
          steps),
         {"C": channels, "W": width, "ROWS": tile, "RAW": raw, "BIAS": bias is not None, "num_warps": 4},
     )  # fmt: skip
+    shared, size = (0, 0) if rows_later is None else (int(rows_later.shape[0]), int(rows_later.shape[1]))
+    d_later = empty((size,), torch.float32 if later is None else later, device)
     launch(
-        kernels.norm_sums, (triton.cdiv(channels, SUM_TILE["BLOCK"]), count),
-        (parts, d_weight, d_shift, None if bias is None else d_bias, programs, channels), SUM_TILE,
+        kernels.norm_sums, (triton.cdiv(max(channels, size), SUM_TILE["BLOCK"]), count + (rows_later is not None)),
+        (parts, d_weight, d_shift, None if bias is None else d_bias, rows_later,
+         None if rows_later is None else d_later, programs, channels, shared, size),
+        {"COUNT": count, **SUM_TILE},
     )  # fmt: skip
-    return dx, d_update, d_weight, d_shift, d_bias
+    return dx, d_update, d_weight, d_shift, d_bias, d_later
 
 
 add_norm_backward = Operator("add_norm_backward", _backward, flops=lambda *_: 0)
