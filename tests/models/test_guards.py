@@ -32,14 +32,6 @@ def test_no_module_is_checked_attribute_by_attribute(family: str, monkeypatch: p
     check_guards(family)
 
 
-@pytest.mark.parametrize("family", ["deit", "soft"])  # with norms before and after
-def test_nor_where_sums_are_joined_with_norms(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In compiled training on a GPU, where blocks are taken apart."""
-    monkeypatch.setattr(backend, "fused_stem", lambda x: True)
-    monkeypatch.setattr(backend, "fused_norm", lambda x: torch.compiler.is_dynamo_compiling())
-    check_guards(family)
-
-
 def check_guards(family: str) -> None:
     torch._dynamo.reset()
     model = fresh(family)
