@@ -29,10 +29,6 @@ def managers(top: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("family", ["deit", "pvt", "swin", "cswin", "soft"])  # with every kind of attention and block
 def test_no_module_is_checked_attribute_by_attribute(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "fused_stem", lambda x: True)  # as on a GPU
-    check_guards(family)
-
-
-def check_guards(family: str) -> None:
     torch._dynamo.reset()
     model = fresh(family)
     recursive = torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=True)
