@@ -33,4 +33,5 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        return *gelu_backward(*ctx.saved_tensors, dy.contiguous(), ctx.tanh), None
+        (x,) = ctx.saved_tensors
+        return *gelu_backward(x.contiguous(), dy.contiguous(), ctx.tanh), None

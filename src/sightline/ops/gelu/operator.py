@@ -18,8 +18,11 @@ def sharers(channels: int) -> int:
 
 
 def _backward(x: Tensor, dy: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """dx, in the dtype of x, and its sums over the rows of every program, (programs, channels) in float32."""
-    channels, x = int(x.shape[-1]), x if x.is_contiguous() else x.contiguous()
+    """dx, in the dtype of x, and its sums over the rows of every program, (programs, channels) in float32.
+
+    x and dy are contiguous.
+    """
+    channels = int(x.shape[-1])
     rows, programs = x.numel() // channels, sharers(channels)
     dx = empty(x.shape, x.dtype, x.device)
     parts = empty((programs, channels), torch.float32, x.device)
