@@ -47,6 +47,18 @@ def test_sequences_that_are_as_long_on_average() -> None:
     assert tokens.batch(np.array([2]), 64)[0].unique().tolist() == [4]
 
 
+def test_one_width_where_it_costs_little() -> None:
+    """Half of all batches of 32 reach 90 % of the longest sequence here, of batches of two none does."""
+    rows = [b"\1" * length for length in [10] * 200 + [190] * 10 + [200]]
+    tokens = TokenSet.pack(rows, [0] * len(rows), 4000)
+    assert tokens.common_width(32, 4000) == 256
+    assert tokens.common_width(2, 4000) is None
+    assert tokens.common_width(2, 10) == 10
+    ids, _ = tokens.batch(np.array([0, 1]), 4000, 256)
+    assert ids.shape == (2, 256)
+    assert (ids != 0).sum(1).tolist() == [10, 10]
+
+
 def test_pairs_are_two_rows() -> None:
     tokens = TokenSet.pack(ROWS, [1, 0], 50, towers=2)
     ids, labels = tokens.batch(np.array([1, 0]), 50)

@@ -87,6 +87,15 @@ def test_a_run_ends_and_is_the_same_again(cache: str, tmp_path: Path, task: str)
     assert {"top1", "val_loss"} <= line.keys()
 
 
+def test_training_batches_have_one_shape(cache: str, tmp_path: Path) -> None:
+    """Sequences of ListOps are up to 2,000 tokens long, and a batch of the recipe has some that nearly are."""
+    config = configure(cache, tmp_path, data__length="2000", model__args="{embed_dim: 16}", data__train="512")
+    task = Sequences(config, Placement(torch.device("cpu"), 32))
+    assert task.shapes == "fixed"
+    assert {tuple(ids.shape) for ids, _ in task.batches(0, 0)} == {(32, 2000)}
+    assert Sequences(config, Placement(torch.device("cpu"), 2)).shapes == "lengths"
+
+
 def test_a_curriculum(cache: str, tmp_path: Path) -> None:
     """Training images get more dashes in equal parts of the epochs; those to evaluate stay the same."""
     more = {"data__length": "1024", "model__args": "{embed_dim: 16, max_length: 1024}", "schedule__epochs": "4"}

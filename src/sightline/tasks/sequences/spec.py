@@ -54,7 +54,8 @@ class Sequences(Task[Batch, Batch]):
             if (count := cut(data, tokens))
         ]
         self.broken = {}  # sequences that cannot be read end a run
-        self.shapes = "fixed" if self.train.even else "lengths"
+        self.width = self.train.common_width(self.order.local, self.card.length)
+        self.shapes = "fixed" if self.width else "lengths"
 
     def __len__(self) -> int:
         """Examples to evaluate."""
@@ -65,7 +66,7 @@ class Sequences(Task[Batch, Batch]):
         sequence = self.order.sequence(epoch).numpy()
         level = min(epoch * len(self.levels) // self.epochs, len(self.levels) - 1)
         for positions in self.order.positions(start):
-            yield self._batch(self.levels[level], sequence[positions.numpy()])
+            yield self._batch(self.levels[level], sequence[positions.numpy()], self.width)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a micro-batch."""
@@ -83,13 +84,13 @@ class Sequences(Task[Batch, Batch]):
     def scorer(self, device: torch.device) -> LabelScorer:
         return LabelScorer(self.card.classes, device)
 
-    def _batch(self, tokens: TokenSet, indices: np.ndarray) -> Batch:
+    def _batch(self, tokens: TokenSet, indices: np.ndarray, width: int | None = None) -> Batch:
         device = self.placement.device
         if tokens.even and tokens.towers == 1 and tokens.even <= self.card.length:
             if id(tokens) not in self.kept:
                 self.kept[id(tokens)] = DeviceTokens(tokens, device)
             return self.kept[id(tokens)].batch(to_device(torch.from_numpy(indices), device))
-        ids, labels = tokens.batch(indices, self.card.length)
+        ids, labels = tokens.batch(indices, self.card.length, width)
         return to_device(ids, device).int(), to_device(labels, device)
 
 

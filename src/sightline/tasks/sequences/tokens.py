@@ -16,6 +16,7 @@ from sightline.util.files import reason, write_bytes
 from sightline.util.text import say
 
 ROUND = 64  # batches are padded to multiples of this, so that there are few lengths; padding changes no result
+COMMON = 0.9  # batches are padded to one length if half of them would have so much of it by themselves
 
 Note = Callable[[str, int, int], None]  # reports progress: what, done, of how many
 
@@ -78,17 +79,30 @@ class TokenSet:
         sequences = (self.values[self.ends[i] : self.ends[i + 1]].tobytes() for i in order)
         return TokenSet.pack(sequences, self.labels[order], int(self.lengths.max(initial=0)))
 
-    def batch(self, indices: np.ndarray, most: int) -> tuple[Tensor, Tensor]:
+    def common_width(self, batch: int, most: int) -> int | None:
+        """N of all batches of so many examples where it costs little, as most have a sequence about as long as the
+        longest; else None. Models are faster if N never changes.
+
+        Args:
+            batch: examples of a batch.
+            most: longer sequences are cut.
+        """
+        sizes = np.minimum(self.lengths, most)
+        longest = int(sizes.max(initial=0))
+        usual = np.quantile(sizes, 0.5 ** (1 / (batch * self.towers))) if len(self) else 0  # half of them reach it
+        return self._width(longest, most) if usual >= COMMON * longest else None
+
+    def batch(self, indices: np.ndarray, most: int, width: int | None = None) -> tuple[Tensor, Tensor]:
         """Ids (B, N), or (B, 2, N) for two towers, padded with 0 behind, and labels (B,).
 
         Args:
             indices: of the examples.
             most: N is at most this; longer sequences are cut.
+            width: N, where it is the `common_width`.
         """
         spans = (indices[:, None] * self.towers + np.arange(self.towers)).ravel()
         starts, sizes = self.ends[spans], np.minimum(self.lengths[spans], most)
-        longest = max(int(sizes.max(initial=0)), 1)
-        width = min(-(-longest // ROUND) * ROUND, max(most, 1))
+        width = width or self._width(int(sizes.max(initial=0)), most)
         shape = (-1, width) if self.towers == 1 else (len(indices), self.towers, width)
         labels = torch.from_numpy(self.labels[indices])
         if self.even == width:  # as images are
@@ -100,6 +114,10 @@ class TokenSet:
         ids[inside] = self.values[(starts[:, None] + places)[inside]]
         ids[inside] += 1
         return torch.from_numpy(ids.reshape(shape)), labels
+
+    @staticmethod
+    def _width(longest: int, most: int) -> int:
+        return min(-(-max(longest, 1) // ROUND) * ROUND, max(most, 1))
 
 
 class DeviceTokens:
