@@ -2,7 +2,8 @@
 
 Every process takes the next job when it is free and keeps the libraries and the decoded images of the last one. A job
 that is in the file of results is not repeated, even if that was made on another machine; one that was interrupted
-resumes from its run folder.
+resumes from its run folder. Where NVIDIA's multi-process service (MPS) is installed, the kernels of all processes run
+at the same time; without it the GPU serves one process after the other.
 """
 
 import hashlib
@@ -12,7 +13,9 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -27,6 +30,9 @@ Job = dict[str, Any]  # "name", and what `work` takes; JSON
 Row = dict[str, Any]  # JSON
 Work = Callable[[Job, Path], Row]  # job and its folder -> what is recorded; a function of a module
 POLL = 1.0  # seconds
+REPEAT = 10.0  # seconds between requests to stop a training
+GRACE = 60.0  # seconds for trainings to save their state, then their processes are ended
+MPS = "nvidia-cuda-mps-control"
 START = "spawn"  # how processes start: CUDA does not outlive a fork
 PLACES = ("data", "cache")  # keys of a job that say where its files are on this machine
 
@@ -80,15 +86,20 @@ def run_jobs(
         context.Process(target=_serve, args=(work, todo, finished, folder, number, end, job_seconds))
         for number in range(min(processes, len(waiting)))
     ]
-    for worker in workers:
-        worker.start()
     left = len(waiting)
-    with out.open("a") as file, _ending(workers, todo):
+    with out.open("a") as file, _concurrent_kernels(len(workers)), _ending(workers, todo):
+        for worker in workers:
+            worker.start()
         while left and (not finished.empty() or any(worker.is_alive() for worker in workers)):
             try:
                 row = finished.get(timeout=POLL)
             except Empty:
-                continue
+                if time.time() < end + GRACE:
+                    continue
+                print(f"{left} left; those that run do not stop and are ended", flush=True)
+                for worker in workers:
+                    worker.kill()
+                break
             left -= 1
             told = row.get("stopped") or row.get("error") or row.get("top1")
             print(f"{row['name']}: {told} in {row['seconds']:.0f} s; {left} left", flush=True)
@@ -112,6 +123,40 @@ def command_line() -> str:
     """The command that is running, without the folders of this machine."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["python", f"tools/{Path(sys.argv[0]).name}", *words])
+
+
+@contextmanager
+def _concurrent_kernels(processes: int) -> Iterator[None]:
+    """Have the kernels of several processes run at the same time, with MPS if it is installed and works."""
+    if processes < 2 or not shutil.which(MPS) or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}  # where processes look for it
+        os.environ.update(places)
+        try:
+            works = _succeeds([MPS, "-d"]) and _succeeds([sys.executable, "-c", "import torch; torch.zeros(1).cuda()"])
+            print("MPS shares the GPU" if works else "MPS does not work here", flush=True)
+            if not works:
+                _stop_sharing(places)
+            yield
+        finally:
+            _stop_sharing(places)
+
+
+def _stop_sharing(places: dict[str, str]) -> None:
+    if places.keys() <= os.environ.keys():
+        _succeeds([MPS], "quit\n")
+        for name in places:
+            del os.environ[name]
+
+
+def _succeeds(command: Sequence[str], lines: str = "") -> bool:
+    """Run a command that is quiet and takes seconds; whether it ended well."""
+    try:
+        return not subprocess.run(command, input=lines, text=True, capture_output=True, timeout=120).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 @contextmanager
@@ -160,7 +205,7 @@ def _serve(work: Work, todo: Any, finished: Any, folder: Path, number: int, end:
 
 @contextmanager
 def _limit(seconds: float) -> Any:
-    """Ask a training for its end after `seconds`, as SIGUSR1 does: it saves its state and raises."""
+    """Ask a training for its end after `seconds`, and again later, as SIGUSR1 does: it saves its state and raises."""
 
     def stop(*_: object) -> None:
         if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # nothing is trained
@@ -168,7 +213,7 @@ def _limit(seconds: float) -> Any:
         os.kill(os.getpid(), signal.SIGUSR1)
 
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1), REPEAT)
     try:
         yield
     finally:

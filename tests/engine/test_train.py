@@ -22,6 +22,7 @@ from sightline.engine.run_folder import RunFolder
 from sightline.engine.settings import configure as resolve
 from sightline.engine.settings import load_recipe, to_yaml
 from sightline.engine.signals import STOPPING, Stopped, StopSignals
+from sightline.engine.step import StepFlags, Stepper
 from sightline.engine.train import train as sightline_train
 from sightline.engine.trainer import NonFiniteError, Trainer
 from sightline.tasks.card import ModelCard
@@ -460,6 +461,37 @@ def test_a_signal_while_evaluating_saves_once(images: Path, tmp_path: Path, monk
     train(configure(images, tmp_path / "whole"))
     assert weights(out) == weights(tmp_path / "whole")
     assert metrics(out) == metrics(tmp_path / "whole")
+
+
+class Lagging(Stepper):
+    """Gives the flags of the update before, as on a GPU."""
+
+    late: StepFlags | None = None
+
+    def gradients(self, *args: Any) -> StepFlags | None:
+        now, before = super().gradients(*args), self.flush()
+        self.late = now
+        return before
+
+    def flush(self) -> StepFlags | None:
+        before, self.late = self.late, None
+        return before
+
+
+def test_a_signal_is_heard_if_every_update_is_saved(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where saving waits for the flags of the last update, one of which says that the run was asked to stop."""
+    monkeypatch.setattr("sightline.engine.trainer.Stepper", Lagging)
+    loss = Classification.loss
+
+    def interrupted(self: Classification, *args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return loss(self, *args)
+
+    monkeypatch.setattr(Classification, "loss", interrupted)
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM and saved at step [23] "):
+        train(configure(images, tmp_path / "run", run__save_steps=1))
 
 
 def test_weights_of_a_run_folder(images: Path, tmp_path: Path) -> None:

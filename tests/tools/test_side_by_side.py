@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -83,6 +85,66 @@ def test_a_job_that_was_stopped_has_no_row(tmp_path: Path) -> None:
 
 def test_nothing_starts_when_the_time_is_over(tmp_path: Path) -> None:
     assert run(JOBS[:2], tmp_path, seconds=0.0) == []
+
+
+def deaf(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    for number in (signal.SIGALRM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    return sleep(job, folder)
+
+
+def test_a_job_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "GRACE", 0.0)
+    start = time.time()
+    assert side_by_side.run_jobs(JOBS[:1], deaf, tmp_path / "out.jsonl", tmp_path / "runs", 1, 1, 60) == []
+    assert time.time() - start < 30
+
+
+def late(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Work that does not hear of the first request to stop."""
+    with suppress(TimeoutError):
+        time.sleep(60)
+    return sleep(job, folder)
+
+
+def test_a_job_is_asked_to_stop_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "REPEAT", 0.5)
+    start = time.time()
+    assert side_by_side.run_jobs(JOBS[:1], late, tmp_path / "out.jsonl", tmp_path / "runs", 1, 60, 1) == []
+    assert time.time() - start < 30
+
+
+MPS_COMMAND = """#!/bin/sh
+if [ "$1" = -d ]; then echo start >> {log}; exit {status}; fi
+read line; echo "$line $CUDA_MPS_PIPE_DIRECTORY" >> {log}
+"""
+
+
+def environment(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return {"top1": os.environ.get("CUDA_MPS_PIPE_DIRECTORY")}
+
+
+@pytest.mark.parametrize(("starts", "works"), [(True, True), (True, False), (False, True)])
+def test_kernels_of_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: bool, works: bool
+) -> None:
+    """MPS is started for them and ended, and not used if it does not start or torch does not work with it."""
+    log, command = tmp_path / "log", tmp_path / "bin" / side_by_side.MPS
+    command.parent.mkdir()
+    command.write_text(MPS_COMMAND.format(log=log, status=int(not starts)))
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
+    torch_works = "true" if works else "false"
+    monkeypatch.setattr(sys, "executable", shutil.which(torch_works))
+    (alone,) = side_by_side.run_jobs(JOBS[:1], environment, tmp_path / "a", tmp_path / "runs", 2, 60, 60)
+    assert (alone["top1"], log.exists()) == (None, False)
+    rows = side_by_side.run_jobs(JOBS[:2], environment, tmp_path / "out.jsonl", tmp_path / "runs", 2, 60, 60)
+    places = {row["top1"] for row in rows}
+    assert len(rows) == 2
+    assert log.read_text().split()[0] == "start"
+    assert (places != {None}) == (starts and works)
+    assert log.read_text().splitlines()[-1].startswith("quit /")
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 def sleep(job: dict[str, Any], folder: Path) -> dict[str, Any]:

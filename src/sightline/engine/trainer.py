@@ -87,6 +87,7 @@ class Trainer:
             accelerator, task, self.model, self.optimizer, config.optim, lag, self.compiled, recorder
         )
         self.progress = Progress()
+        self.stopping = False  # all processes were told so
         self.saved_at = self.started = time.monotonic()
         self.rate = 0.0  # examples per second of the last epoch, without evaluation
 
@@ -160,20 +161,20 @@ class Trainer:
         self.printer.begin(here.epoch, here.batch)
         batches = iter(self.task.batches(here.epoch, here.batch)) if here.batch < order.steps else iter(())
         while here.batch < order.steps and not self._max_steps_reached():
-            flags = self._update(list(islice(batches, order.accumulate)))
+            self._update(list(islice(batches, order.accumulate)))
             if self.compiled.warming(order.steps):
                 self.printer.begin(here.epoch, here.batch)  # rates and estimates are without the time to compile
             else:
                 self.printer.update(here.epoch, here.batch, here.mean_loss, self.optimizer.param_groups[0]["lr"])
-            if flags is not None and flags.stop:
+            if self.stopping:
                 self._stop()
             if self._save_due():
                 self.save()
         self._record(self.stepper.flush())
         self.rate = self.printer.rate()
 
-    def _update(self, micro_batches: list[object]) -> StepFlags | None:
-        """One update; returns the flags of it, or of the previous one."""
+    def _update(self, micro_batches: list[object]) -> None:
+        """One update, and what the flags of it, or of the previous one, say."""
         here, order = self.progress, self.task.order
         # Random numbers of the model (stochastic depth, dropout) depend on the step alone, not on what ran before.
         seed = derive(order.seed, here.step, order.rank, 4)
@@ -186,13 +187,13 @@ class Trainer:
             if self.average is not None:
                 self.average.update(self.raw, here.step)
         self.optimizer.zero_grad()
-        return flags
 
     def _record(self, flags: StepFlags | None) -> None:
-        """Add the loss of an update to that of the epoch, or skip or stop if it is not finite."""
+        """Add the loss of an update to that of the epoch, or skip or stop if not finite; note a request to stop."""
         here = self.progress
         if flags is None:
             return
+        self.stopping = self.stopping or bool(flags.stop)
         if not flags.bad:
             here.loss_sum, here.losses = here.loss_sum + flags.loss, here.losses + 1
             return
