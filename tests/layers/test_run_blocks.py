@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import Mlp, RmsNorm, SwiGLUPacked
+from timm.layers import RmsNorm, SwiGLUPacked
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.func import functional_call, grad, vmap
@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from sightline import backend
 from sightline.layers.attention import Attention, project
-from sightline.layers.blocks import PostNormBlock, PreNormBlock
+from sightline.layers.blocks import GeluMlp, PostNormBlock, PreNormBlock
 from sightline.layers.conv_blocks import ConvMlp, ConvMlpBlock
 from sightline.layers.core import Core, Grid, Place
 from sightline.layers.mechanisms.inline import InlineCore
@@ -248,6 +248,11 @@ def test_what_a_hook_changes_keeps_its_bias(norms: Norms) -> None:
     assert norms.biases[::-1] == [*expected, True]
 
 
+class SquareMlp(GeluMlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop2(self.fc2(self.act(self.fc1(x)) ** 2))
+
+
 class Fed(PreNormBlock):
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         return 2 * super().feed_forward(x, grid)
@@ -258,15 +263,16 @@ def test_only_plain_mlps_leave_the_gradient_of_a_bias_to_the_norm(norms: Norms) 
     hooked, replaced = plain(), plain()
     hooked.mlp.act.register_forward_hook(doubled)
     replaced.mlp.fc1.forward = (lambda forward: lambda x: 2 * forward(x))(replaced.mlp.fc1.forward)
-    without = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=Mlp(DIM, 4 * DIM, bias=False))
-    relu = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=Mlp(DIM, 4 * DIM, act_layer=nn.ReLU))
+    without = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=GeluMlp(DIM, 4 * DIM, bias=False))
+    relu = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=GeluMlp(DIM, 4 * DIM, act_layer=nn.ReLU))
     gated = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=SwiGLUPacked(DIM, 4 * DIM))
     convolved = ConvMlpBlock(DIM, Attention(DIM, 2, "softmax"), mlp=ConvMlp(DIM, 4 * DIM))
     tanh = PreNormBlock(
-        DIM, Attention(DIM, 2, "softmax"), mlp=Mlp(DIM, 4 * DIM, act_layer=partial(nn.GELU, approximate="tanh"))
+        DIM, Attention(DIM, 2, "softmax"), mlp=GeluMlp(DIM, 4 * DIM, act_layer=partial(nn.GELU, approximate="tanh"))
     )
     fed = Fed(DIM, Attention(DIM, 2, "softmax"))
-    run = Run(plain(), hooked, replaced, without, relu, gated, convolved, tanh, fed, plain(drop=0.0))
+    square = PreNormBlock(DIM, Attention(DIM, 2, "softmax"), mlp=SquareMlp(DIM, 4 * DIM))
+    run = Run(plain(), hooked, replaced, without, relu, gated, convolved, tanh, fed, square, plain(drop=0.0))
     compare(run, compiled=True)
     second_norms = norms.later[::-1][::2]
     assert second_norms[:1] == [True]

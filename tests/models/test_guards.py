@@ -38,3 +38,10 @@ def test_no_module_is_checked_attribute_by_attribute(family: str, monkeypatch: p
     checked = [each for each in managers(entry.guard_manager.root) if each.get_source().startswith("L['self']")]
     assert len(checked) > len(list(model.modules()))
     assert [each.get_source() for each in checked if not each.is_tag_safe()] == []
+
+
+@pytest.mark.parametrize("family", ["deit", "soft"])
+def test_nor_where_sums_are_joined_with_norms(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In compiled training on a GPU, where blocks are taken apart."""
+    monkeypatch.setattr(backend, "fused_norm", lambda *_: torch.compiler.is_dynamo_compiling())
+    test_no_module_is_checked_attribute_by_attribute(family, monkeypatch)

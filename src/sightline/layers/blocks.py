@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from timm.layers import GELU, DropPath, LayerScale, Mlp, register_notrace_function
+from timm.layers import DropPath, LayerScale, Mlp, register_notrace_function
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
@@ -57,9 +57,9 @@ class NormedBlock(nn.Module):
     def bias_before_gelu(self) -> Tensor | None:
         """That of an MLP which begins with a linear layer and GELU, without hooks; None for others."""
         mlp: Any = self.mlp
-        if not self.inherits_feed_forward or type(mlp) not in (Mlp, TanhMlp) or changed(mlp):
+        if not self.inherits_feed_forward or not isinstance(mlp, GeluMlp) or not mlp.plain or changed(mlp):
             return None
-        if type(mlp.fc1) is not nn.Linear or type(mlp.act) not in (nn.GELU, GELU):
+        if type(mlp.fc1) is not nn.Linear or not isinstance(mlp.act, nn.GELU) or type(mlp.act) is not nn.GELU:
             return None
         return None if changed(mlp.fc1) or changed(mlp.act) else mlp.fc1.bias
 
@@ -108,7 +108,7 @@ class PreNormBlock(NormedBlock):
         self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path1 = make_drop_path(drop_path)
         self.norm2 = norm(dim)
-        self.mlp = mlp or Mlp(dim, int(dim * mlp_ratio), drop=drop)
+        self.mlp = mlp or GeluMlp(dim, int(dim * mlp_ratio), drop=drop)
         self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path2 = make_drop_path(drop_path)
         self.raw_context = raw_context
@@ -146,8 +146,23 @@ class PreNormBlock(NormedBlock):
         return idle and self.separable()
 
 
-class TanhMlp(Mlp):
-    """timm's MLP with the tanh GELU, which a GPU applies within the first product in inference."""
+class GeluMlp(Mlp):
+    """timm's MLP. With torch's GELU, compiled training takes the gradients of that and of the bias before it in one
+    pass.
+
+    The subclasses with a `forward` of their own that does the same say so by `class Name(GeluMlp, plain=True)`. This is
+    known before a model is traced, as a class that traced code compares has every block checked at every call.
+    """
+
+    plain = True
+
+    def __init_subclass__(cls, plain: bool = False) -> None:
+        super().__init_subclass__()
+        cls.plain = plain or (cls.plain and "forward" not in vars(cls))
+
+
+class TanhMlp(GeluMlp, plain=True):
+    """With the tanh GELU, which a GPU applies within the first product in inference."""
 
     def forward(self, x: Tensor) -> Tensor:
         if type(self.fc1) is not nn.Linear or changed(self.fc1) or changed(self.act):  # an adapter or a hook

@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
-from timm.layers import AttentionPoolLatent, Mlp, RmsNorm, SwiGLUPacked, get_act_layer, trunc_normal_
+from timm.layers import AttentionPoolLatent, RmsNorm, SwiGLUPacked, get_act_layer, trunc_normal_
 from torch import Tensor, nn
 
 from sightline.layers.attention import Attention
-from sightline.layers.blocks import PreNormBlock
+from sightline.layers.blocks import GeluMlp, PreNormBlock
 from sightline.layers.core import Grid
 from sightline.layers.patch import PatchEmbed
 from sightline.layers.pattern import Pattern, parse_pattern
@@ -104,7 +104,8 @@ class DeiT(VisionModel):
         self.embed_dim = dim
         self.no_embed_class, self.pool_include_prefix = no_embed_class, pool_include_prefix
         norm = partial(NORMS[check_choice("norm_layer", norm_layer, tuple(NORMS))], eps=norm_eps)
-        act = get_act_layer(check_choice("act_layer", act_layer, ACTIVATIONS))
+        check_choice("act_layer", act_layer, ACTIVATIONS)
+        act = nn.GELU if act_layer == "gelu" else get_act_layer(act_layer)  # timm's own does the same
         self.patch_embed = PatchEmbed(in_chans, dim, patch_size, bias=not pre_norm)
         self.cls_token = _tokens(int(class_token), dim)
         self.dist_token = _tokens(int(distilled), dim)
@@ -125,7 +126,7 @@ class DeiT(VisionModel):
                 proj_bias=proj_bias, qk_norm=norm if qk_norm else None,
             )  # fmt: skip
             options = {"hidden_features": int(dim * mlp_ratio), "bias": proj_bias, "drop": proj_drop_rate}
-            mlp = SwiGLUPacked(dim, **options) if swiglu_mlp else Mlp(dim, act_layer=act, **options)
+            mlp = SwiGLUPacked(dim, **options) if swiglu_mlp else GeluMlp(dim, act_layer=act, **options)
             self.blocks.append(
                 PreNormBlock(dim, attn, norm=norm, mlp=mlp, init_values=init_values, drop_path=rate)
             )  # fmt: skip
