@@ -2,7 +2,8 @@
 
 Trains a recipe on Imagenette and again with softmax attention, without any other option than the number of epochs, one
 run after the other, and takes images per second from the metrics of the runs: the median over the epochs after the
-first, which compiles. The rows are added to the results of `sightline bench --preset plain` in the same folder if
+first, which compiles. All are started at the same time before, for a few updates, as compiling takes long and what is
+compiled is kept. The rows are added to the results of `sightline bench --preset plain` in the same folder if
 machine, commit and versions are the same.
 """
 
@@ -24,19 +25,35 @@ from sightline.engine.settings import load_recipe
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "no": "float32", "fp32": "float32"}
 
 
-def measure(recipe: str, name: str, data: str, epochs: int, device: str, more: list[str]) -> Row:
-    """One run; a failure becomes the status of its row."""
-    settings = load_recipe(recipe)
-    args = settings["model"].get("args", {})
+def command_of(recipe: str, name: str, data: str, epochs: int, more: list[str]) -> list[str]:
+    """The command of a run, without its folder."""
     words = ["train", "--config", recipe, "--data", data, "--schedule.epochs", str(epochs), *more]
     if name == "softmax":
+        args = load_recipe(recipe)["model"].get("args", {})
         words += ["--model.args", json.dumps({**args, "attention": "softmax"})]
+    return [sys.executable, "-m", "sightline", *words]
+
+
+def compile_ahead(commands: list[list[str]]) -> None:
+    """A few updates of all runs at the same time; what fails is told when it is measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        runs = [
+            subprocess.Popen([*command, "--run.max_steps", "5", "--run.folder", f"{folder}/{number}"], **quiet)
+            for number, command in enumerate(commands)
+        ]
+        for run in runs:
+            run.wait()
+
+
+def measure(recipe: str, name: str, command: list[str], device: str) -> Row:
+    """One run; a failure becomes the status of its row."""
+    settings = load_recipe(recipe)
     dtype = PRECISIONS.get(settings.get("run", {}).get("precision", "no"), "float32")
     row = Row("run", recipe, name, "train", True, dtype, device, settings["batch"]["size"], compile_mode="auto")
     row.height = row.width = settings["data"]["size"]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sightline", *words, "--run.folder", f"{folder}/run"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run([*command, "--run.folder", f"{folder}/run"], capture_output=True, text=True)
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         if done.returncode or not Path(folder, "run", METRICS).exists():
             row.status, row.note = FAILED, (lines or ["no message"])[-1][:200]
@@ -51,19 +68,23 @@ def measure(recipe: str, name: str, data: str, epochs: int, device: str, more: l
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="Imagenette, as a folder")
-    parser.add_argument("--recipe", action="append", help="by default imagenette_deit")
+    parser.add_argument("--recipe", action="append", help="by default imagenette and imagenette_deit")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--more", default="", help="further options of `sightline train`, for a trial")
     options = parser.parse_args(arguments)
-    recipes = options.recipe or ["imagenette_deit"]
+    recipes = options.recipe or ["imagenette", "imagenette_deit"]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = "".join(f" --recipe {recipe}" for recipe in options.recipe or ())
-    command = f"python tools/measure_training.py IMAGENETTE{chosen} --epochs {options.epochs}"
-    report = Report({"preset": "plain", **describe_run(f"{command} {options.more}".strip(), device)})
-    failed = False
-    for recipe, name in product(recipes, ("inline", "softmax")):
-        row = measure(recipe, name, options.data, options.epochs, device.type, options.more.split())
+    line = f"python tools/measure_training.py IMAGENETTE{chosen} --epochs {options.epochs} {options.more}".strip()
+    report = Report({"preset": "plain", **describe_run(line, device)})
+    failed, more = False, options.more.split()
+    commands = {
+        key: command_of(*key, options.data, options.epochs, more) for key in product(recipes, ("inline", "softmax"))
+    }
+    compile_ahead(list(commands.values()))
+    for (recipe, name), command in commands.items():
+        row = measure(recipe, name, command, device.type)
         print(row.case, row.candidate, row.status, row.images_per_s, row.note, flush=True)
         failed |= row.status == FAILED
         keep(row, report, options.out)
