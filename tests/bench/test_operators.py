@@ -226,6 +226,17 @@ def test_operations() -> None:
     assert BASELINES["move"].flops(forward) == 0
 
 
+def test_what_any_call_costs() -> None:
+    """The product has gradients of queries, keys and values, compiled too."""
+    plan = Plan(CASE, "forward+backward", "float32", ())
+    for candidate in (BASELINES["product"], replace(BASELINES["product"], compiled=True)):
+        out, *gradients = candidate.prepare(plan, CPU).calls[0]()  # type: ignore[misc]
+        x = make_operands(CASE, candidate.spec, DTYPES["float32"], CPU, 0)
+        torch.testing.assert_close(out, x.q * x.k + x.v)
+        for found, want in zip(gradients, (x.k * x.grad, x.q * x.grad, x.grad), strict=True):
+            torch.testing.assert_close(found, want)
+
+
 def test_operands_are_views_of_a_packed_tensor() -> None:
     x = make_operands(CASE, Spec("inline"), DTYPES["bfloat16"], CPU, 0)
     assert x.q.stride() == (21 * 3 * 16, 3 * 16, 8, 1)

@@ -92,8 +92,8 @@ def test_plain_calls(cuda: None) -> None:
     host = plans(preset="plain", only=["host"])
     assert [(plan.mode, labels(plan)) for plan in host] == [
         ("forward", ["inline module", "timm Attention"] * 2),
-        ("forward", ["inline triton", "sdpa"] * 2),
-        ("forward+backward", ["inline triton", "sdpa"] * 2),
+        ("forward", ["inline triton", "sdpa", "product"] * 2),
+        ("forward+backward", ["inline triton", "sdpa", "product"] * 2),
     ]
     ops, *_, model = plans(preset="plain", only="peers")
     assert labels(ops) == ["inline triton", "linear triton", "sdpa", "flex_attention", "flash_bla"]

@@ -69,8 +69,8 @@ def benchmark(
         img_size: for models, sides such as 224 or "384x640".
         batch_size: for models, one, or one per size; training uses a quarter.
         window: for models, sides of attention windows in tokens (Swin).
-        baselines: for ops "sdpa", "move", "flex_attention", "flash_bla"; for modules "timm"; for models "softmax",
-            "none", "timm", "peer" (timm's EfficientViT); "off" for none.
+        baselines: for ops "sdpa", "move", "product" (q * k + v: what any call costs), "flex_attention", "flash_bla";
+            for modules "timm"; for models "softmax", "none", "timm", "peer" (timm's EfficientViT); "off" for none.
         mode: "forward", "forward+backward", and for models "train" and "latency", which is one image at a time.
         dtype: "bfloat16" (default on CUDA), "float16", "float32" (default on a CPU), "tf32".
         compile: how calls are made: "no", "yes" (through torch.compile), "reduce-overhead" (with CUDA graphs), several

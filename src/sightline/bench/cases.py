@@ -123,7 +123,7 @@ PLAIN: dict[str, tuple[dict[str, object], ...]] = {
     "latency": ({**DEIT, **COMPARED, "img_size": (224, 1024), "mode": "latency", "compile": ALL_WAYS},),
     "host": (
         {"what": "modules", "shape": HOST_SHAPE, "mode": "forward", "compile": "both"},
-        {"what": "ops", "shape": HOST_SHAPE, "backend": "triton", "baselines": "sdpa", "compile": "both"},
+        {"what": "ops", "shape": HOST_SHAPE, "backend": "triton", "baselines": ("sdpa", "product"), "compile": "both"},
     ),
     "families": tuple(
         {"what": "models", "model": name, "img_size": 224, "batch_size": 4 * batch, "mode": "train", "baselines": (),
@@ -145,7 +145,7 @@ PLAIN_CPU: dict[str, tuple[dict[str, object], ...]] = {
     "latency": ({**DEIT, **COMPARED, "img_size": (224, 1024), "mode": "latency", "compile": "both"},),
     "host": (
         {"what": "modules", "shape": HOST_SHAPE, "mode": "forward", "compile": "both"},
-        {"what": "ops", "shape": HOST_SHAPE, "baselines": "sdpa", "compile": "both"},
+        {"what": "ops", "shape": HOST_SHAPE, "baselines": ("sdpa", "product"), "compile": "both"},
     ),
 }
 PRESETS |= {

@@ -23,11 +23,12 @@ from sightline.layers.spec import Spec
 from sightline.ops import inline_attention, linear_attention, soft_attention, softmax_attention
 from sightline.util.errors import InputError
 
-SDPA, MOVE = "sdpa", "move"
+SDPA, MOVE, PRODUCT = "sdpa", "move", "product"
 LANDMARKS = 49  # default for soft and soft_norm
 SHARED_QK = ("soft", "soft_norm")  # queries are their own keys
 L2_BYTES = 50 * 2**20  # of an H200, if the driver does not report it
 MAX_SETS = 8
+FLOORS = (MOVE, PRODUCT)  # no mechanisms, and nothing to check
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def operator_of(spec: Spec) -> tuple[str, Callable[..., Tensor]] | None:
 
 @dataclass(frozen=True)
 class Operator:
-    """A way to compute a mechanism: `backend` is "triton", "torch" or a peer's name. `move` only moves tensors."""
+    """A way to compute a mechanism: `backend` is "triton", "torch" or a peer's name. `move` only moves tensors, and
+    `product` is q * k + v: what a call with a gradient costs, in eager mode and compiled, whatever it computes."""
 
     label: str
     spec: Spec
@@ -149,7 +151,7 @@ class Operator:
         function = self.function(case, device, dtype)
         count = count_sets(self.moved_bytes(plan), device)
         sets = [make_operands(case, self.spec, dtype, device, seed) for seed in range(count)]
-        error = 0.0 if self.label == MOVE else self.check(function, sets[0], plan)
+        error = 0.0 if self.label in FLOORS else self.check(function, sets[0], plan)
         both = move_both_ways if self.label == MOVE else with_gradients(function)
         run: Callable[[Operands], object] = torch.no_grad()(function) if plan.mode == "forward" else both
         return Work([partial(run, x) for x in sets], sets[0].nbytes, error, graphs=bool(self.compile_mode))
@@ -161,7 +163,9 @@ class Operator:
         plain: Function
         if self.label == MOVE:
             return lambda x: torch.addcmul(x.q.detach(), x.k.detach(), x.v.detach())
-        if self.backend in PEERS:
+        if self.label == PRODUCT:
+            plain = lambda x: torch.addcmul(x.v, x.q, x.k)  # noqa: E731
+        elif self.backend in PEERS:
             peer = PEERS[self.backend]()
             plain = lambda x: peer(x.q, x.k, x.v)  # noqa: E731
         elif (operator := operator_of(self.spec)) is not None:
@@ -202,7 +206,7 @@ class Operator:
         return (tensors * case.batch * case.tokens * case.channels + small) * DTYPES[plan.dtype].itemsize
 
     def flops(self, plan: Plan) -> int:
-        if self.label == MOVE:
+        if self.label in FLOORS:
             return 0
         case, meta = plan.case, torch.device("meta")
         assert isinstance(case, OpCase)
@@ -217,6 +221,7 @@ class Operator:
 BASELINES = {
     SDPA: Operator(SDPA, Spec("softmax")),
     MOVE: Operator(MOVE, Spec("softmax")),
+    PRODUCT: Operator(PRODUCT, Spec("softmax")),
     FLEX: Operator(FLEX, Spec("softmax"), FLEX, compiled=True),  # slow and without use unless compiled
     FLASH_BLA: Operator(FLASH_BLA, Spec("linear"), FLASH_BLA),
 }

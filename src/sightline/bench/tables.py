@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from sightline.bench.operators import MOVE, SDPA
+from sightline.bench.operators import FLOORS, SDPA
 from sightline.bench.results import COMPILED, EAGER, Finding, Row
 
 # Titles of what plain calls give, by kind and, of models, mode.
@@ -169,7 +169,7 @@ def crossovers(rows: Sequence[Row]) -> Iterator[str]:
             key = (row.heads, row.dim, row.mode, row.dtype, row.device)
             series.setdefault(key, {}).setdefault(row.tokens, {})[row.candidate] = row.ms / row.batch
     for (heads, dim, mode, dtype, _), points in series.items():
-        names = {name for times in points.values() for name in times} - {SDPA, MOVE}
+        names = {name for times in points.values() for name in times} - {SDPA, *FLOORS}
         for name in sorted(name for name in names if not name.startswith("softmax")):
             ratios = [(n, points[n][name] / points[n][SDPA]) for n in sorted(points) if {name, SDPA} <= set(points[n])]
             if len(ratios) > 1:

@@ -53,7 +53,7 @@ class Options:
     batch_size: str | None = option("models: one, or one per size; training uses a quarter", metavar="SIZES")
     window: str | None = option("models: sides of attention windows in tokens, such as 7,14,28,56 (Swin)",
                                 metavar="SIDES")  # fmt: skip
-    baselines: str | None = option("ops: sdpa,move,flex_attention,flash_bla; modules: timm; "
+    baselines: str | None = option("ops: sdpa,move,product,flex_attention,flash_bla; modules: timm; "
                                    "models: softmax,none,timm,peer; off for none", metavar="NAMES")  # fmt: skip
     mode: str | None = option("comma-separated: forward, forward+backward; models: train, latency (of one image)",
                               metavar="MODES")  # fmt: skip
