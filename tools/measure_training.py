@@ -17,10 +17,12 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from side_by_side import finish
 
 from sightline.bench.results import FAILED, Report, Row, describe_run, file_stem, result_files
 from sightline.engine.records import METRICS, read_rows
 from sightline.engine.settings import load_recipe
+from sightline.util.errors import InputError
 
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "no": "float32", "fp32": "float32"}
 
@@ -73,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--more", default="", help="further options of `sightline train`, for a trial")
     options = parser.parse_args(arguments)
+    if not Path(options.data).is_dir():
+        raise InputError(f"{options.data}: not a folder; give that of Imagenette, with train and val")
     recipes = options.recipe or ["imagenette", "imagenette_deit"]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = "".join(f" --recipe {recipe}" for recipe in options.recipe or ())
@@ -108,4 +112,4 @@ def _name(row: Row) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

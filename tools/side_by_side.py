@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any, NoReturn
@@ -33,6 +33,7 @@ POLL = 1.0  # seconds
 REPEAT = 10.0  # seconds between requests to stop a training
 GRACE = 60.0  # seconds for trainings to save their state, then their processes are ended
 MPS = "nvidia-cuda-mps-control"
+MPS_PLACES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")  # where CUDA and the service look for it
 START = "spawn"  # how processes start: CUDA does not outlive a fork
 PLACES = ("data", "cache")  # keys of a job that say where its files are on this machine
 
@@ -128,27 +129,23 @@ def command_line() -> str:
 @contextmanager
 def _concurrent_kernels(processes: int) -> Iterator[None]:
     """Have the kernels of several processes run at the same time, with MPS if it is installed and works."""
-    if processes < 2 or not shutil.which(MPS) or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+    if processes < 2 or not shutil.which(MPS) or MPS_PLACES[0] in os.environ:
         yield
         return
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}  # where processes look for it
-        os.environ.update(places)
-        try:
-            works = _succeeds([MPS, "-d"]) and _succeeds([sys.executable, "-c", "import torch; torch.zeros(1).cuda()"])
-            print("MPS shares the GPU" if works else "MPS does not work here", flush=True)
-            if not works:
-                _stop_sharing(places)
-            yield
-        finally:
-            _stop_sharing(places)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as ending:
+        os.environ.update(dict.fromkeys(MPS_PLACES, folder))
+        ending.callback(_end_mps)
+        works = _succeeds([MPS, "-d"]) and _succeeds([sys.executable, "-c", "import torch; torch.zeros(1).cuda()"])
+        print("MPS shares the GPU" if works else "MPS does not work here", flush=True)
+        if not works:
+            ending.close()
+        yield
 
 
-def _stop_sharing(places: dict[str, str]) -> None:
-    if places.keys() <= os.environ.keys():
-        _succeeds([MPS], "quit\n")
-        for name in places:
-            del os.environ[name]
+def _end_mps() -> None:
+    _succeeds([MPS], "quit\n")
+    for name in MPS_PLACES:
+        del os.environ[name]
 
 
 def _succeeds(command: Sequence[str], lines: str = "") -> bool:

@@ -3,9 +3,7 @@
 import doctest
 import errno
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,36 +19,21 @@ from sightline.engine.optimize import make_optimizer
 from sightline.engine.run_folder import RunFolder
 from sightline.engine.settings import configure as resolve
 from sightline.engine.settings import load_recipe, to_yaml
-from sightline.engine.signals import STOPPING, Stopped, StopSignals
-from sightline.engine.step import StepFlags, Stepper
 from sightline.engine.train import train as sightline_train
 from sightline.engine.trainer import NonFiniteError, Trainer
 from sightline.tasks.card import ModelCard
 from sightline.tasks.classification.loss import Criterion
-from sightline.tasks.classification.task import Classification
 from sightline.tasks.create import create
 from sightline.tasks.dense.backbone import Backbone, WithBackbone
 from sightline.tasks.dense.config import DenseModel
 from sightline.util import device
 from sightline.util.errors import InputError, RunError
-from tests.engine.tiny import CLASSES, RECIPE, make_images, metrics, train, weights, write_recipe
+from tests.engine.tiny import CLASSES, RECIPE, configure, make_images, metrics, train, weights, write_recipe
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_images(tmp_path_factory.mktemp("images"))
-
-
-def configure(images: Path, out: Path, **changes: Any) -> Any:
-    """The tiny run with `section__key=value` changes, or a whole `section={...}`."""
-    recipe = {name: dict(values) for name, values in RECIPE.items()}
-    for name, value in {"data__path": str(images), "run__folder": str(out), **changes}.items():
-        section, _, key = name.partition("__")
-        if key:
-            recipe.setdefault(section, {})[key] = value
-        else:
-            recipe[section] = value
-    return resolve(recipe)
 
 
 def test_a_run_leaves_its_folder(images: Path, tmp_path: Path) -> None:
@@ -438,62 +421,6 @@ def test_a_killed_loader_worker_is_one_line(images: Path, tmp_path: Path, monkey
         train(configure(images, tmp_path / "run"))
 
 
-@pytest.mark.slow
-def test_a_signal_while_evaluating_saves_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, saved = tmp_path / "run", []
-    save, evaluation = Trainer.save, Classification.evaluation
-
-    def noted(self: Trainer) -> None:
-        saved.append((self.progress.epoch, self.progress.batch))
-        save(self)
-
-    def interrupted(self: Classification) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return evaluation(self)
-
-    monkeypatch.setattr(Trainer, "save", noted)
-    monkeypatch.setattr(Classification, "evaluation", interrupted)
-    with pytest.raises(Stopped, match="stopped by SIGTERM and saved at step 4"):
-        train(configure(images, out))
-    assert saved == [(0, 4)]  # only the evaluation of the epoch is left
-    monkeypatch.undo()
-    train(configure(images, out))
-    train(configure(images, tmp_path / "whole"))
-    assert weights(out) == weights(tmp_path / "whole")
-    assert metrics(out) == metrics(tmp_path / "whole")
-
-
-class Lagging(Stepper):
-    """Gives the flags of the update before, as on a GPU."""
-
-    late: StepFlags | None = None
-
-    def gradients(self, *args: Any) -> StepFlags | None:
-        now, before = super().gradients(*args), self.flush()
-        self.late = now
-        return before
-
-    def flush(self) -> StepFlags | None:
-        before, self.late = self.late, None
-        return before
-
-
-def test_a_signal_is_heard_if_every_update_is_saved(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where saving waits for the flags of the last update, one of which says that the run was asked to stop."""
-    monkeypatch.setattr("sightline.engine.trainer.Stepper", Lagging)
-    loss = Classification.loss
-
-    def interrupted(self: Classification, *args: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return loss(self, *args)
-
-    monkeypatch.setattr(Classification, "loss", interrupted)
-    with pytest.raises(Stopped, match=r"stopped by SIGTERM and saved at step [23] "):
-        train(configure(images, tmp_path / "run", run__save_steps=1))
-
-
 def test_weights_of_a_run_folder(images: Path, tmp_path: Path) -> None:
     train(configure(images, tmp_path / "first", schedule__epochs=1))
     frozen = {"optim__lr": 0.0, "schedule": {"epochs": 1}, "ema__decay": 0.0}
@@ -510,10 +437,3 @@ def test_a_full_disk_between_checkpoints(images: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(RunFolder, "log", full)
     with pytest.raises(SaveError, match=r"metrics.jsonl could not be written \(no space left on device\); the last"):
         train(configure(images, tmp_path / "run"))
-
-
-@pytest.mark.parametrize("name", STOPPING)
-def test_signals_are_noted(name: str) -> None:
-    with StopSignals() as signals:
-        os.kill(os.getpid(), getattr(signal, name))
-        assert signals.received == name

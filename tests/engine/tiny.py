@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import sightline
 from sightline.engine import train as engine
+from sightline.engine.settings import configure as resolve
 from sightline.tasks.config import RunConfig
 
 SOURCE = Path(sightline.__file__).parents[1]
@@ -34,6 +35,18 @@ RECIPE: dict[str, dict[str, Any]] = {
     "ema": {"decay": 0.9},
     "run": {"device": "cpu", "threads": 1, "report": False, "tensorboard": False, "save_minutes": None},
 }
+
+
+def configure(images: Path, out: Path, **changes: Any) -> Any:
+    """The tiny run with `section__key=value` changes, or a whole `section={...}`."""
+    recipe = {name: dict(values) for name, values in RECIPE.items()}
+    for name, value in {"data__path": str(images), "run__folder": str(out), **changes}.items():
+        section, _, key = name.partition("__")
+        if key:
+            recipe.setdefault(section, {})[key] = value
+        else:
+            recipe[section] = value
+    return resolve(recipe)
 
 
 def train(config: RunConfig) -> Path:

@@ -29,6 +29,18 @@ def managers(top: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("family", ["deit", "pvt", "swin", "cswin", "soft"])  # with every kind of attention and block
 def test_no_module_is_checked_attribute_by_attribute(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "fused_stem", lambda x: True)  # as on a GPU
+    check_guards(family)
+
+
+@pytest.mark.parametrize("family", ["deit", "soft"])  # with norms before and after
+def test_nor_where_sums_are_joined_with_norms(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In compiled training on a GPU, where blocks are taken apart."""
+    monkeypatch.setattr(backend, "fused_stem", lambda x: True)
+    monkeypatch.setattr(backend, "fused_norm", lambda x: torch.compiler.is_dynamo_compiling())
+    check_guards(family)
+
+
+def check_guards(family: str) -> None:
     torch._dynamo.reset()
     model = fresh(family)
     recursive = torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=True)
@@ -38,10 +50,3 @@ def test_no_module_is_checked_attribute_by_attribute(family: str, monkeypatch: p
     checked = [each for each in managers(entry.guard_manager.root) if each.get_source().startswith("L['self']")]
     assert len(checked) > len(list(model.modules()))
     assert [each.get_source() for each in checked if not each.is_tag_safe()] == []
-
-
-@pytest.mark.parametrize("family", ["deit", "soft"])
-def test_nor_where_sums_are_joined_with_norms(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In compiled training on a GPU, where blocks are taken apart."""
-    monkeypatch.setattr(backend, "fused_norm", lambda *_: torch.compiler.is_dynamo_compiling())
-    test_no_module_is_checked_attribute_by_attribute(family, monkeypatch)

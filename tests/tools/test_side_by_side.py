@@ -93,13 +93,6 @@ def deaf(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return sleep(job, folder)
 
 
-def test_a_job_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "GRACE", 0.0)
-    start = time.time()
-    assert side_by_side.run_jobs(JOBS[:1], deaf, tmp_path / "out.jsonl", tmp_path / "runs", 1, 1, 60) == []
-    assert time.time() - start < 30
-
-
 def late(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Work that does not hear of the first request to stop."""
     with suppress(TimeoutError):
@@ -107,10 +100,14 @@ def late(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return sleep(job, folder)
 
 
-def test_a_job_is_asked_to_stop_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "REPEAT", 0.5)
+@pytest.mark.parametrize(("work", "name", "value"), [(deaf, "GRACE", 0.0), (late, "REPEAT", 0.5)])
+def test_a_job_that_does_not_stop(
+    work: Any, name: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is ended, if asking it again does not help."""
+    monkeypatch.setattr(side_by_side, name, value)
     start = time.time()
-    assert side_by_side.run_jobs(JOBS[:1], late, tmp_path / "out.jsonl", tmp_path / "runs", 1, 60, 1) == []
+    assert side_by_side.run_jobs(JOBS[:1], work, tmp_path / "out.jsonl", tmp_path / "runs", 1, 1, 1) == []
     assert time.time() - start < 30
 
 

@@ -59,7 +59,7 @@ class NormedBlock(nn.Module):
         mlp: Any = self.mlp
         if not self.inherits_feed_forward or not isinstance(mlp, GeluMlp) or not mlp.plain or changed(mlp):
             return None
-        if type(mlp.fc1) is not nn.Linear or not isinstance(mlp.act, nn.GELU) or type(mlp.act) is not nn.GELU:
+        if type(mlp.fc1) is not nn.Linear or type(mlp.act) is not nn.GELU:
             return None
         return None if changed(mlp.fc1) or changed(mlp.act) else mlp.fc1.bias
 
@@ -147,11 +147,11 @@ class PreNormBlock(NormedBlock):
 
 
 class GeluMlp(Mlp):
-    """timm's MLP. With torch's GELU, compiled training takes the gradients of that and of the bias before it in one
-    pass.
+    """timm's MLP. If its activation is torch's GELU, compiled training computes the gradients of that and of the bias
+    before it in one pass.
 
-    The subclasses with a `forward` of their own that does the same say so by `class Name(GeluMlp, plain=True)`. This is
-    known before a model is traced, as a class that traced code compares has every block checked at every call.
+    A subclass whose own `forward` begins in the same way says so: `class Name(GeluMlp, plain=True)`. This is an
+    attribute since torch.compile would check every block at every call if traced code compared classes of MLPs.
     """
 
     plain = True
